@@ -32,8 +32,8 @@ from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import default_update
 from elastic.membership import environment
-from elastic.membership.live import live
 from elastic.membership.progress import Progress
+from elastic.membership.worker.live import live
 from elastic.plan.save_rules import SaveEvery
 from elastic.state.on_bad import OnBad, parse
 from elastic.state.torch_release import check_torch

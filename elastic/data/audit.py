@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.data.audit_rules import Finding, Kind, Record, judge
 from elastic.errors import ConfigError, ElasticError
-from elastic.membership.missing import ranks_named_by_torch
+from elastic.membership.worker.missing import ranks_named_by_torch
 
 EXAMPLES_MAX = 2**22  # indices compared in an epoch, of all ranks together: 32 MB on each of them
 

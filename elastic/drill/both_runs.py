@@ -51,7 +51,7 @@ from elastic.drill.watched_run import WatchedRun
 from elastic.errors import ConfigError
 from elastic.events.event import Event
 from elastic.events.words import counted
-from elastic.membership.live import ORPHAN_S
+from elastic.membership.worker.live import ORPHAN_S
 
 BASELINE, FAULTED = "undisturbed", "disturbed"
 _JOINS_AWAIT_S = 60.0

@@ -30,7 +30,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.events.sinks import local_folder
-from elastic.membership.live import ORPHAN_S
+from elastic.membership.worker.live import ORPHAN_S
 
 OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
 POLL_S = 0.05

@@ -16,7 +16,7 @@ Promises  a worker's death is reported at once, after everything that it had sai
           A node that finds the run full has no workers while it waits; with 75 it ends if no place comes free.
           No process that was started here, by whomever, outlives the agent. (That of an agent that is killed
           outright is the kernel's and the workers' doing, see processes/worker.py.)
-Leaves    every decision on views, replacements and the run's end to membership/hub.py; what one worker is to
+Leaves    every decision on views, replacements and the run's end to membership/hub/hub.py; what one worker is to
           workers/node_worker.py, the watch for hangs to workers/watch.py, how long a node that leaves has to
           node/departure.py, clouds' hints to node/hints.py, and the exit status to node/end.py.
 """
@@ -49,8 +49,7 @@ from elastic.launch.workers.shown_failures import ShownFailures
 from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.workers.starter import Starter
 from elastic.launch.workers.watch import WorkerWatch
-from elastic.membership.endings import CUT_SHORT, KILLED
-from elastic.membership.messages import (
+from elastic.membership.messages.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
     Exited,
@@ -68,8 +67,9 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
+from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.rules.endings import CUT_SHORT, KILLED
 from elastic.membership.signal_pipe import SignalPipe
-from elastic.membership.wire import Message, WireError
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.signals import LEAVE_SIGNALS
 from elastic.status.terminal import StatusTerminal

@@ -22,7 +22,7 @@ from elastic.launch.net.addresses import port_range
 from elastic.launch.processes.script import Script
 from elastic.launch.workers.logs import PREFIX, LogRules
 from elastic.membership import environment
-from elastic.membership.message_checks import PLACES_MAX
+from elastic.membership.messages.message_checks import PLACES_MAX
 from elastic.preemption.setting import found_by_auto, sources
 from elastic.state.torch_release import check_torch
 

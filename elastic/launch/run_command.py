@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastic.launch.meeting import Meeting
     from elastic.launch.node.notice_hook import NoticeHook
     from elastic.launch.workers.starter import Starter
-    from elastic.membership.hub import Hub
+    from elastic.membership.hub.hub import Hub
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
@@ -256,7 +256,7 @@ def _beacon(arguments: Arguments) -> Beacon:
 
 
 def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes_over: bool) -> Hub:
-    from elastic.membership.hub import Hub
+    from elastic.membership.hub.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
 
     hub: dict[str, Any] | None = None

@@ -9,8 +9,8 @@ from elastic.events.log import EventLog
 from elastic.events.observer import ObservedRun, Observer
 from elastic.events.timing import Stopwatch
 from elastic.membership.environment import Launch
-from elastic.membership.live import Live
 from elastic.membership.progress import Progress
+from elastic.membership.worker.live import Live
 from elastic.status.console import Console
 
 

@@ -39,8 +39,8 @@ from elastic.loop.steps.bad_steps import BadSteps
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import Update
-from elastic.membership.live import LeaveRequested, RunEnded
 from elastic.membership.progress import Phase
+from elastic.membership.worker.live import LeaveRequested, RunEnded
 from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources

@@ -21,11 +21,11 @@ from elastic.group.fingerprint import Kind, announce
 from elastic.loop.leaving.departure import Departure
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
-from elastic.membership.endings import AGAIN
-from elastic.membership.live import AskedToClaim, AskedToSave, LeaveRequested, RunEnded
-from elastic.membership.missing import seen_missing, sentence
 from elastic.membership.progress import Phase
-from elastic.membership.rules import BOUNDARY
+from elastic.membership.rules.endings import AGAIN
+from elastic.membership.rules.next_view import BOUNDARY
+from elastic.membership.worker.live import AskedToClaim, AskedToSave, LeaveRequested, RunEnded
+from elastic.membership.worker.missing import seen_missing, sentence
 from elastic.preemption.process_notices import ProcessNotices
 
 EXIT_RESTART = AGAIN

@@ -24,8 +24,8 @@ from elastic.group.form import Group, form, gather_bytes
 from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
 from elastic.membership.progress import Phase
-from elastic.membership.rendezvous import meet
 from elastic.membership.view import View
+from elastic.membership.worker.rendezvous import meet
 
 _RENDEZVOUS_S = 300.0
 _OPEN = (

@@ -20,7 +20,7 @@ from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, prepare, server_side
 from elastic.launch.net.event_loop import run_once
 from elastic.launch.net.loop_connection import LoopConnection
-from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, encode
+from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, encode
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 

@@ -24,7 +24,7 @@ from checkpoint.net.secured import client_side, server_side
 from elastic.launch.hub.server import PING_S
 from elastic.launch.net.event_loop import run_once
 from elastic.launch.net.loop_connection import LoopConnection
-from elastic.membership.wire import Message
+from elastic.membership.messages.wire import Message
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 

@@ -56,7 +56,8 @@ def test_two_sides_that_go_on_are_noticed(
     """A bug of our own, planted in every process: whoever is left goes on, and asks nobody."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sitecustomize.py").write_text(
-        "from elastic.membership import succession\nsuccession.may_go_on = lambda *_, **__: succession.GoOn()\n"
+        "from elastic.membership.succession import succession\n"
+        "succession.may_go_on = lambda *_, **__: succession.GoOn()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script = [SMALL, "--", "own", "--steps", "60", "--unhurried", "2"]

@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from elastic.membership.hub import Hub
-from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
-from elastic.membership.node_report import NodeReport
-from elastic.membership.orders import Order
-from elastic.membership.wire import Message
+from elastic.membership.hub.hub import Hub
+from elastic.membership.hub.orders import Order
+from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.messages.wire import Message
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.simulated_group import Group
 from tests.kit.simulated_node import SAVING, Node, Worker
 

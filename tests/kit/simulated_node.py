@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from elastic.loop.restoring.transfer import roles
 from elastic.loop.run_state import Standing
-from elastic.membership.endings import AGAIN
-from elastic.membership.messages import TO_HUB, parse
-from elastic.membership.node_report import NodeReport
-from elastic.membership.orders import Order
-from elastic.membership.rules import BOUNDARY
-from elastic.membership.wire import Message
+from elastic.membership.hub.orders import Order
+from elastic.membership.messages.messages import TO_HUB, parse
+from elastic.membership.messages.wire import Message
+from elastic.membership.rules.endings import AGAIN
+from elastic.membership.rules.next_view import BOUNDARY
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.simulated_group import Group, Lost
 
 Moments = Generator[None, None, Any]
@@ -82,7 +82,7 @@ class Worker:
         self.exit: tuple[int | None, str | None] = (None, None)
         self.left = False  # by its own will, or as it was told: nobody replaces it
         self.leave = self.raises = self.breaks = self.quits = self.cannot_save = False
-        # membership/live.py
+        # membership/worker/live.py
         self.view: Message | None = None
         self.generation = self.broken = self.regroup = 0
         self.board: dict[tuple[int, str], str] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from elastic.membership.hub import Hub
-from elastic.membership.orders import Order
-from elastic.membership.rules import BOUNDARY
-from elastic.membership.wire import Message
+from elastic.membership.hub.hub import Hub
+from elastic.membership.hub.orders import Order
+from elastic.membership.messages.wire import Message
+from elastic.membership.rules.next_view import BOUNDARY
 
 MID_STEP = "in the exchange of step 7"
 

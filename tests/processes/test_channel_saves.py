@@ -12,9 +12,9 @@ _WORKER = """
 import socket
 import threading
 
-from elastic.membership.live import AskedToSave, Live
-from elastic.membership.messages import HubAt, NewView, Save, as_message
-from elastic.membership.wire import encode
+from elastic.membership.worker.live import AskedToSave, Live
+from elastic.membership.messages.messages import HubAt, NewView, Save, as_message
+from elastic.membership.messages.wire import encode
 
 agent, channel = socket.socketpair()
 live = Live(channel.fileno())

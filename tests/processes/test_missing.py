@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 
-from elastic.membership.missing import missing, sentence
 from elastic.membership.view import View
+from elastic.membership.worker.missing import missing, sentence
 
 
 def test_dead_and_stopped_workers_of_this_host_are_named_and_healthy_ones_are_not() -> None:

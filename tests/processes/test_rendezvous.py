@@ -20,7 +20,7 @@ from torch.distributed import DistNetworkError, TCPStore
 from elastic.errors import RendezvousTimeout
 from elastic.launch.processes.quiet_torch import say_errors_only
 from elastic.membership.environment import Launch
-from elastic.membership.rendezvous import meet
+from elastic.membership.worker.rendezvous import meet
 from tests.kit.launch import Launch as Program
 from tests.kit.ranks import Died, returned, run_ranks
 

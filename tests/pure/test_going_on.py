@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from elastic.membership.going_on import GoingOn
-from elastic.membership.succession import NeedsClaim, Stay
+from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.succession import NeedsClaim, Stay
 
 OURS = {"claim": 1, "nonce": "of the agent", "taken_at": 5.0, "world": {"nodes": ["A"]}}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.membership.node_report import NodeReport
-from elastic.membership.rules import BOUNDARY
-from elastic.membership.wire import WireError
+from elastic.membership.messages.wire import WireError
+from elastic.membership.rules.next_view import BOUNDARY
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.stage import MID_STEP, Stage, trains
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.membership.endings import AGAIN, MISMATCH
-from elastic.membership.rules import BOUNDARY
+from elastic.membership.rules.endings import AGAIN, MISMATCH
+from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.stage import Stage, trains
 
 

@@ -16,8 +16,8 @@ import pytest
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net.event_loop import run_once
 from elastic.launch.node_rules import ThisNode
-from elastic.membership.hub import Hub
-from elastic.membership.messages import (
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.messages import (
     Claimed,
     Entered,
     Hello,
@@ -30,7 +30,7 @@ from elastic.membership.messages import (
     Witness,
     as_message,
 )
-from elastic.membership.wire import LINE_MAX, Lines, encode
+from elastic.membership.messages.wire import LINE_MAX, Lines, encode
 
 RUN = "known to the run"
 WITHIN_S = 30.0
@@ -115,7 +115,7 @@ class Node:
         self.no_place: list[str] = []
         self.finds: Listening | None = None
 
-    def attends(self, hub: Listening) -> Talking:
+    def joins(self, hub: Listening) -> Talking:
         self._opens(socket.create_connection(hub.address))
         return hub.accepts()
 
@@ -185,7 +185,7 @@ def node(opened: ExitStack) -> Node:
 def test_an_agent_says_hello_before_anything_that_its_workers_said_meanwhile(opened: ExitStack, node: Node) -> None:
     """What came before the hello was taken for a stranger's word, and the node was sent away with status 1."""
     first, second = Listening(opened), Listening(opened)
-    hub = node.attends(first)
+    hub = node.joins(first)
     assert [one["say"] for one in hub.hears()] == ["hello"]
     node.tells(Started(worker="x0", local_rank=0))
     hub.say(Roster(nodes=[second.in_roster("next")]))
@@ -203,7 +203,7 @@ def test_an_agent_says_hello_before_anything_that_its_workers_said_meanwhile(ope
 def test_a_node_whose_hub_is_lost_before_it_knows_anybody_looks_for_it_anew(opened: ExitStack, node: Node) -> None:
     """It had come while the hub moved, and ended with 1; whatever had started it had to start it again."""
     first, second = Listening(opened), Listening(opened)
-    hub = node.attends(first)
+    hub = node.joins(first)
     hub.hears()
     node.finds = second
     hub.ends()
@@ -218,7 +218,7 @@ def test_a_node_whose_hub_is_lost_before_it_knows_anybody_looks_for_it_anew(open
 def test_a_node_that_was_moved_on_from_looks_beyond_those_whom_it_knows(opened: ExitStack, node: Node) -> None:
     """They may all be gone by then, and the run goes on with others."""
     first, second = Listening(opened), Listening(opened)
-    hub = node.attends(first)
+    hub = node.joins(first)
     hub.hears()
     hub.say(Roster(nodes=[["x", "127.0.0.1", 1], first.in_roster("first")]))
     node.turn()
@@ -234,7 +234,7 @@ def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
 ) -> None:
     """It has no part in the run yet, or none any more: nothing has failed."""
     monkeypatch.setattr("elastic.launch.hub.rules.SEEK_S", 0.1)
-    hub = node.attends(Listening(opened))
+    hub = node.joins(Listening(opened))
     hub.hears()
     hub.ends()
     node.turn_until(lambda: node.no_place)
@@ -244,7 +244,7 @@ def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
 
 def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack, node: Node) -> None:
     """More than 1 MiB ended the connection of every agent, at some thousands of workers."""
-    hub = node.attends(Listening(opened))
+    hub = node.joins(Listening(opened))
     hub.hears()
     nodes = [[f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000] for number in range(20000)]
     roster = Roster(nodes=nodes)
@@ -258,11 +258,11 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
 
 
 def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(opened: ExitStack, node: Node) -> None:
-    """Both were moved on from and wait for a cut to heal. Each attends the other, who is no hub and says nothing; who
-    had come half a second before it was attended was sent to its own address, was refused there, and ended with 1."""
+    """Both were moved on from and wait for a cut to heal. Each is with the other, who is no hub and says nothing; who
+    had come half a second before anybody was with it was sent to its own address, was refused there, and ended with 1."""
     nobody_knows = [Listening(opened), Listening(opened)]
     other = Listening(opened)
-    hub = node.attends(nobody_knows[0])
+    hub = node.joins(nobody_knows[0])
     hub.hears()
     others = [one.in_roster(f"n{number}") for number, one in enumerate([*nobody_knows, other])]
     hub.say(Roster(nodes=[node.in_roster("x"), *others]))
@@ -282,7 +282,7 @@ def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(op
 
 def test_who_is_sent_to_itself_asks_the_next_one(opened: ExitStack, node: Node) -> None:
     first, second = Listening(opened), Listening(opened)
-    hub = node.attends(first)
+    hub = node.joins(first)
     hub.hears()
     hub.say(Roster(nodes=[node.in_roster("x"), first.in_roster("first"), second.in_roster("second")]))
     node.turn()
@@ -302,7 +302,7 @@ def test_the_address_of_another_run_is_not_asked_again_and_ends_nothing(opened: 
     first, second = Listening(opened), Listening(opened)
     stranger = Node(opened, run="another")
     stranger.serves()
-    hub = node.attends(first)
+    hub = node.joins(first)
     hub.hears()
     names = [node.in_roster("x"), stranger.in_roster("gone"), first.in_roster("first"), second.in_roster("second")]
     hub.say(Roster(nodes=names))
@@ -323,7 +323,7 @@ def test_the_address_of_another_run_is_not_asked_again_and_ends_nothing(opened: 
 
 def test_a_hub_that_falls_silent_is_lost_to_an_agent_that_is_always_late(opened: ExitStack, node: Node) -> None:
     """Each late tick began its lease anew."""
-    hub = node.attends(Listening(opened))
+    hub = node.joins(Listening(opened))
     hub.hears()
     hub.say(Roster(nodes=[node.in_roster("x")]))
     node.turn()

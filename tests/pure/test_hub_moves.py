@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from elastic.membership.hub import Hub
-from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
-from elastic.membership.node_report import NodeReport
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.messages.wire import WireError
 from elastic.membership.progress import Phase
-from elastic.membership.rules import BOUNDARY
-from elastic.membership.wire import WireError
+from elastic.membership.rules.next_view import BOUNDARY
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.stage import MID_STEP
 
 BEACON = {"nonce": "b", "endpoint": {}, "hub": {"host": "10.0.0.2", "port": 2, "nonce": "n"}}

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from elastic.membership.orders import Order
-from elastic.membership.rules import BOUNDARY
+from elastic.membership.hub.orders import Order
+from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.sampling import seeds
 from tests.kit.simulated import World
 from tests.kit.simulated_node import COLLECTIVES, SAVING, STEPS, Node

@@ -25,11 +25,11 @@ from elastic.launch.net import addresses
 from elastic.launch.net.agent_port import HELLO_S, REFUSALS_SHOWN
 from elastic.launch.net.event_loop import run_once
 from elastic.launch.node_rules import ThisNode
-from elastic.membership.hub import Hub
-from elastic.membership.known_lists import KnownLists
-from elastic.membership.messages import Hello, NewView, Ready, Started
-from elastic.membership.node_report import NodeReport
-from elastic.membership.wire import Lines
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.known_lists import KnownLists
+from elastic.membership.messages.messages import Hello, NewView, Ready, Started
+from elastic.membership.messages.wire import Lines
+from elastic.membership.succession.node_report import NodeReport
 
 NONCE = "known to the run"
 SECRET = "known to its nodes alone, and random"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, ProcessGroupGloo, Store
 
-from elastic.membership.known_lists import KnownLists, ListUnknown
-from elastic.membership.messages import TO_WORKER, NewView, OnBoard, as_message, parse
-from elastic.membership.node_report import NodeReport
-from elastic.membership.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode
+from elastic.membership.messages.known_lists import KnownLists, ListUnknown
+from elastic.membership.messages.messages import TO_WORKER, NewView, OnBoard, as_message, parse
+from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.gloo_values import gloo_value
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.membership.hub import Hub
-from elastic.membership.messages import FROM_WORKER, TO_AGENT, TO_HUB, TO_WORKER, parse
-from elastic.membership.wire import WireError
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.messages import FROM_WORKER, TO_AGENT, TO_HUB, TO_WORKER, parse
+from elastic.membership.messages.wire import WireError
 from tests.kit.sampling import examples
 
 SEEN = {"worker": "A0", "phase": 7, "step": None, "sign": 2, "quiet_s": 3.5, "limit_s": None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic.membership.missing import missing, sentence
 from elastic.membership.view import View
+from elastic.membership.worker.missing import missing, sentence
 
 
 def view_of(*workers: str) -> View:

@@ -19,9 +19,9 @@ from elastic.launch.hub.server import HubServer
 from elastic.launch.net.dialing import Dial
 from elastic.launch.net.event_loop import run_once
 from elastic.launch.net.loop_connection import LoopConnection
-from elastic.membership.hub import Hub
-from elastic.membership.known_lists import KnownLists
-from elastic.membership.messages import (
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.known_lists import KnownLists
+from elastic.membership.messages.messages import (
     TO_HUB,
     TO_LISTENER,
     Entered,
@@ -34,8 +34,8 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
-from elastic.membership.node_report import NodeReport
-from elastic.membership.wire import Lines, WireError
+from elastic.membership.messages.wire import Lines, WireError
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.sampling import examples
 
 WITHIN_S = 30.0

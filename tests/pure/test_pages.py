@@ -17,7 +17,7 @@ import checkpoint.errors
 import elastic
 import elastic.errors
 from elastic.events.declarations import COMMON, DECLARED
-from elastic.membership import messages
+from elastic.membership.messages import messages
 from elastic.report import command as report
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from elastic.launch.hub.link import HubLink
 from elastic.launch.hub.place_wait import PAUSE_MAX_S, PlaceWait
 from elastic.launch.net.event_loop import run_once
 from elastic.launch.node_rules import ThisNode
-from elastic.membership.hub import Hub
+from elastic.membership.hub.hub import Hub
 
 NONCE = "known to the run"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
-from elastic.membership.kills import ENOUGH, Enough, Kills, Replace
+from elastic.membership.rules.kills import ENOUGH, Enough, Kills, Replace
 from tests.kit.stage import Stage, trains
 
 HERE = ("A", 0)

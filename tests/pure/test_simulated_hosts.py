@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from elastic.membership import going_on
-from elastic.membership.going_on import Ask, GoingOn
-from elastic.membership.hub import Hub
-from elastic.membership.messages import Bye
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.messages import Bye
+from elastic.membership.succession import going_on
+from elastic.membership.succession.going_on import Ask, GoingOn
 from tests.kit.sampling import NIGHTLY, seeds
 from tests.kit.simulated_hosts import storage
 from tests.kit.simulated_hosts.plan import simulate

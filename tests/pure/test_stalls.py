@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from elastic.membership.messages import TO_AGENT, KillHung, parse
+from elastic.membership.messages.messages import TO_AGENT, KillHung, parse
 from elastic.membership.progress import LIMITED, Phase
 from elastic.membership.stalls import ALONE, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from elastic.membership.succession import GoOn, KnownView, NeedsClaim, SideSize, Stay, may_be_elsewhere, may_go_on
+from elastic.membership.succession.succession import (
+    GoOn,
+    KnownView,
+    NeedsClaim,
+    SideSize,
+    Stay,
+    may_be_elsewhere,
+    may_go_on,
+)
 from tests.kit.sampling import NIGHTLY
 from tests.kit.small_world.moves import Rules
 from tests.kit.small_world.search import explore, goes_on, may_majority_go_on

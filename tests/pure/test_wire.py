@@ -9,9 +9,9 @@ import pytest
 
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.processes.worker import cut
-from elastic.membership.live import line_of
-from elastic.membership.messages import Ready
-from elastic.membership.wire import LINE_MAX, Lines, WireError, encode
+from elastic.membership.messages.messages import Ready
+from elastic.membership.messages.wire import LINE_MAX, Lines, WireError, encode
+from elastic.membership.worker.live import line_of
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:

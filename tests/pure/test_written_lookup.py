@@ -12,8 +12,8 @@ import pytest
 
 from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
 from elastic.membership import hub_file
-from elastic.membership.messages import HubIs, Refusal, as_message
-from elastic.membership.wire import encode
+from elastic.membership.messages.messages import HubIs, Refusal, as_message
+from elastic.membership.messages.wire import encode
 
 WITHIN_S = 30.0
 OWN = "127.0.0.1", 1

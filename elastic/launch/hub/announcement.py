@@ -38,7 +38,7 @@ _AGAIN_S = (
 )
 _CONNECT_S = 1.0
 _WITHDRAW_S = 2.0
-_STORE_S = 12.0  # see elastic/membership/rendezvous.py
+_STORE_S = 12.0  # see elastic/membership/worker/rendezvous.py
 
 
 class HubAnnouncement:

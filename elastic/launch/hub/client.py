@@ -9,7 +9,7 @@ from elastic.launch.hub.lease import Lease
 from elastic.launch.hub.server import PING_S
 from elastic.launch.net.dialing import Address
 from elastic.launch.net.loop_connection import LoopConnection
-from elastic.membership.messages import HubIs, Ping, as_message
+from elastic.membership.messages.messages import HubIs, Ping, as_message
 
 
 class HubClient:
@@ -49,4 +49,4 @@ class HubClient:
     def where(self, asks: tuple[str | None, int | None]) -> HubIs:
         """What is answered who asks for the hub. asks: where the caller listens"""
         silent_s = self._lease.silent_s(time.monotonic())
-        return rules.hub_there(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)
+        return rules.answer_of_a_node(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)

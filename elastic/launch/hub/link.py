@@ -1,7 +1,7 @@
 """A node's way to the run's hub, wherever that is: in this process, in another node's, or being looked for.
 
     serves   the hub is here, and looks for another one where it may not go on        server.py, step_down.py
-    attends  it is elsewhere, over TCP; a silent lease ends that, too                 client.py
+    joins    it is elsewhere, over TCP; a silent lease ends that, too                 client.py
     seeks    it was lost: the next of the roster is asked, and the next, until one
              of them is the hub. Whose turn comes before anybody has answered is
              the hub: it learns of the run from those who come to it                  roster_search.py
@@ -28,15 +28,15 @@ from elastic.launch.hub.lease import HELD_UP_S
 from elastic.launch.hub.place_wait import PlaceWait
 from elastic.launch.hub.roster_search import HubSeeker
 from elastic.launch.hub.server import Deliver, HubServer
-from elastic.launch.hub.step_down import OtherHub
+from elastic.launch.hub.step_down import OtherHubSearch
 from elastic.launch.hub.written_lookup import HubSearch
 from elastic.launch.net.agent_port import AgentPort, Caller
 from elastic.launch.net.dialing import Address, Dials, other_end
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
-from elastic.membership.hub import Hub
-from elastic.membership.known_lists import KnownLists, ListUnknown
-from elastic.membership.messages import (
+from elastic.membership.hub.hub import Hub
+from elastic.membership.messages.known_lists import KnownLists, ListUnknown
+from elastic.membership.messages.messages import (
     TO_AGENT,
     TO_HUB,
     TO_WORKER,
@@ -54,8 +54,8 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
-from elastic.membership.node_report import NodeReport
-from elastic.membership.wire import Message, WireError
+from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.succession.node_report import NodeReport
 
 
 class HubLink:
@@ -97,9 +97,9 @@ class HubLink:
         self._own = place.address or "", self._port.number or 0  # where others find this agent
         search = partial(HubSearch, find_hub) if find_hub is not None else None
         self._seeker: HubSeeker[socket.socket] = HubSeeker(place.node, self._own, search)
-        self._other = OtherHub(place, self._port, self._own, self._steps_down)
+        self._other_search = OtherHubSearch(place, self._port, self._own, self._steps_down)
         self._serving: HubServer | None = None
-        self._attending: HubClient | None = None
+        self._client: HubClient | None = None
         self._ticked_s = 0.0
         self._callers: list[Caller] = []  # which have lost the hub before we have
         self._run_ended = False
@@ -132,7 +132,7 @@ class HubLink:
         self._on_wait, self._on_no_place = waits, no_place
         self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
         self._port.open(loop, came=self._came, ended=self._ended, where=self._where)
-        self._other.open(loop)
+        self._other_search.open(loop)
         self._seeker.open(Dials(loop), reached=self._reached, serve=self._takes_over, in_vain=self._found_nobody)
         if self._connected is None:
             self._serve(takes_over=False)
@@ -143,8 +143,8 @@ class HubLink:
         self._report.note_said(parse(TO_HUB, message), time.monotonic())
         if self._serving is not None:
             self._serving.hear(self._place.node, message)
-        elif self._attending is not None:
-            self._attending.connection.say(message)
+        elif self._client is not None:
+            self._client.connection.say(message)
 
     def others(self) -> list[str]:
         """The other nodes that need this process."""
@@ -152,9 +152,9 @@ class HubLink:
 
     def say_bye_or_hand_over(self, now_s: float) -> None:
         """The workers of this node have left, and none will come: the hub hears of it, or goes elsewhere. Once."""
-        if self._attending is not None and not self._run_ended:
+        if self._client is not None and not self._run_ended:
             self._run_ended = True
-            self._attending.connection.say(as_message(Bye()))
+            self._client.connection.say(as_message(Bye()))
         if self._serving is not None and self._serving.others and self._handed_over_s is None:
             self._run_ended, self._handed_over_s = True, now_s
             if self._announcement is not None:
@@ -182,26 +182,26 @@ class HubLink:
         if self._serving is not None:
             self._serving.tick(now_s)
             if self._serving is not None:  # it may have been moved on from
-                self._other.look(now_s, self._serving.missing)
-        elif self._attending is not None:
-            self._watch(now_s, self._attending, held_up=held_up)
+                self._other_search.look(now_s, self._serving.missing)
+        elif self._client is not None:
+            self._watch(now_s, self._client, held_up=held_up)
         else:
             self._seeker.tick(now_s)
-        if self._attending is None:
+        if self._client is None:
             self._seeker.look()
 
     def close(self) -> None:
         self._run_ended = True
         self._seeker.close()
-        self._other.stop()
+        self._other_search.stop()
         for caller in self._callers:
             caller.connection.close()
         if self._announcement is not None:
             self._withdraw_or_end(self._announcement)
         if self._serving is not None:
             self._serving.close()
-        if self._attending is not None:
-            self._attending.connection.close()
+        if self._client is not None:
+            self._client.connection.close()
         self._port.close()
 
     def _withdraw_or_end(self, announcement: HubAnnouncement) -> None:
@@ -225,15 +225,15 @@ class HubLink:
             case Full():
                 self._is_full(said)
             case InFull():
-                if self._attending is not None:
-                    self._attending.connection.say(self._hello(in_full=True))
+                if self._client is not None:
+                    self._client.connection.say(self._hello(in_full=True))
             case Roster(nodes=nodes):
                 self._wait = None
                 self._seeker.welcomed([(name, (address, port)) for name, address, port in nodes])
-                if self._attending is not None:
-                    self._attending.welcomed(self._seeker.roster)
+                if self._client is not None:
+                    self._client.welcomed(self._seeker.roster)
             case Handover():
-                if self._attending is not None:
+                if self._client is not None:
                     self._seek(left=True)
             case HubIs(address=address, port=port):
                 self._sent_elsewhere(address, port)
@@ -252,11 +252,11 @@ class HubLink:
         if at is None:  # it is lost already
             self._seeker.begin(pause=True)
         else:
-            self._attend(name, at, sock)
+            self._join(name, at, sock)
 
-    def _attend(self, name: str | None, address: Address, sock: socket.socket) -> None:
+    def _join(self, name: str | None, address: Address, sock: socket.socket) -> None:
         def heard(message: Message) -> None:
-            attendance.heard()
+            client.heard()
             to = message.pop("to", None)
             try:
                 message = self._lists.unpack(message)
@@ -269,16 +269,16 @@ class HubLink:
                 self._say(f"a message of the hub is dropped: {wrong}")
 
         def ended(why: str | None) -> None:
-            if self._attending is attendance:
+            if self._client is client:
                 self._lost_hub(why or "it ended")
 
         hello = self._hello()  # with what the workers have said until now: nothing of theirs may come before it
         transport = client_side(self._place.secret)
-        attendance = HubClient(name, address)
-        attendance.connection = LoopConnection(self._loop, sock, heard, ended, transport)
-        attendance.connection.takes_long_lines()
-        self._attending = attendance
-        attendance.connection.say(hello)
+        client = HubClient(name, address)
+        client.connection = LoopConnection(self._loop, sock, heard, ended, transport)
+        client.connection.takes_long_lines()
+        self._client = client
+        client.connection.say(hello)
         self._answer_callers()
 
     def _hello(self, *, in_full: bool = False) -> Message:
@@ -306,7 +306,7 @@ class HubLink:
     def _watch(self, now_s: float, hub: HubClient, *, held_up: bool) -> None:
         hub.ping_if_due(now_s, held_up=held_up)
         silent_s = hub.lost_for_s(now_s)
-        if self._attending is hub and silent_s is not None:
+        if self._client is hub and silent_s is not None:
             self._lost_hub(f"nothing was heard of it for {silent_s:.1f} s")
         elif any(now_s - caller.since_s > rules.CALLER_S for caller in self._callers):
             self._answer_callers()
@@ -320,9 +320,9 @@ class HubLink:
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
         """By an agent that is not the hub."""
-        assert self._attending is not None
-        at = self._attending.address
-        self._end_attendance()
+        assert self._client is not None
+        at = self._client.address
+        self._end_client()
         if address is not None and (address, port) != at:
             self._seeker.begin_at((address, port))
         else:
@@ -330,8 +330,8 @@ class HubLink:
 
     def _is_refused(self, why: str) -> None:
         """Another job's agent has that address by now: nobody of this run is to be found there."""
-        assert self._attending is not None
-        wrong = self._attending.address
+        assert self._client is not None
+        wrong = self._client.address
         self._seeker.is_none(wrong)
         if not self._run_ended:
             self._say(f"the agent at {wrong[0]}:{wrong[1]} is none of this run, and is not asked any more: {why}")
@@ -342,7 +342,7 @@ class HubLink:
         self._report, self._seeker.newcomer = self._report.without_workers(), True
         if self._serving is not None:
             self._serves_no_more(self._serving, None)
-        self._end_attendance()
+        self._end_client()
         self._on_moved_on(why)
         self._seeker.lost = {}
         self._seeker.begin(pause=True)
@@ -353,8 +353,8 @@ class HubLink:
         """This node's workers hold nothing, for they are in no view: others are ordered once there is a place."""
         nodes = [(name, (address, port)) for name, address, port in said.nodes]
         self._seeker.is_full(nodes)
-        if self._attending is not None:
-            self._attending.welcomed(nodes)
+        if self._client is not None:
+            self._client.welcomed(nodes)
         if self._wait is None:
             self._wait = PlaceWait(time.monotonic(), self._join_s)
             self._report = self._report.without_workers()
@@ -365,16 +365,16 @@ class HubLink:
         if wait.is_over(now_s):
             self._wait, self._run_ended = None, True
             self._on_no_place(f"no place in the run came free within {wait.within_s:.0f} s")
-        elif self._attending is not None and wait.is_due(now_s):
-            self._attending.connection.say(self._hello())
+        elif self._client is not None and wait.is_due(now_s):
+            self._client.connection.say(self._hello())
 
     # seeking
 
     def _seek(self, *, left: bool) -> None:
-        """The hub that was attended is lost, or goes."""
-        assert self._attending is not None
-        name = self._attending.name
-        self._end_attendance()
+        """The hub that it was with is lost, or goes."""
+        assert self._client is not None
+        name = self._client.name
+        self._end_client()
         if self._run_ended:
             return
         if name is not None:
@@ -385,10 +385,10 @@ class HubLink:
         self._run_ended = self._seeker.newcomer
         (self._on_no_place if self._seeker.newcomer else self._gone)(why)
 
-    def _end_attendance(self) -> None:
-        if self._attending is not None:
-            self._attending.connection.close()
-            self._attending = None
+    def _end_client(self) -> None:
+        if self._client is not None:
+            self._client.connection.close()
+            self._client = None
 
     # serving
 
@@ -407,7 +407,7 @@ class HubLink:
         if takes_over:
             before = ", ".join(f"{node}, which leaves" if left else node for node, left in lost.items())
             self._say(f"this node is the run's hub now, after {before or 'one that could not be reached'}")
-            self._other.wait(now_s)
+            self._other_search.wait(now_s)
             hub.expect(name for name, _ in self._seeker.roster)
             for node, left in lost.items():
                 hub.without(now_s, node, left=left)
@@ -422,7 +422,7 @@ class HubLink:
             self._announcement.end()
         serving.steps_down(to)
         self._serving = None
-        self._other.stop()
+        self._other_search.stop()
 
     def _steps_down(self, to: Address) -> None:
         if self._serving is None or not self._serving.missing():
@@ -445,7 +445,7 @@ class HubLink:
             caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
             for message in caller.said[1:]:
                 caller.heard[0](message)
-        elif self._attending is not None and time.monotonic() - caller.since_s > rules.CALLER_S:
+        elif self._client is not None and time.monotonic() - caller.since_s > rules.CALLER_S:
             connection.say(self._where((hello.address, hello.port)))
         else:
             self._callers.append(caller)  # until we are the hub, or know where it is
@@ -457,9 +457,9 @@ class HubLink:
 
     def _where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
         """asks: where the caller listens"""
-        hub = self._attending
+        hub = self._client
         if self._serving is not None:
-            where = rules.hub_here(self._own, missing=bool(self._serving.missing()))
+            where = rules.answer_of_the_hub(self._own, missing=bool(self._serving.missing()))
         elif hub is not None:
             where = hub.where(asks)
         else:

@@ -136,11 +136,11 @@ class HubSeeker(Generic[C]):
         self.begin()
 
     def stop(self) -> None:
-        """The hub is here, or somebody is attended who may be it."""
+        """The hub is here, or this node is with one who may be it."""
         self._to_ask = None
 
     def tick(self, now_s: float) -> None:
-        """While nobody is attended."""
+        """While this node is with nobody."""
         if self._to_ask is not None and now_s >= self._next_s:
             self._ask_next(now_s, self._to_ask)
 

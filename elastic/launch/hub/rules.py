@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from elastic.launch.hub.lease import EVICT_S
 from elastic.launch.net.dialing import Address
-from elastic.membership.messages import HubIs
+from elastic.membership.messages.messages import HubIs
 
 WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub
 CALLER_S = 1.5  # another agent has lost the hub: if we have not within this, it is told where the hub is
@@ -59,22 +59,22 @@ def is_lost(silent_s: float, *, welcome: bool) -> bool:
     return silent_s > (EVICT_S if welcome else WELCOME_S)
 
 
-def hub_here(own: Address, *, missing: bool) -> HubIs:
+def answer_of_the_hub(own: Address, *, missing: bool) -> HubIs:
     """missing: nodes without whom the run may not go on"""
     return HubIs(address=own[0] or None, port=own[1], stays=missing)
 
 
-def hub_there(
-    attended: Address | None, *, welcome: bool, silent_s: float, asks: tuple[str | None, int | None] = (None, None)
+def answer_of_a_node(
+    with_hub: Address | None, *, welcome: bool, silent_s: float, asks: tuple[str | None, int | None] = (None, None)
 ) -> HubIs:
     """Two who look for the hub and have reached each other are not sent to themselves.
 
-    attended  whom this agent is with   welcome, silent_s: see is_lost
+    with_hub  whom this agent is with   welcome, silent_s: see is_lost
     asks      where the caller listens
     """
-    if attended is None or not welcome or silent_s >= _SURE_S or attended == asks:
+    if with_hub is None or not welcome or silent_s >= _SURE_S or with_hub == asks:
         return HubIs()
-    return HubIs(address=attended[0], port=attended[1])
+    return HubIs(address=with_hub[0], port=with_hub[1])
 
 
 def yields_to(other: HubIs, own: Address) -> bool:

@@ -18,9 +18,10 @@ from dataclasses import replace
 from elastic.launch.hub.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
 from elastic.launch.net.dialing import Address, Dial
 from elastic.launch.net.loop_connection import LoopConnection
-from elastic.membership.hub import Hub
-from elastic.membership.known_lists import LISTED, KnownLists, ListUnknown
-from elastic.membership.messages import (
+from elastic.membership.hub.hub import Hub
+from elastic.membership.hub.orders import Order
+from elastic.membership.messages.known_lists import LISTED, KnownLists, ListUnknown
+from elastic.membership.messages.messages import (
     TO_HUB,
     Bye,
     Handover,
@@ -33,8 +34,7 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
-from elastic.membership.orders import Order
-from elastic.membership.wire import Message, WireError, encode
+from elastic.membership.messages.wire import Message, WireError, encode
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 

@@ -16,11 +16,11 @@ from elastic.launch.net.agent_port import AgentPort
 from elastic.launch.net.dialing import Address, Dials
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
-from elastic.membership.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
-from elastic.membership.wire import Message, WireError
+from elastic.membership.messages.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
+from elastic.membership.messages.wire import Message, WireError
 
 
-class OtherHub:
+class OtherHubSearch:
     """Looked for while this node's may not go on. yields_to: is called with the address of the one that it finds"""
 
     def __init__(self, place: ThisNode, port: AgentPort, own: Address, yields_to: Callable[[Address], None]) -> None:

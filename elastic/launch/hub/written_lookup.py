@@ -11,8 +11,8 @@ from typing import Any
 from checkpoint.net.secured import client_side
 from checkpoint.net.transport import TransportError, receive
 from elastic.launch.net.dialing import Address
-from elastic.membership.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
-from elastic.membership.wire import Lines, Message, encode
+from elastic.membership.messages.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
+from elastic.membership.messages.wire import Lines, Message, encode
 
 _CONNECT_S = _ANSWER_S = 5.0
 _LOOK_S = 1.0

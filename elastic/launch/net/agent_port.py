@@ -20,8 +20,8 @@ from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
-from elastic.membership.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
-from elastic.membership.wire import Message, WireError
+from elastic.membership.messages.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
+from elastic.membership.messages.wire import Message, WireError
 
 HELLO_S = 10.0  # for one that connects, to say who it is
 REFUSALS_SHOWN = 10  # hosts; what strangers do fills no log

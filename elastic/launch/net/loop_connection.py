@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from checkpoint.net.transport import Cleartext, Transport, TransportError
-from elastic.membership.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
+from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
 
 _UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from elastic.events import words
-from elastic.membership.messages import Leave
+from elastic.membership.messages.messages import Leave
 
 
 class NodeDeparture:

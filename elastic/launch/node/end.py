@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic.membership.endings import AGAIN
-from elastic.membership.messages import RunIsOver
+from elastic.membership.messages.messages import RunIsOver
+from elastic.membership.rules.endings import AGAIN
 
 FAILED, INTERRUPTED = 1, 130
 NO_PLACE = AGAIN  # it may be tried again: EX_TEMPFAIL, as a worker's

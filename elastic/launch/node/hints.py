@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from elastic.launch.workers.node_worker import NodeWorker
-from elastic.membership.messages import Hint
+from elastic.membership.messages.messages import Hint
 from elastic.preemption.notice import Notice
 
 _Known = tuple[str, str]  # a notice by its source and its id

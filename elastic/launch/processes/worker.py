@@ -31,9 +31,9 @@ from elastic.launch.processes import robust_mutex
 from elastic.launch.processes.ending import end
 from elastic.launch.processes.main_module import MainModule
 from elastic.launch.processes.script import Script
-from elastic.membership.failure import ME, Failed, as_message
+from elastic.membership.messages.failure import ME, Failed, as_message
+from elastic.membership.messages.wire import encode
 from elastic.membership.progress import BYTES, Record
-from elastic.membership.wire import encode
 
 NAME = "elastic-worker"  # as `top` shows it
 AGENT = "ELASTIC_AGENT"  # the agent's pid

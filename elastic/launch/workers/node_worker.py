@@ -26,9 +26,9 @@ from elastic.launch.processes.worker import SHARED_STDERR
 from elastic.launch.workers.logs import Streams
 from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.workers.starter import Request
-from elastic.membership.messages import ToWorker, as_message
+from elastic.membership.messages.messages import ToWorker, as_message
+from elastic.membership.messages.wire import Message
 from elastic.membership.progress import BYTES, Record
-from elastic.membership.wire import Message
 
 TERM_S = 5.0  # from SIGTERM to SIGKILL
 _LOOK_S = 1.0  # between two looks at its memory

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elastic.launch.workers.logs import Streams
-from elastic.membership.messages import Failed
+from elastic.membership.messages.messages import Failed
 
 
 class ShownFailures:

@@ -1,7 +1,7 @@
 """Watches the workers of a node for hangs: what each shows is told to the hub, and a stuck one is killed.
 
-Which of them is stuck, where all nodes' workers wait for each other, is the hub's to say (membership/hang_watch.py): a
-worker of which it does shows the stacks of its threads, and is killed unless it went on meanwhile. One that somebody
+Which of them is stuck, where all nodes' workers wait for each other, the hub says (membership/hub/hang_watch.py):
+such a worker shows the stacks of its threads, and is killed unless it went on meanwhile. One that somebody
 has stopped is this node's own affair, and is killed at once.
 What is seen at one look is sightings.py's.
 """
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from checkpoint import linux
 from elastic.launch.workers.node_worker import NodeWorker
 from elastic.launch.workers.sightings import Doubts, Patience, sighting
-from elastic.membership.messages import KillHung, Sighted, as_message
+from elastic.membership.messages.messages import KillHung, Sighted, as_message
+from elastic.membership.messages.wire import Message
 from elastic.membership.progress import Record
 from elastic.membership.stalls import Sighting
-from elastic.membership.wire import Message
 
 _ONLY_SLOW = (
     "\n  next   if it was only slow there: `with run.long_section():` around what takes long between steps, or a "

@@ -3,7 +3,7 @@
     all leave           the coordinator saves, other nodes help with the upload (shared_save.py), all wait for it; if
                         it is lost, the next view's coordinator saves
     some leave          they wait until the others have gone on without them; where nobody can, the hub asks one of
-                        them to save first, or has it take part in one more view (membership/leaving.py)
+                        them to save first, or has it take part in one more view (membership/rules/leaving.py)
     one waits for a     view that does not come, and is told to leave: as above
     view
     plain torchrun      a survivor of a lost coordinator takes its claim and saves
@@ -26,9 +26,9 @@ from elastic.group.fingerprint import Kind
 from elastic.loop.leaving.shared_save import SharedSave
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
-from elastic.membership.live import Answer
-from elastic.membership.missing import missing
 from elastic.membership.progress import Phase
+from elastic.membership.worker.live import Answer
+from elastic.membership.worker.missing import missing
 from elastic.preemption.process_notices import ProcessNotices
 
 NOT_SAVED = 1

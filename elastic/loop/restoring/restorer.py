@@ -37,7 +37,7 @@ from elastic.loop.storage.late_reading import LateReading
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import Position
 from elastic.loop.view_group import ViewGroup
-from elastic.membership.messages import TakeClaim
+from elastic.membership.messages.messages import TakeClaim
 from elastic.membership.progress import Phase
 from elastic.plan.cadence import Losses
 from elastic.state import identity as identities

@@ -33,8 +33,8 @@ from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
 from elastic.loop.storage.under_way import Position, UnderWay
 from elastic.loop.storage.vain_uploads import VainUploads
 from elastic.membership.environment import Launch
-from elastic.membership.going_on import nodes_of
-from elastic.membership.succession import may_succeed
+from elastic.membership.succession.going_on import nodes_of
+from elastic.membership.succession.succession import may_succeed
 from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree

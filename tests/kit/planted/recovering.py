@@ -138,7 +138,7 @@ def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     return wishes
 
 
-@planted("elastic.membership.release:see_off", plan="left last", caught_by={"durable"})
+@planted("elastic.membership.hub.release:see_off", plan="left last", caught_by={"durable"})
 def throw_the_last_copy_away(right: Any, act: Act) -> Any:
     """Whoever is told to leave may go, though nobody else holds what it has, and nobody has saved it."""
 
@@ -155,7 +155,7 @@ def throw_the_last_copy_away(right: Any, act: Act) -> Any:
     return see_off
 
 
-@planted("elastic.membership.live:Live.view_is_over", plan="lost", caught_by={"deadline"})
+@planted("elastic.membership.worker.live:Live.view_is_over", plan="lost", caught_by={"deadline"})
 def wait_without_a_deadline(right: Any, act: Act) -> Any:
     """Survivors wait for the next view, and nobody tells the agent that they do."""
 

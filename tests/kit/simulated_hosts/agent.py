@@ -1,7 +1,7 @@
 """A node's agent: the real hub, report and search for the hub, and what launch/hub/link.py and launch/hub/server.py
 make of them. What it answers who asks where the hub is, is theirs too (launch/hub/rules.py).
 
-serves   the hub is here             attends  it is elsewhere
+serves   the hub is here             joins    it is elsewhere
 seeks    it was lost: the next of the roster is asked, and the next, until one of them is the hub
 """
 
@@ -15,10 +15,10 @@ from elastic.launch.hub import rules
 from elastic.launch.hub.lease import EVICT_S, HELD_UP_S
 from elastic.launch.hub.roster_search import HubSeeker
 from elastic.launch.net.dialing import Address
-from elastic.membership.hub import Hub
-from elastic.membership.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
-from elastic.membership.node_report import NodeReport
-from elastic.membership.orders import Order
+from elastic.membership.hub.hub import Hub
+from elastic.membership.hub.orders import Order
+from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
+from elastic.membership.succession.node_report import NodeReport
 from tests.kit.simulated_hosts.calls import Dials, Search
 from tests.kit.simulated_hosts.network import Wire
 from tests.kit.simulated_hosts.worker import Worker
@@ -69,13 +69,13 @@ class Agent:
         self._seeker: HubSeeker[Wire] = HubSeeker(
             name, self.own, lambda: Search(self), clock=lambda: self.now_s, within_s=SEEK_S
         )
-        self._seeker.open(Dials(self), reached=self._attend, serve=self._takes_over, in_vain=self.ends)
+        self._seeker.open(Dials(self), reached=self._join_hub, serve=self._takes_over, in_vain=self.ends)
         self._is_sent = False  # to somebody who may be the hub
         self.serving: Hub | None = None
         self._attached: dict[str, Wire] = {}
         self.listens: set[str] = set()
-        self.attending: tuple[str | None, Address, Wire] | None = None
-        self._attended_s = 0.0
+        self.at_hub: tuple[str | None, Address, Wire] | None = None
+        self._at_hub_since_s = 0.0
         self._welcome = False
         self._callers: list[_Caller] = []
         self._met_s = self._ticked_s = 0.0
@@ -189,8 +189,8 @@ class Agent:
         self.report.note_said(parse(TO_HUB, message))
         if self.serving is not None:
             self._told(self.name, message)
-        elif self.attending is not None:
-            self.attending[2].say(self.machine, message)
+        elif self.at_hub is not None:
+            self.at_hub[2].say(self.machine, message)
 
     def _down(self, worker: Worker, message: Message) -> None:
         self.machine.after(0.001, lambda: worker.hears(message))
@@ -209,9 +209,9 @@ class Agent:
                 self._welcome = True
                 roster = [(name, (address, port)) for name, address, port in message["nodes"]]
                 self._seeker.welcomed(roster)
-                if self.attending is not None:
-                    _, at, wire = self.attending
-                    self.attending = next((name for name, its in roster if its == at), self.attending[0]), at, wire
+                if self.at_hub is not None:
+                    _, at, wire = self.at_hub
+                    self.at_hub = next((name for name, its in roster if its == at), self.at_hub[0]), at, wire
             case "handover":
                 self._seek(left=True)
             case "hub_is":
@@ -243,27 +243,27 @@ class Agent:
         self.starting = 0
         if self.serving is not None:
             self._steps_down(None)
-        self._end_attendance()
+        self._leave_hub()
         self._seeker.lost = {}
         self._seeker.begin(pause=True)
 
-    # attending
+    # at_hub
 
-    def _attend(self, name: str | None, at: Address | None, wire: Wire) -> None:
+    def _join_hub(self, name: str | None, at: Address | None, wire: Wire) -> None:
         address = at or (wire.other(self.machine).name, 1)
 
         def heard(message: Message) -> None:
-            if self.attending is not None and self.attending[2] is wire:
-                self._attended_s = self.now_s
+            if self.at_hub is not None and self.at_hub[2] is wire:
+                self._at_hub_since_s = self.now_s
                 self._deliver(message.get("to"), {key: value for key, value in message.items() if key != "to"})
 
         def ended() -> None:
-            if self.attending is not None and self.attending[2] is wire:
+            if self.at_hub is not None and self.at_hub[2] is wire:
                 self._seek()
 
-        self._attended_s, self._welcome = self.now_s, False
+        self._at_hub_since_s, self._welcome = self.now_s, False
         hello = self._hello()
-        self.attending = name, address, wire
+        self.at_hub = name, address, wire
         wire.hears(self.machine, heard, ended)
         wire.say(self.machine, hello)
         if not self._started and not self.starting and self._seeker.newcomer:
@@ -281,9 +281,9 @@ class Agent:
     # seeking
 
     def _seek(self, *, left: bool = False) -> None:
-        assert self.attending is not None
-        name, _, _ = self.attending
-        self._end_attendance()
+        assert self.at_hub is not None
+        name, _, _ = self.at_hub
+        self._leave_hub()
         if self.over:
             return
         if name is not None:
@@ -291,18 +291,18 @@ class Agent:
         self._seeker.begin()
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
-        assert self.attending is not None
-        at = self.attending[1]
-        self._end_attendance()
+        assert self.at_hub is not None
+        at = self.at_hub[1]
+        self._leave_hub()
         if address is not None and (address, port) != at:
             self._seeker.begin_at((address, port))
         else:
             self._seeker.begin(pause=address is None)
 
-    def _end_attendance(self) -> None:
-        if self.attending is not None:
-            self.attending[2].close(self.machine)
-            self.attending = None
+    def _leave_hub(self) -> None:
+        if self.at_hub is not None:
+            self.at_hub[2].close(self.machine)
+            self.at_hub = None
 
     # serving
 
@@ -450,7 +450,7 @@ class Agent:
             caller.heard = self.takes(hello["node"], hello, caller.wire)
             for message in caller.said[1:]:
                 caller.heard(message)
-        elif self.attending is not None and self.now_s - caller.since_s > rules.CALLER_S:
+        elif self.at_hub is not None and self.now_s - caller.since_s > rules.CALLER_S:
             caller.wire.say(self.machine, self.where((caller.said[0]["address"], caller.said[0]["port"])))
         else:
             self._callers.append(caller)
@@ -463,10 +463,10 @@ class Agent:
     def where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
         where = HubIs()
         if self.serving is not None:
-            where = rules.hub_here(self.own, missing=bool(self.serving.missing()))
-        elif self.attending is not None:
-            _, at, wire = self.attending
-            where = rules.hub_there(at, welcome=self._welcome, silent_s=wire.silent_s(self.machine), asks=asks)
+            where = rules.answer_of_the_hub(self.own, missing=bool(self.serving.missing()))
+        elif self.at_hub is not None:
+            _, at, wire = self.at_hub
+            where = rules.answer_of_a_node(at, welcome=self._welcome, silent_s=wire.silent_s(self.machine), asks=asks)
         return {"to": None, **as_message(where)}
 
     # time
@@ -486,16 +486,16 @@ class Agent:
             self._carry_out(self.serving.tick(self.now_s))
         if self.serving is not None:
             self._look_for_another()
-        elif self.attending is not None:
-            self._watch(self.attending[2])
+        elif self.at_hub is not None:
+            self._watch(self.at_hub[2])
         else:
             self._seeker.tick(self.now_s)
-        if self.attending is None:
+        if self.at_hub is None:
             self._seeker.look()
         self._leaves_if_done()
 
     def _watch(self, wire: Wire) -> None:
-        silent_s = wire.silent_s(self.machine) if self._welcome else self.now_s - self._attended_s
+        silent_s = wire.silent_s(self.machine) if self._welcome else self.now_s - self._at_hub_since_s
         if rules.is_lost(silent_s, welcome=self._welcome):  # only a hub pings
             self._seek()
         elif any(self.now_s - caller.since_s > rules.CALLER_S for caller in self._callers):
@@ -510,8 +510,8 @@ class Agent:
         if self.over:
             self.ends("the run is over")
             return
-        if self.attending is not None:
-            self.attending[2].say(self.machine, {"say": "bye"})
+        if self.at_hub is not None:
+            self.at_hub[2].say(self.machine, {"say": "bye"})
         if self.serving is None or not self._attached:
             self.ends("left")
         elif self._handed_over_s is None:

@@ -1,7 +1,7 @@
 """The run's storage as the control plane sees it: numbered claims, each created once, and the newest commit.
 
-Answers take time, or do not come. Who may take which claim is the product's rule (membership/succession.py); here is
-only what an exclusive create makes of it: whatever is decided is decided at one instant.
+Answers take time, or do not come. Who may take which claim is the product's rule
+(membership/succession/succession.py); here is only what an exclusive create makes of it: whatever is decided is decided at one instant.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elastic.membership.succession import may_succeed
+from elastic.membership.succession.succession import may_succeed
 
 Document = dict[str, Any]
 Lives = Callable[[], bool]

@@ -2,8 +2,8 @@
 
     starting -> ready -> (view -> board -> met -> trains) ... view_is_over -> waits -> ...
 
-The order in which a waiting worker looks at what it was told is that of membership/live.py (`wait_for_view`); what
-becomes of a claim is loop/restoring/restorer.py's.
+The order in which a waiting worker looks at what it was told is that of membership/worker/live.py (`wait_for_view`);
+what becomes of a claim is loop/restoring/restorer.py's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic.membership.rules import BOUNDARY
+from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.simulated_hosts.storage import Document, Refused
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class Worker:
         self.agent.machine.after(0.0, self.looks)
 
     def looks(self) -> None:
-        """membership/live.py: wait_for_view"""
+        """membership/worker/live.py: wait_for_view"""
         if not (self.alive and self.waits) or self.busy:
             return
         if self._asked == self.generation > 0:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.membership.hub import Hub
-from elastic.membership.orders import Order
+from elastic.membership.hub.hub import Hub
+from elastic.membership.hub.orders import Order
 from tests.kit.simulated_hosts.agent import Agent
 from tests.kit.simulated_hosts.network import Network
 from tests.kit.simulated_hosts.storage import Storage
@@ -241,7 +241,7 @@ class World:
         lines = [*self.log[-60:]]
         for agent in self.agents.values():
             what = f"ended: {agent.ended}" if agent.ended else "serves" if agent.serving else "seeks"
-            what = f"attends {agent.attending[1][0]}" if agent.attending else what
+            what = f"is with the hub of {agent.at_hub[1][0]}" if agent.at_hub else what
             lines.append(f"{agent.name}: {what}{'' if agent.machine.alive else ' (dead)'} {list(agent.workers)}")
             lines += [f"   {text}" for text in agent.said_to_people[-2:]]
         return "\n".join(lines)

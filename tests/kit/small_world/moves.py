@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from checkpoint.format.names import CommitId
-from elastic.membership.succession import (
+from elastic.membership.succession.succession import (
     GoOn,
     KnownView,
     NeedsClaim,

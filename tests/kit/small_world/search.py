@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from elastic.membership.succession import KnownView, possible
+from elastic.membership.succession.succession import KnownView, possible
 from tests.kit.small_world.moves import (
     PRODUCT,
     Rules,

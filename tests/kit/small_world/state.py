@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from checkpoint.format.names import CommitId
 from checkpoint.runs.lineage import lineage
-from elastic.membership.succession import KnownView
+from elastic.membership.succession.succession import KnownView
 
 
 class Save(NamedTuple):

@@ -7,10 +7,10 @@ nobody is left                              it ends as what was lost last has it
 
 from __future__ import annotations
 
-from elastic.membership.endings import KILLED
-from elastic.membership.leaving import SAVED_NOTHING
-from elastic.membership.messages import End, Exited
-from elastic.membership.workers import Worker, WorkerStatus
+from elastic.membership.hub.workers import Worker, WorkerStatus
+from elastic.membership.messages.messages import End, Exited
+from elastic.membership.rules.endings import KILLED
+from elastic.membership.rules.leaving import SAVED_NOTHING
 
 OVER = "the run is over"
 _IN_A_VIEW = (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING)

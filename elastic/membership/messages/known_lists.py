@@ -24,8 +24,8 @@ from typing import Any
 
 import xxhash
 
-from elastic.membership.messages import TO_WORKER, NewView, parse
-from elastic.membership.wire import Message, WireError
+from elastic.membership.messages.messages import TO_WORKER, NewView, parse
+from elastic.membership.messages.wire import Message, WireError
 
 Rows = list[Any]
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic.membership.node_report import NodeReport, number_of
-from elastic.membership.succession import (
+from elastic.membership.succession.node_report import NodeReport, number_of
+from elastic.membership.succession.succession import (
     GoOn,
     KnownView,
     NeedsClaim,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from elastic.membership.kills import Slot
-from elastic.membership.messages import HubIs
+from elastic.membership.messages.messages import HubIs
+from elastic.membership.rules.kills import Slot
 
 
 class Nodes:

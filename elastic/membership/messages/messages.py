@@ -16,7 +16,7 @@ from typing import Any
 from checkpoint.net import codec
 from checkpoint.net.codec import Vocabulary
 from checkpoint.net.framing import NotAMessage
-from elastic.membership.agent_messages import (
+from elastic.membership.messages.agent_messages import (
     Bye,
     Exited,
     Full,
@@ -37,9 +37,9 @@ from elastic.membership.agent_messages import (
     Unstarted,
     WhereIsTheHub,
 )
-from elastic.membership.failure import FAILURE, Failed
-from elastic.membership.wire import Message, WireError
-from elastic.membership.worker_messages import (
+from elastic.membership.messages.failure import FAILURE, Failed
+from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.messages.worker_messages import (
     Broken,
     Claimed,
     End,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elastic.membership.orders import Outbox
-from elastic.membership.run_end import RunEnd
-from elastic.membership.workers import Worker
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.workers import Worker
 
 _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 

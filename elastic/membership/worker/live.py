@@ -22,9 +22,8 @@ from enum import Enum, auto
 from typing import Any
 
 from elastic.errors import ElasticError, RendezvousTimeout
-from elastic.membership.board import Board
-from elastic.membership.failure import ME
-from elastic.membership.messages import (
+from elastic.membership.messages.failure import ME
+from elastic.membership.messages.messages import (
     TO_WORKER,
     Broken,
     Claimed,
@@ -55,8 +54,9 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
+from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode, read
 from elastic.membership.view import View
-from elastic.membership.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode, read
+from elastic.membership.worker.board import Board
 
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said

@@ -6,15 +6,15 @@ learn why nobody goes on meanwhile.
 
 from __future__ import annotations
 
-from elastic.membership.going_on import GoingOn
-from elastic.membership.messages import Claimed, MovedOn, TakeClaim
-from elastic.membership.node_report import number_of
-from elastic.membership.nodes import Nodes
-from elastic.membership.orders import Outbox
-from elastic.membership.run_end import RunEnd
-from elastic.membership.succession import GoOn, NeedsClaim, Stay
-from elastic.membership.wire import Message
-from elastic.membership.workers import Workers
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.workers import Workers
+from elastic.membership.messages.messages import Claimed, MovedOn, TakeClaim
+from elastic.membership.messages.wire import Message
+from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.node_report import number_of
+from elastic.membership.succession.succession import GoOn, NeedsClaim, Stay
 
 
 class Claiming:

@@ -12,9 +12,8 @@ from typing import Any
 
 from checkpoint.net.codec import facts_of, made
 from checkpoint.net.framing import NotAMessage
-from elastic.membership.ended_before import EndedBefore, ended_before, with_exit
-from elastic.membership.message_checks import check_claim
-from elastic.membership.messages import (
+from elastic.membership.messages.message_checks import check_claim
+from elastic.membership.messages.messages import (
     TO_HUB,
     TO_WORKER,
     Claimed,
@@ -34,8 +33,9 @@ from elastic.membership.messages import (
     as_message,
     parse,
 )
-from elastic.membership.succession import KnownView
-from elastic.membership.wire import WireError
+from elastic.membership.messages.wire import WireError
+from elastic.membership.succession.ended_before import EndedBefore, ended_before, with_exit
+from elastic.membership.succession.succession import KnownView
 
 _KEPT = {Ready: "ready", ViewIsOver: "stands", Leaving: "stands", Failed: "failed"}
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from checkpoint.net.codec import made
-from elastic.membership.endings import LEAVES, Ended, ended
-from elastic.membership.kills import Slot
-from elastic.membership.messages import Exited, Failed, Leaving
+from elastic.membership.messages.messages import Exited, Failed, Leaving
+from elastic.membership.rules.endings import LEAVES, Ended, ended
+from elastic.membership.rules.kills import Slot
 
 _KEPT = 32
 _WHAT_MAX = 2000  # characters

@@ -1,4 +1,4 @@
-"""Views and failures: every promise of membership/rules.py and endings.repeated, for every small case."""
+"""Views and failures: every promise of membership/rules/next_view.py and endings.repeated, for every small case."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import groupby, product
 import pytest
 
 from elastic.errors import CollectiveMismatch, Evicted, SavesFailed
-from elastic.membership.endings import Failure, repeated
-from elastic.membership.rules import BOUNDARY, Candidate, next_view
+from elastic.membership.rules.endings import Failure, repeated
+from elastic.membership.rules.next_view import BOUNDARY, Candidate, next_view
 
 STEP = "in the exchange of step 3"
 

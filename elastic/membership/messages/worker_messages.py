@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoint.net.codec import NUMBER_MAX
-from elastic.membership.failure import OfWorker
-from elastic.membership.message_checks import check_claim, check_nonce, decoded, within
-from elastic.membership.wire import WireError
+from elastic.membership.messages.failure import OfWorker
+from elastic.membership.messages.message_checks import check_claim, check_nonce, decoded, within
+from elastic.membership.messages.wire import WireError
 
 _BOARD_MAX = 1 << 18  # characters of keys and values in one message
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from elastic.membership.leaving import Holder
-from elastic.membership.messages import Exited, Failed, Leaving, NewView, ViewIsOver
-from elastic.membership.node_report import number_of
-from elastic.membership.rules import BOUNDARY, Candidate
-from elastic.membership.wire import Message, WireError
+from elastic.membership.messages.messages import Exited, Failed, Leaving, NewView, ViewIsOver
+from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.rules.leaving import Holder
+from elastic.membership.rules.next_view import BOUNDARY, Candidate
+from elastic.membership.succession.node_report import number_of
 
 _GONE_MAX = 64  # that a view tells of
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from elastic.membership.going_on import GoingOn
-from elastic.membership.leaving import see_off
-from elastic.membership.messages import Released, Save
-from elastic.membership.orders import Outbox
-from elastic.membership.run_end import RunEnd
-from elastic.membership.shortage import Shortage
-from elastic.membership.workers import Worker, Workers, WorkerStatus
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.shortage import Shortage
+from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
+from elastic.membership.messages.messages import Released, Save
+from elastic.membership.rules.leaving import see_off
+from elastic.membership.succession.going_on import GoingOn
 
 _LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save and go
 

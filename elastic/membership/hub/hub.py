@@ -13,13 +13,13 @@ Here what is said is handed to whom it concerns, and the next view follows from 
     nodes.py workers.py         who is here, and who is in the present view
     admission.py                which node is let in
     reports.py takeover.py      what is learned of the run when this hub takes over, and for whom it waits
-    claiming.py going_on.py     whether this side may go on without those who are missing
+    claiming.py                 whether this side may go on without those who are missing: ../succession/going_on.py
     joining.py shortage.py      for whom a view waits, among workers and among nodes
-    release.py leaving.py       what becomes of those who want to leave
-    replacements.py endings.py  what follows from the end of a worker
+    release.py                  what becomes of those who want to leave: ../rules/leaving.py
+    replacements.py             what follows from the end of a worker: ../rules/endings.py
     hang_watch.py               who hangs
     run_end.py                  when the run ends
-    rules.py                    who is in a view, and in which order
+    ../rules/next_view.py       who is in a view, and in which order
 
 Who says what, when, and what follows is one table: docs/internals/protocol.md.
 """
@@ -28,13 +28,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from elastic.membership.admission import WITHOUT, Admission
-from elastic.membership.claiming import Claiming
-from elastic.membership.endings import Endings
-from elastic.membership.going_on import GoingOn
-from elastic.membership.hang_watch import EndRun, Finding, HangWatch, KillIt, TellPeople
-from elastic.membership.joining import Joining
-from elastic.membership.messages import (
+from elastic.membership.hub.admission import WITHOUT, Admission
+from elastic.membership.hub.claiming import Claiming
+from elastic.membership.hub.hang_watch import EndRun, Finding, HangWatch, KillIt, TellPeople
+from elastic.membership.hub.joining import Joining
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.orders import Order, Outbox
+from elastic.membership.hub.release import Release
+from elastic.membership.hub.replacements import Replacements
+from elastic.membership.hub.reports import Reports
+from elastic.membership.hub.run_end import OVER, RunEnd
+from elastic.membership.hub.shortage import Shortage
+from elastic.membership.hub.standstill import Standstill
+from elastic.membership.hub.takeover import Takeover
+from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
+from elastic.membership.messages.messages import (
     TO_HUB,
     Broken,
     Bye,
@@ -63,19 +71,11 @@ from elastic.membership.messages import (
     Witness,
     parse,
 )
-from elastic.membership.node_report import number_of
-from elastic.membership.nodes import Nodes
-from elastic.membership.orders import Order, Outbox
-from elastic.membership.release import Release
-from elastic.membership.replacements import Replacements
-from elastic.membership.reports import Reports
-from elastic.membership.rules import next_view
-from elastic.membership.run_end import OVER, RunEnd
-from elastic.membership.shortage import Shortage
-from elastic.membership.standstill import Standstill
-from elastic.membership.takeover import Takeover
-from elastic.membership.wire import Message, WireError
-from elastic.membership.workers import Worker, Workers, WorkerStatus
+from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.rules.endings import Endings
+from elastic.membership.rules.next_view import next_view
+from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.node_report import number_of
 
 _OF_AGENTS = (Started, Unstarted, Sighted, Bye, Ping)
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named

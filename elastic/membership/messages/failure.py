@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checkpoint.net.codec import Vocabulary
-from elastic.membership.wire import WireError
+from elastic.membership.messages.wire import WireError
 
 ME = "me"  # of a worker, to its agent, which knows who speaks and puts the worker's id there
 NAME_MAX = 512  # characters, of a worker's id or a node's name

@@ -8,16 +8,16 @@ else                                    it is in, and each of its places has a w
 
 from __future__ import annotations
 
-from elastic.membership.going_on import GoingOn
-from elastic.membership.messages import Full, Hello, HubIs, MovedOn, Roster, RunIsOver
-from elastic.membership.node_report import NodeReport
-from elastic.membership.nodes import Nodes
-from elastic.membership.orders import Outbox
-from elastic.membership.replacements import Replacements
-from elastic.membership.reports import Reports
-from elastic.membership.run_end import OVER, RunEnd
-from elastic.membership.takeover import Takeover
-from elastic.membership.workers import Workers
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.replacements import Replacements
+from elastic.membership.hub.reports import Reports
+from elastic.membership.hub.run_end import OVER, RunEnd
+from elastic.membership.hub.takeover import Takeover
+from elastic.membership.hub.workers import Workers
+from elastic.membership.messages.messages import Full, Hello, HubIs, MovedOn, Roster, RunIsOver
+from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.node_report import NodeReport
 
 WITHOUT = "the run has gone on without this node, of which nothing was heard"
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checkpoint.net.codec import NUMBER_MAX, made
-from elastic.membership.failure import NAME_MAX, OfWorker
-from elastic.membership.message_checks import PLACES_MAX, check_address, check_addresses, within
+from elastic.membership.messages.failure import NAME_MAX, OfWorker
+from elastic.membership.messages.message_checks import PLACES_MAX, check_address, check_addresses, within
+from elastic.membership.messages.wire import WireError
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
-from elastic.membership.wire import WireError
 
 # agent -> hub
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic.membership.kills import Kills, Replace, Slot
-from elastic.membership.messages import Exited, Failed
+from elastic.membership.messages.messages import Exited, Failed
+from elastic.membership.rules.kills import Kills, Replace, Slot
 
 AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
 CUT_SHORT = 76  # of one that was told to leave, and did not come to a boundary before its machine was to go

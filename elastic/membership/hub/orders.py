@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elastic.membership.messages import Status, ToAgent, ToWorker, as_message
-from elastic.membership.nodes import Nodes
-from elastic.membership.wire import Message
-from elastic.membership.workers import Worker
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.workers import Worker
+from elastic.membership.messages.messages import Status, ToAgent, ToWorker, as_message
+from elastic.membership.messages.wire import Message
 
 
 @dataclass(frozen=True)

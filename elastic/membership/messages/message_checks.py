@@ -7,8 +7,8 @@ import binascii
 from typing import Any
 
 from checkpoint.net.codec import NUMBER_MAX, short
-from elastic.membership.failure import check_name
-from elastic.membership.wire import WireError
+from elastic.membership.messages.failure import check_name
+from elastic.membership.messages.wire import WireError
 
 PLACES_MAX = 1 << 12  # of one node
 _NODES_MAX = 1 << 16

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic.membership.endings import Endings
-from elastic.membership.going_on import GoingOn
-from elastic.membership.joining import Joining
-from elastic.membership.messages import Failed, HubAt, Leaving, NewView, Ready, ViewIsOver
-from elastic.membership.node_report import NodeReport
-from elastic.membership.nodes import Nodes
-from elastic.membership.orders import Outbox
-from elastic.membership.rules import BOUNDARY
-from elastic.membership.run_end import RunEnd
-from elastic.membership.takeover import Takeover
-from elastic.membership.wire import Message
-from elastic.membership.workers import Worker, Workers, WorkerStatus
+from elastic.membership.hub.joining import Joining
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.takeover import Takeover
+from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
+from elastic.membership.messages.messages import Failed, HubAt, Leaving, NewView, Ready, ViewIsOver
+from elastic.membership.messages.wire import Message
+from elastic.membership.rules.endings import Endings
+from elastic.membership.rules.next_view import BOUNDARY
+from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.node_report import NodeReport
 
 
 class Reports:

@@ -2,7 +2,7 @@
 
 A newcomer is compared with the run first: one that differs is asked whether it accepts that. Those that are ready wait
 a while for others that are starting, and members are asked to regroup for them once per view; in which view they then
-are is rules.py's to say.
+are is next_view.py's to say.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from elastic.membership.going_on import GoingOn
-from elastic.membership.messages import End, OtherIdentity, Ready, Regroup
-from elastic.membership.nodes import Nodes
-from elastic.membership.orders import Outbox
-from elastic.membership.run_end import RunEnd
-from elastic.membership.shortage import Shortage
-from elastic.membership.workers import Worker, Workers, WorkerStatus
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.shortage import Shortage
+from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
+from elastic.membership.messages.messages import End, OtherIdentity, Ready, Regroup
+from elastic.membership.succession.going_on import GoingOn
 
 _SECOND_RUN = "the script began a second Run: under `elastic run` a script has one"
 
