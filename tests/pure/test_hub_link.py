@@ -259,7 +259,7 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
 
 def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(opened: ExitStack, node: Node) -> None:
     """Both were moved on from and wait for a cut to heal. Each is with the other, who is no hub and says nothing; who
-    had come half a second before anybody was with it was sent to its own address, was refused there, and ended with 1."""
+    had come half a second before that was sent to its own address, was refused there, and ended with 1."""
     nobody_knows = [Listening(opened), Listening(opened)]
     other = Listening(opened)
     hub = node.joins(nobody_knows[0])

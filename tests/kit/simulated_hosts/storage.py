@@ -1,7 +1,8 @@
 """The run's storage as the control plane sees it: numbered claims, each created once, and the newest commit.
 
 Answers take time, or do not come. Who may take which claim is the product's rule
-(membership/succession/succession.py); here is only what an exclusive create makes of it: whatever is decided is decided at one instant.
+(membership/succession/succession.py); here is only what an exclusive create makes of it: whatever is decided is
+decided at one instant.
 """
 
 from __future__ import annotations
