@@ -91,6 +91,17 @@ def become(program: dict[str, Any], mark: str) -> None:
         from tests.kit.forked_host import enter
 
         enter(program["machine"])
+    if program["argv"][:2] == ["-m", "torch.distributed.run"]:
+        from tests.kit.forked_torchrun import fork_workers
+
+        def unmarked() -> None:
+            _name_process(_NAME)
+            _show(mark, "")
+
+        worker = fork_workers(unmarked)
+        if worker is not None:
+            become(worker, mark)
+            return
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]  # they are of the folder in which pytest was started
     sys.orig_argv = [sys.executable, *program["argv"]]  # by which it may start itself again
