@@ -51,6 +51,9 @@ class ViewFormed(TypedEvent):
     workers: Annotated[list[str], "worker ids, by rank"]
     shares: Annotated[list[int], "[lo, hi): this rank's shares of a step"]
     idle_s: Annotated[float, "seconds that the run waited for nodes, being below its minimum"] = ABSENT
+    not_lost: Annotated[
+        list[str], "of the view before: they left in order, or had received no state yet and join later"
+    ] = ABSENT
 
 
 class Claimed(TypedEvent):

@@ -57,6 +57,7 @@ class ViewGroup:
         self._store: Store | None = None
         self._grouped = False
         self._short_s = 0.0
+        self._not_lost: list[str] = []
         self._retired: list[threading.Thread] = []
         self.beacon: tuple[str, dict[str, object]] | None = None
         self.claim: dict[str, Any] | None = None
@@ -82,7 +83,7 @@ class ViewGroup:
         context, live = self._context, self._context.live
         assert live is not None
         view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and names whom
-        self._short_s = details.short_s
+        self._short_s, self._not_lost = details.short_s, details.not_lost
         self._retire()
         rank = view.rank_of(context.worker_id)
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
@@ -160,7 +161,10 @@ class ViewGroup:
         shares = assign_shares(config, config.plan.virtual_workers, view.world_size)[rank].shares
         self._context.events.emit(
             schema.ViewFormed(
-                workers=list(view.workers), shares=[shares.start, shares.stop], idle_s=self._short_s or ABSENT
+                workers=list(view.workers),
+                shares=[shares.start, shares.stop],
+                idle_s=self._short_s or ABSENT,
+                not_lost=self._not_lost or ABSENT,
             )
         )
         self._context.moment("formed")

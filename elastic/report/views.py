@@ -58,6 +58,7 @@ def views(events: Iterable[Event]) -> list[ViewSeen]:
             worker
             for worker in gone
             if worker not in parted
+            and worker not in record.get("not_lost", ())
             and (holds_from.get(worker, generation) < generation or last_in.get(worker, 0) < generation)
         )
         seen.append(ViewSeen(launch, generation, workers, lost, record))

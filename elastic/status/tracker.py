@@ -57,7 +57,8 @@ class StatusTracker:
         self._faults: list[Event] = []
         self._stuck_s = 0.0
         self._workers: list[str] | None = None
-        self._change: tuple[int, int, int] | None = None  # a view to tell of: its size, who joined, who is gone
+        self._change: tuple[int, int, int, int] | None = None  # a view to tell of: its size, and how many joined, are
+        # gone, and of them were lost
         self.status: Status = {"total_steps": total_steps, "lost": 0}
 
     def hear(self, event: Event) -> None:
@@ -121,12 +122,13 @@ class StatusTracker:
         self.status["balance"] = self._shares / (world_size * -(-self._shares // world_size))
         if before is not None:
             joined = len(set(workers) - set(before))
-            self._change = world_size, joined, len(set(before) - set(workers))
+            gone = set(before) - set(workers)
+            self._change = world_size, joined, len(gone), len(gone - set(event.get("not_lost", ())))
 
     def _changed(self, event: Event, t: float) -> None:
         """The first step after a change of the view."""
         assert self._change is not None
-        (world_size, joined, gone), self._change = self._change, None
+        (world_size, joined, gone, lost), self._change = self._change, None
         faults, self._faults = self._faults, []
         lost_t, self._lost_t = self._lost_t, None
         line = f"step {event['step']}: {words.workers(world_size)}"
@@ -134,11 +136,11 @@ class StatusTracker:
             began_t = self._began_t(lost_t, [fault.get("died_t") for fault in faults])
             causes = sorted({words.short_cause(fault["cause"]) for fault in faults})
             cost_s, unnoticed_s = max(0.0, t - began_t), max(0.0, lost_t - began_t)
-            self.status["lost"] += max(gone, 1)
+            self.status["lost"] += max(lost, 1)
             why = ", ".join(causes)[:_CAUSE_MAX]
             kinds = ", ".join(sorted({cause.partition(":")[0] for cause in causes}))  # the agent has shown the rest
             self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s, "unnoticed_s": unnoticed_s}
-            line += f", {words.seconds(cost_s)} after the loss of {gone or 'a peer'}" + (f" ({kinds})" if kinds else "")
+            line += f", {words.seconds(cost_s)} after the loss of {lost or 'a peer'}" + (f" ({kinds})" if kinds else "")
             line += f", {words.seconds(unnoticed_s)} until it was noticed" if unnoticed_s > 0.5 * cost_s else ""
         elif gone:
             line += f", {gone} left"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastic.membership.messages.messages import TO_HUB, TO_WORKER, parse
 from elastic.membership.messages.wire import WireError
 from elastic.membership.rules.next_view import BOUNDARY
 from elastic.membership.succession.node_report import NodeReport
@@ -69,6 +70,33 @@ def test_a_worker_killed_while_a_view_forms_makes_another_one() -> None:
     assert stage.killed("A2").to("broken") == "A0 A3"
     assert stage.over("A0 A3").view == "A0 A3"
     assert stage.hub.generation == 3
+
+
+def test_a_view_says_who_is_not_in_it_and_was_not_lost() -> None:
+    """One that leaves, and one that has received no state yet and joins later; not those that were killed."""
+    stage = trains(5)
+    stage.killed("A1")
+    stage.leaves("A2", lost=True)
+    stage.over("A3", step=-1)
+    assert stage.over("A0 A4").view == "A0 A4"
+    assert sorted(stage.only("view")["not_lost"]) == ["A2", "A3"]
+    assert [one["worker"] for one in stage.only("view")["gone"]] == ["A1"]
+
+
+def test_a_hub_that_takes_over_knows_whom_the_run_has_lost() -> None:
+    """Of a node that was lost with the hub before nothing was heard here; of one that had said that it goes, something
+    was."""
+    before = trains(1, nodes=3)
+    view = {"say": "view", **before.only("view")}
+    stage = Stage(nodes=0, nodes_max=3, takes_over=True)
+    report = NodeReport()
+    report.note_said(parse(TO_HUB, {"say": "started", "worker": "C0", "local_rank": 0}))
+    report.note_ordered("C0", parse(TO_WORKER, view))
+    stage.hub.without(stage.now_s, "B", left=True)
+    stage.lost("A")
+    stage.told("C", "hello", places=1, report=report.document())
+    assert stage.over("C0").view == "C0"
+    assert stage.only("view")["not_lost"] == ["B0"], "A0 was"
 
 
 def test_when_all_are_killed_their_replacements_start_from_storage_together() -> None:

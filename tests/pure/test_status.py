@@ -27,9 +27,9 @@ class Shown:
         self.log.emit_named("run_started")
         self.log.context(rank=0, world_size=4, generation=1)
 
-    def view(self, *workers: str, generation: int = 1, after_s: float = 0.0) -> Shown:
+    def view(self, *workers: str, generation: int = 1, after_s: float = 0.0, **facts: Any) -> Shown:
         self.log.context(generation=generation)
-        return self.then("view_formed", after_s, workers=list(workers), shares=[0, 3])
+        return self.then("view_formed", after_s, workers=list(workers), shares=[0, 3], **facts)
 
     def then(self, event: str, after_s: float = 0.0, **facts: Any) -> Shown:
         self.now += after_s
@@ -75,6 +75,19 @@ def test_a_loss_is_told_with_its_cause_and_what_it_cost_once_the_run_is_under_wa
     assert shown.statuses[-1]["lost"] == 1
     shown.then("finished", step=12)
     assert shown.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
+
+
+def test_only_those_who_were_lost_are_counted_as_lost() -> None:
+    """In a run's first view one died, and two had not received the state: it said "after the loss of 3"."""
+    shown = Shown().view("a", "b", "c", "d").then("peer_lost", 1.0)
+    shown.view("a", generation=2, not_lost=["b", "d"])
+    shown.then("fault_detected", lost="c", cause="SIGKILL", died_t=shown.now).steps(0, 1)
+    shown.view("a", "b", "d", generation=3).steps(1, 5)
+    assert [line.partition(" (")[0].partition(";")[0] for line in shown.lines] == [
+        "step 0: 1 worker, 250 ms after the loss of 1",
+        "step 1: 3 workers, 2 joined",
+    ]
+    assert shown.statuses[-1]["lost"] == 1
 
 
 @pytest.mark.parametrize(

@@ -416,9 +416,11 @@ class Hub:
         return self._standstill.is_one
 
     def _publish(self, now_s: float, chosen: list[Worker]) -> None:
-        """With it goes who is gone since the last view, and how long the run was short of nodes."""
+        """With it goes who is gone since the last view, who is not in it and was not lost, and how long the run was
+        short of nodes."""
         self._begun_elsewhere |= self.generation == 0 and self._takeover.above > 0
         generation, nodes = self._next_generation, {worker.node for worker in chosen}
+        members = {worker.id for worker in chosen}
         newcomers = not any(worker.has_a_step for worker in chosen)
         unanswered = newcomers and self._going_on.may_be_elsewhere(took_over=self._takeover.is_one)
         witness = self._going_on.publishes(generation, nodes, anew=newcomers)
@@ -430,6 +432,7 @@ class Hub:
             one_node=len(nodes) == 1,
             beacon=self._beacon,
             short_s=self._shortage.is_over(now_s),
+            not_lost=[id for id in self._workers.not_lost(self._going_on.have_left) if id not in members],
             gone=self._workers.take_gone(),
             claim=self._going_on.claim,
             witness=witness,

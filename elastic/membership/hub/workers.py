@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -27,6 +27,9 @@ class WorkerStatus(Enum):
     """
 
     STARTING, DIFFERENT, READY, MEMBER, BETWEEN_VIEWS, LEAVING, FINISHED = (auto() for _ in range(7))
+
+
+_IN_ORDER = (WorkerStatus.LEAVING, WorkerStatus.FINISHED)
 
 
 @dataclass
@@ -87,6 +90,7 @@ class Workers:
         self.broken = False
         self._known: dict[str, Worker] = {}
         self._gone: list[Message] = []  # since the last view, and why
+        self._went: set[str] = set()  # since then, in order
 
     def __getitem__(self, id: str) -> Worker:
         return self._known[id]
@@ -104,7 +108,10 @@ class Workers:
         self._known[worker.id] = worker
 
     def remove(self, id: str) -> Worker:
-        return self._known.pop(id)
+        worker = self._known.pop(id)
+        if worker.status in _IN_ORDER:
+            self._went.add(id)
+        return worker
 
     def of(self, node: str) -> list[Worker]:
         return [worker for worker in self if worker.node == node]
@@ -177,9 +184,18 @@ class Workers:
     def note_gone(self, worker: Worker, cause: str, exited: Exited) -> None:
         """The next view tells of it, unless it went in order."""
         facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
-        if worker.status not in (WorkerStatus.LEAVING, WorkerStatus.FINISHED):
+        if worker.status not in _IN_ORDER:
             self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
 
     def take_gone(self) -> list[Message]:
-        gone, self._gone = self._gone, []
+        gone, self._gone, self._went = self._gone, [], set()
         return gone
+
+    def not_lost(self, left: Collection[str]) -> list[str]:
+        """Of the present view: those that live, or went in order, as far as is known. left: nodes that have"""
+        lost = {one["worker"] for one in self._gone}
+        return [
+            id
+            for id in self.view
+            if id in self._known or id in self._went or (self.view_nodes[id] in left and id not in lost)
+        ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from checkpoint.net.codec import NUMBER_MAX
@@ -142,7 +142,8 @@ class RunStatus(OfWorker):
 
 @dataclass(frozen=True, kw_only=True)
 class NewView:
-    """claim    that the run writes under; None: the coordinator takes it, or the workers know it
+    """not_lost  of the view before, and not of this one: they leave, or have received no state yet and wait to join
+    claim    that the run writes under; None: the coordinator takes it, or the workers know it
     witness  all nodes of the view see it in the storage
     begun_elsewhere  the run has had views, and nobody of them is here: its storage must show that it has begun
     unanswered  nobody here holds the run's state, and others may be going on under a claim for which this hub's agent
@@ -157,6 +158,7 @@ class NewView:
     beacon: dict[str, Any] | None
     short_s: float
     gone: list[dict[str, Any]]
+    not_lost: list[str] = field(default_factory=list)
     claim: dict[str, Any] | None = None
     witness: bool = False
     begun_elsewhere: bool = False

@@ -72,6 +72,10 @@ class GoingOn:
         """It has said that it goes."""
         self._left.add(node)
 
+    @property
+    def have_left(self) -> frozenset[str]:
+        return frozenset(self._left)
+
     def dead(self, node: str) -> None:
         """The kernel of this machine, which is its own, says that its process has ended."""
         self._dead.add(node)
