@@ -263,7 +263,7 @@ def in_a_plain_loop(rank: int, world_size: int, port: int, url: str, who: tuple[
     ) as run:
         for x, y in run.batches():
             optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if run.stepped and run.step_index == 3 and rank in who:
                 break
