@@ -28,13 +28,23 @@ from elastic.group.form import Group, Work
 _LAYOUT = struct.Struct("<qqqqq160s")
 _COMPARED = struct.calcsize("<qqqq")  # bytes: all but what is trained, and the site
 _TRAINED = struct.Struct("<q")
+_BREAKS_ALONE = """\
+  found   `break` and `return` end a run where all workers come to them after one step, and a loss is each worker's own
+  next    run.stop(reason) ends it for all, whoever calls it, after the next step; or decide by run.sums, which
+          `run.add` adds up over the whole batch
+"""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Kind(enum.IntEnum):
-    """What ranks do together. The script brings them there, or their own agreement of the step before."""
+    """What ranks do together. The script brings them there, or their own agreement of the step before.
 
-    STEP, EVALUATION, STOP, SAVE, REGROUP, FINISH, PART, BREAK, LEAVE, ON_COORDINATOR = range(10)
+    BREAK          one that does so alone leaves the run, and the others go on
+    BREAK_FOR_ALL  of a loop over batches, whose body has a loss of this worker's own to decide by: all do, or it is a
+                   bug
+    """
+
+    STEP, EVALUATION, STOP, SAVE, REGROUP, FINISH, PART, BREAK, LEAVE, ON_COORDINATOR, BREAK_FOR_ALL = range(11)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +93,7 @@ class Fingerprint:
             Kind.FINISH: f"the end of the loop, {after}",
             Kind.PART: f"the end of the with-block, {after}",
             Kind.BREAK: f"out of the loop by `break` {after}",
+            Kind.BREAK_FOR_ALL: f"out of the loop over run.batches() by `break` or `return` {after}",
             Kind.LEAVE: f"leaving {after}",
             Kind.ON_COORDINATOR: f"run.on_coordinator {after}",
         }[self.kind]
@@ -156,12 +167,20 @@ _ALONE = Alone()
 
 
 def announce(
-    group: Group, kind: Kind, *, step: int, ordinal: int = 0, batches: tuple[int, int] = (0, 0), trained: int = 0
+    group: Group,
+    kind: Kind,
+    *,
+    step: int,
+    ordinal: int = 0,
+    batches: tuple[int, int] = (0, 0),
+    trained: int = 0,
+    site: str | None = None,
 ) -> Announced:
-    """Tells all ranks of `group` what this one is about to do, and where its script called for it. Raises PeerLost."""
+    """Tells all ranks of `group` what this one is about to do, and where its script called for it, or came from `site`.
+    Raises PeerLost."""
     if group.world_size == 1:
         return _ALONE
-    site = _site(sys._getframe(1))
+    site = script_site() if site is None else site
     mine = Fingerprint(kind=kind, step=step, ordinal=ordinal, batches=batches, trained=trained, site=site)
     rows = torch.empty(group.world_size * _LAYOUT.size, dtype=torch.uint8)
     row = torch.frombuffer(bytearray(mine.packed()), dtype=torch.uint8)
@@ -173,14 +192,16 @@ def mismatch(fingerprints: Sequence[Fingerprint]) -> CollectiveMismatch:
     doing: dict[str, list[int]] = {}
     for rank, fingerprint in enumerate(fingerprints):
         doing.setdefault(str(fingerprint), []).append(rank)
+    broke = any(fingerprint.kind == Kind.BREAK_FOR_ALL for fingerprint in fingerprints)
     lines = [f"  rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}: {what}\n" for what, ranks in doing.items()]
     return CollectiveMismatch(
         "the workers are about to do different things, and each would wait for the others\n"
         f"{''.join(lines)}"
         f"  state   {_applied(fingerprints)}; nothing was applied since, and what was saved stays\n"
+        f"{_BREAKS_ALONE if broke else ''}"
         "  next    run.evaluate and every step of the loop are for all workers alike: `if run.is_coordinator:` is for "
         "what one\n          does alone (printing, writing files); what decides anything else must be the same on all, "
-        "as step.sums is",
+        f"as {'run.sums' if broke else 'step.sums'} is",
         doing={rank: str(fingerprint) for rank, fingerprint in enumerate(fingerprints)},
     )
 
@@ -205,8 +226,9 @@ def _ordinal(number: int) -> str:
     return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
-def _site(frame: FrameType | None) -> str:
+def script_site() -> str:
     """The innermost place outside this package: the script's, or a library's that it uses."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return _place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""

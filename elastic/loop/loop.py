@@ -10,13 +10,13 @@ and its caller goes round again, unless a peer has got there already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from elastic.errors import PeerLost, StepError
 from elastic.events import schema
-from elastic.group.fingerprint import Kind
+from elastic.group.fingerprint import Kind, announce
 from elastic.group.sums import Agreed
 from elastic.loop.between_steps.boundary import Boundary
 from elastic.loop.between_steps.evaluation import Evaluations
@@ -86,6 +86,7 @@ class Loop:
         self.plain_step: PlainStep | None = None
         self.own_update: OwnUpdate | None = None  # of a plain loop
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
+        self._plain: PlainLoop | None = None
         self._count: Count | None = None
         self._plain_steps = 0
         self._rehearsal: Rehearsal | None = None
@@ -187,7 +188,8 @@ class Loop:
         config = self._context.config
         if config.rehearse and config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
             self._rehearsal = Rehearsal(config.device)
-        return PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning)
+        self._plain = PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning, self._left_epoch)
+        return self._plain
 
     def steps(self) -> Iterator[Step]:
         return self._steps(self._next_step)
@@ -369,20 +371,41 @@ class Loop:
             raise self._left_open(step)
         self._leave_step()
         self._boundary.reach()
-        if state.finished or self._recovery.all_break():
+        plain = self._plain
+        site = plain.left_at if plain is not None else None
+        if state.finished or self._recovery.all_break(must=plain is not None, site=site):
             self._finish()
         else:
             self._recovery.departure.break_off()
 
+    def _left_epoch(self) -> None:
+        """The script left an epoch's batches, and goes on to the next epoch. Raises CollectiveMismatch where others go
+        on with this one."""
+        step, plain = self.step, self._plain
+        if step is None or not step.applied or plain is None:
+            return
+        with suppress(PeerLost):
+            announce(self.session.group, Kind.BREAK_FOR_ALL, step=self._state.step, site=plain.left_at).check()
+
     def _left_open(self, step: StepInHand) -> StepError:
         """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
-        torn = self._state.updating
+        torn, plain = self._state.updating, self._plain
         batches = "for batch in step" if self.own_update is None else "for batch in run.batches()"
+        where, found, instead = "", "", "run.stop(reason) ends a run early"
+        if plain is not None:
+            where = f", at {plain.left_at}" if plain.left_at is not None else ""
+            found = "  found  a step has a body for each of this worker's shares, and is one when all are passed\n"
+            instead = (
+                "run.stop(reason)\n         ends a run early, for all workers; `break` where all come to it, "
+                "`if run.stepped:`"
+            )
+        before = "its update was complete" if torn else "its inner loop ended"
         return StepError(
-            f"step {step.index} was left before {'its update was complete' if torn else 'its inner loop ended'}\n"
-            f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved\n"
-            f"  next   let `{batches}` run to its end, and exceptions leave the with-block; run.stop(reason) "
-            "ends a run early"
+            f"step {step.index} was left before {before}{where}\n"
+            f"{found}"
+            f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved, and "
+            f"in storage is {self.session.restorer.newest_saved}\n"
+            f"  next   let `{batches}` run to its end, and exceptions leave the with-block; {instead}"
         )
 
     def _only_in_update(self, *_: Any) -> None:

@@ -118,17 +118,24 @@ class Recovery:
             saver.save(state.position, must=must)
         self._context.moment("saved")
 
-    def all_break(self) -> bool:
+    def all_break(self, *, must: bool = False, site: str | None = None) -> bool:
         """Whether all workers leave the loop by `break`, at this step: then the run is finished.
 
         A newcomer of the view that follows a loss meanwhile learns of it by the agreement, and asks, too.
+
+        must  it is a bug where they do not: raises CollectiveMismatch on all. Of a newcomer, as for the others
+        site  see announce
         """
         state = self._state
-        state.agreements[BREAKING] = True
+        must = state.agreements.setdefault(BREAKING, must)
         while not state.finished:  # else a peer knows the answer, of whom the next view has heard
             self._session.phases.enter(Phase.WAITING)
             try:
-                if not announce(self._session.group, Kind.BREAK, step=state.step).all_meet():
+                kind = Kind.BREAK_FOR_ALL if must else Kind.BREAK
+                announced = announce(self._session.group, kind, step=state.step, site=site)
+                if must:
+                    announced.check()
+                elif not announced.all_meet():
                     return False
                 state.agreements[_ALL_BREAK] = True
                 state.stopped = "the script left the loop"

@@ -253,6 +253,37 @@ def test_under_elastic_run_one_that_breaks_off_leaves_and_the_others_go_on(elast
     assert len(re.findall(r"^stopped ", output, re.M)) == 3
 
 
+def in_a_plain_loop(rank: int, world_size: int, port: int, url: str, who: tuple[int, ...]) -> str | None:
+    as_worker_of_torchrun(rank, world_size, port)
+    elastic.seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with elastic.Run(
+        url, model=model, optimizer=optimizer, dataset=data(), batch_size=12, virtual_workers=6, epochs=3
+    ) as run:
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if run.stepped and run.step_index == 3 and rank in who:
+                break
+    return run.stopped
+
+
+def test_one_that_breaks_off_a_loop_over_batches_ends_the_run_on_all(tmp_path: Path, port: int) -> None:
+    """Its own loss had it leave: it ended with a line on the console, and the others trained on without it."""
+    for end in run_ranks(in_a_plain_loop, 3, port, str(tmp_path / "run"), (1,), within_s=AT_ONCE_S):
+        assert isinstance(end, Raised), end
+        assert end.kind == "CollectiveMismatch"
+        assert re.search(r"rank 1: out of the loop over run.batches\(\) .* after step 2, at .*test_mismatch", end.text)
+        assert "run.stop(reason) ends it for all" in end.text
+
+
+def test_all_that_break_off_a_loop_over_batches_at_one_step_end_it_there(tmp_path: Path, port: int) -> None:
+    answers = run_ranks(in_a_plain_loop, 3, port, str(tmp_path / "run"), (0, 1, 2), within_s=AT_ONCE_S)
+    assert answers == ["the script left the loop"] * 3
+
+
 @pytest.mark.parametrize("what", ["all break", "all but the lost break"])
 def test_who_waits_to_join_a_run_whose_script_leaves_the_loop_ends_with_it(
     elastic_run: Callable[..., Launch], what: str

@@ -11,6 +11,7 @@ from typing import Any
 
 from elastic.config import Config
 from elastic.errors import ConfigError, StepError
+from elastic.group.fingerprint import script_site
 from elastic.loop.plain.step import Count, PlainStep
 
 
@@ -36,17 +37,23 @@ class PlainLoop:
     steps   begins the loop, and gives its steps
     passes  is called where the script comes to the beginning of an epoch that this step is past; what it returns, when
             the script asks for the step's batches
+    left    is called where the script goes on from batches that it has left: raises where others have not
     """
 
     def __init__(
-        self, steps: Callable[[], Iterator[PlainStep]], passes: Callable[[PlainStep], Callable[[], None]]
+        self,
+        steps: Callable[[], Iterator[PlainStep]],
+        passes: Callable[[PlainStep], Callable[[], None]],
+        left: Callable[[], None],
     ) -> None:
         self._begins = steps
         self._passes = passes
+        self._left = left
         self._passed: Callable[[], None] = _nothing
         self._steps: Iterator[PlainStep] | None = None
         self._next: PlainStep | None = None
         self._epochs = False
+        self.left_at: str | None = None  # where the script left the last batches that it took, if it did
 
     def epochs(self) -> Iterator[int]:
         """See Run.epochs."""
@@ -58,8 +65,10 @@ class PlainLoop:
                 self._passed = self._passes(step)
             yield step.in_hand.epoch
             if self._next is not None:
+                self._left()
+                where = "" if self.left_at is None else f": it was left at {self.left_at}"
                 raise StepError(
-                    f"epoch {step.in_hand.epoch} has steps left, and run.batches() was not read to its end\n"
+                    f"epoch {step.in_hand.epoch} has steps left, and run.batches() was not read to its end{where}\n"
                     "  state  what was applied stays; no example may be left out\n"
                     "  next   read `for batch in run.batches()` to its end in every epoch; run.stop(reason) ends a run "
                     "early"
@@ -67,6 +76,14 @@ class PlainLoop:
 
     def batches(self) -> Iterator[Any]:
         """See Run.batches."""
+        self.left_at = None
+        try:
+            yield from self._batches()
+        except GeneratorExit:
+            self.left_at = script_site()
+            raise
+
+    def _batches(self) -> Iterator[Any]:
         steps = self._start()
         if not self._epochs:
             for step in steps:
