@@ -1,4 +1,4 @@
-"""What a run's last hub writes at its URL, on S3: whole runs with it are in tests/processes/test_hub_announcement.py."""
+"""What a run's last hub writes at its URL, on S3: of whole runs it is in tests/processes/test_hub_announcement.py."""
 
 from __future__ import annotations
 
