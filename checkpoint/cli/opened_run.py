@@ -22,6 +22,7 @@ from checkpoint.storage import Buffer, Storage, open_storage
 from checkpoint.storage.redact import Scrubber, redact
 
 _SHOWN = 5  # names in an error
+ANSWER_S = 30.0  # to whoever waits at a terminal
 
 
 class BadUrl(CheckpointError):
@@ -37,7 +38,7 @@ def opened(
     job  what a claim that is taken calls itself
     """
     _check(url)
-    inner = open_storage(url, options, retry_s=retry_s)
+    inner = open_storage(url, options, retry_s=retry_s, answer_s=max(ANSWER_S, retry_s))
     try:
         try:
             keys = inner.list(COMMITS)

@@ -49,13 +49,19 @@ __all__ = [
 
 
 def open_storage(
-    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, *, retry_s: float = 120.0
+    url: str | os.PathLike[str],
+    storage_options: dict[str, Any] | None = None,
+    *,
+    retry_s: float = 120.0,
+    answer_s: float | None = None,
 ) -> Storage:
     """The storage at `url`, a folder or any fsspec URL. Nothing is contacted yet.
 
     storage_options  handed to fsspec's filesystem, such as {"endpoint_url": ..., "key": ..., "secret": ...}. With
                      "client": "obstore" among them S3 is reached through that package instead of s3fs (obstore.py)
     retry_s          how long one operation is tried again while its error looks transient
+    answer_s         how long listing or looking up may take, with all attempts; None: as long as the client library
+                     lets an attempt take
     """
     text, options = os.fspath(url), storage_options or {}
     protocol, separator, path = text.partition("://")
@@ -80,4 +86,4 @@ def open_storage(
         inner = ObstoreStorage(text, {name: value for name, value in options.items() if name != "client"})
     else:
         inner = FsspecStorage(text, options)
-    return RetryingStorage(inner, retry_s=retry_s, scrub=Scrubber(text, options))
+    return RetryingStorage(inner, retry_s=retry_s, scrub=Scrubber(text, options), answer_s=answer_s)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 
 from checkpoint.storage.base import AlreadyThere, Buffer, Missing, NotDeleted, batches
 from checkpoint.storage.ranges import RANGE_BYTES, in_ranges, one_range
@@ -32,6 +33,7 @@ _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is
 _TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 
 DELETED_AT_ONCE = 1000  # S3's own limit
+_CONNECT_S, _READ_S = 5.0, 15.0
 
 _log = logging.getLogger("checkpoint")
 _checking = threading.Lock()  # "look, then write" within one process; memory:// is never shared by more
@@ -116,7 +118,9 @@ class FsspecStorage:
         filesystem, path = self._at(prefix) if prefix else self._root()
         filesystem.invalidate_cache()
         try:
-            found = filesystem.find(path, detail=True)
+            found = (
+                _found_by_walking(filesystem, path) if _hides_errors(filesystem) else filesystem.find(path, detail=True)
+            )
         except FileNotFoundError as error:
             if error_code(error) == "NoSuchBucket":
                 raise
@@ -251,7 +255,8 @@ class FsspecStorage:
         """The filesystem and the run's path in it. A forked child opens its own: connections are not shared."""
         if self._opened is None or self._opened[0] != os.getpid():
             fresh = {"use_listings_cache": False, "skip_instance_cache": True}
-            filesystem, path = fsspec.core.url_to_fs(self._full_url, **{**self._options, **fresh})
+            options = {**_limits(self._full_url), **self._options, **fresh}
+            filesystem, path = fsspec.core.url_to_fs(self._full_url, **options)
             if _is_s3(filesystem):
                 _leave_retries_to_us(filesystem)
             self._opened = os.getpid(), filesystem, path.rstrip("/")
@@ -262,6 +267,36 @@ class FsspecStorage:
             raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
         filesystem, root = self._root()
         return filesystem, f"{root}/{key}"
+
+
+def _limits(url: str) -> dict[str, Any]:
+    """Of waiting on a connection: s3fs has the same by itself, and aiohttp 5 minutes for a whole request."""
+    if not url.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    return {"client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)}}
+
+
+def _hides_errors(filesystem: Any) -> bool:
+    """Whether its `find` is fsspec's own, for which a server that cannot be reached is an empty folder."""
+    if isinstance(filesystem, AsyncFileSystem):
+        return type(filesystem)._find is AsyncFileSystem._find
+    return type(filesystem).find is fsspec.AbstractFileSystem.find
+
+
+def _found_by_walking(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
+    """What `find` would, or the first error. Raises FileNotFoundError where nothing is there."""
+    found, folders = {}, []
+    for info in filesystem.ls(path, detail=True):
+        if info["type"] == "directory" and info["name"].rstrip("/") != path.rstrip("/"):
+            folders.append(info["name"])
+        elif info["type"] != "directory":
+            found[info["name"]] = info
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            found.update(_found_by_walking(filesystem, folder))
+    return found
 
 
 def _leave_retries_to_us(filesystem: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from checkpoint.errors import StorageError
+from checkpoint.storage.answering import answer_within
 from checkpoint.storage.base import (
     AlreadyThere,
     Buffer,
@@ -59,6 +60,8 @@ _AFTER = {
     "delete": _AFTER_REMOVING,
     "tidy": _AFTER_REMOVING,
 }
+_QUICK = ("list", "look up")
+_WITHOUT_WORDS = "the client library says no more"
 _RIGHTS = "the right to list, read, write and delete here"
 _ADVICE_BY_ERRNO = {
     errno.EACCES: f"give this user or key {_RIGHTS}",
@@ -117,10 +120,18 @@ class RetryingStorage:
     """`Storage` around another one."""
 
     def __init__(
-        self, inner: Storage, *, retry_s: float, scrub: Scrubber, sleep: Callable[[float], None] = time.sleep
+        self,
+        inner: Storage,
+        *,
+        retry_s: float,
+        scrub: Scrubber,
+        sleep: Callable[[float], None] = time.sleep,
+        answer_s: float | None = None,
     ) -> None:
+        """answer_s: for listing and looking up, all attempts together, whatever the client library waits for."""
         self._inner = inner
         self._retry_s = retry_s
+        self._answer_s = answer_s
         self._scrub = scrub
         self._sleep = sleep
 
@@ -198,16 +209,19 @@ class RetryingStorage:
 
     def _tried(self, operation: str, key: str, act: Callable[[], T]) -> T | _Answer:
         attempts: MutableSequence[str] = []
+        begun_s = time.monotonic()
 
         def once() -> T | _Answer:
             try:
-                return act()
+                if self._answer_s is None or operation not in _QUICK:
+                    return act()
+                return answer_within(begun_s + self._answer_s - time.monotonic(), act)
             except (AlreadyThere, Missing) as answer:
                 return _Answer(type(answer)(*answer.args))  # without frames, nor what it came of
             except Exception as error:
                 code = error_code(error)
                 answered = f" (the server says {code})" if code and code not in str(error) else ""
-                attempts.append(self._scrub(f"{type(error).__name__}: {error}{answered}"))
+                attempts.append(self._scrub(f"{type(error).__name__}: {str(error) or _WITHOUT_WORDS}{answered}"))
                 raise
 
         retrying = Retrying(
@@ -229,7 +243,8 @@ class RetryingStorage:
     def _failed(self, operation: str, key: str, attempts: Sequence[str], next_step: str | None) -> StorageError:
         first = len(attempts) - len(attempts[-_SHOWN:]) + 1
         shown = "\n".join(f"  attempt {first + i}  {text}" for i, text in enumerate(attempts[-_SHOWN:]))
-        how = f"failed {len(attempts)} times within {self._retry_s:g} s" if next_step is None else "cannot succeed"
+        within_s = max(self._retry_s, self._answer_s or 0.0) if operation in _QUICK else self._retry_s
+        how = f"failed {len(attempts)} times within {within_s:g} s" if next_step is None else "cannot succeed"
         state, then = _AFTER[operation]
         return StorageError(
             f"{self.url}: {operation} {key or 'everything'} {how}\n{shown}\n"
@@ -270,7 +285,8 @@ def _http_status(error: BaseException) -> int | None:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):
             return status
-    return None
+    of_http = getattr(error, "status", None)  # aiohttp's ClientResponseError
+    return of_http if isinstance(of_http, int) and type(error).__module__.startswith("aiohttp") else None
 
 
 def _responses(error: BaseException | None) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from elastic.events.segments import current
 from elastic.events.sinks import local_folder
 
 _READERS = 8
+ANSWER_S = 30.0  # of a storage, to whoever waits for a report
 _LOOKS = 5  # a run that is under way may remove a segment between a look at the folder and the reading of it
 
 
@@ -56,7 +57,7 @@ def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) 
         return
     from checkpoint.storage import open_storage
 
-    storage = open_storage(str(url), storage_options)
+    storage = open_storage(str(url), storage_options, retry_s=ANSWER_S, answer_s=ANSWER_S)
     yield from _each(
         lambda: {key.removeprefix("events/"): size for key, size in storage.list("events").items()},
         lambda name: bytes(storage.get(f"events/{name}")),

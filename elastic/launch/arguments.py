@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.run import config_from_args, get_args_parser
 
+from checkpoint.storage import redact
 from elastic.errors import ConfigError
 from elastic.launch.net.addresses import port_range
 from elastic.launch.processes.script import Script
@@ -214,6 +215,23 @@ def _check_timeouts(conf: Mapping[str, Any]) -> None:
                 )
 
 
+def _check_urls(endpoint: str) -> None:
+    """What no storage opens, and a run on one node would pass over without a word. Raises ConfigError."""
+    named = [("--rdzv-endpoint", part.strip()) for part in endpoint.split(",")]
+    for name, url in (*named, ("ELASTIC_URL", environment.place_of_run()[0])):
+        if "://" in url:
+            from fsspec import available_protocols
+
+            protocol = url.partition("://")[0].partition("::")[0]
+            if protocol not in available_protocols():
+                raise ConfigError(
+                    f"{name}={redact(url)}: nothing here opens {protocol}://; expected a folder, or a URL that fsspec "
+                    "opens, such as s3://bucket/runs/lm7\n"
+                    "  state  nothing was started\n"
+                    "  next   correct the URL, or install the package that brings its filesystem to fsspec"
+                )
+
+
 def _check_nodes(given: str) -> None:
     """torchrun's own words name no flag."""
     least, colon, most = str(given).partition(":")
@@ -236,6 +254,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     options.rdzv_endpoint = options.rdzv_endpoint or ""
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     _check_nodes(options.nnodes)
+    _check_urls(options.rdzv_endpoint)
     try:
         options.nproc_per_node = _counted(options.nproc_per_node)
         with _nobody_asks_for_gpus():

@@ -130,7 +130,8 @@ def _show(
             table.add_row(one.policy, words.percent(one.goodput), *shares, f"{one.restarts or '·'}", every, *cost)
         console.print(table)
     console.print("\n[bold]Goodput[/bold]: steps that last, of those that the fleet could do were changes free;")
-    console.print("lost … wait: shares of the time, whose rest became steps that last;")
+    console.print("lost … wait: shares of the time, whose rest became steps that last. An hour counts here the same")
+    console.print("whatever the number of nodes, and in goodput by its steps: so the two need not add to 100 %;")
     console.print("again: how often all started again; saves: the last interval between two")
     if price is not None:
         console.print("price: of 1,000 such steps, of all nodes that were there")

@@ -141,6 +141,7 @@ ALLOWED = (
         "elastic/integrations/lightning.py",
     ),
     Allowed("fsspec's session, and a path without its protocol", "_s3 _strip_protocol", "checkpoint"),
+    Allowed("fsspec's own walk, or a filesystem's listing in its place", "_find", "checkpoint"),
     Allowed("the end of a process that is to die at once", "_exit", "tests/benchmarks/data_correctness_lightning.py"),
     Allowed(
         "a benchmark times the parts of a step where they are, and no run publishes them for that",

@@ -186,3 +186,18 @@ def test_no_gpu_is_asked_for(script: str, monkeypatch: pytest.MonkeyPatch) -> No
     parse([script])
     assert asked == []
     assert torch.cuda.is_available is before
+
+
+@pytest.mark.parametrize("given", ["--rdzv-endpoint", "ELASTIC_URL"])
+@pytest.mark.parametrize("nodes", ["--standalone", "--nnodes=1", "--nnodes=1:2"])
+def test_a_url_that_nothing_opens_is_refused_by_the_name_of_what_gave_it(
+    script: str, given: str, nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one node it was passed over without a word."""
+    if given == "ELASTIC_URL":
+        monkeypatch.setenv("ELASTIC_URL", "foo://x")
+    flags = ["--rdzv-endpoint=foo://x"] if given == "--rdzv-endpoint" else ["--rdzv-endpoint=host1"]
+    with pytest.raises(ConfigError, match=rf"{given}=foo://x: nothing here opens foo://"):
+        parse([nodes, "--rdzv-backend=c10d", *flags, script])
+    monkeypatch.setenv("ELASTIC_URL", "s3://bucket/run")
+    parse([nodes, "--rdzv-backend=c10d", "--rdzv-endpoint=host1", script])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import stat
 import subprocess
 import tempfile
@@ -18,7 +19,10 @@ import pytest
 import torch
 
 from checkpoint import Checkpointer, StorageError
+from checkpoint.cli import main, opened_run
 from checkpoint.storage import AlreadyThere, Storage, open_storage
+from elastic.__main__ import main as elastic_main
+from elastic.events import reading
 from tests.kit.flaky import Front, flaky
 from tests.kit.s3 import S3Server
 
@@ -215,3 +219,43 @@ def test_a_folder_without_rights_is_said_at_once() -> None:
         os.waitpid(child, 0)
     assert text.startswith("1 ")
     assert "give this user or key the right to" in text
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """HOST:PORT at which connections are taken, and nothing is ever said: the kernel takes them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_whoever_lists_what_does_not_answer_is_told_so_in_time(silent: str, scheme: str) -> None:
+    """Client libraries wait for minutes, and `elastic report` with them."""
+    options = {"endpoint_url": f"http://{silent}", "key": "k", "secret": "s"} if scheme == "s3" else {}
+    storage = open_storage("s3://runs/x" if scheme == "s3" else f"http://{silent}/x", options, retry_s=1, answer_s=2)
+    with pytest.raises(StorageError, match=r"no answer within \d s") as caught:
+        storage.list("events")
+    assert (caught.value.operation, caught.value.attempts) == ("list", 1)
+
+
+def test_a_server_that_refuses_connections_is_no_empty_folder() -> None:
+    """fsspec's own walk passes over every error: a run there would have begun anew, and its report have been empty."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/run"
+    with pytest.raises(StorageError, match="Connect call failed"):
+        open_storage(url, retry_s=0).list("commits")
+
+
+@pytest.mark.parametrize("command", ["report", "ls"])
+def test_each_command_says_what_of_a_url_does_not_answer(
+    silent: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reading, "ANSWER_S", 2.0)
+    monkeypatch.setattr(opened_run, "ANSWER_S", 2.0)
+    url = f"http://{silent}/run"
+    assert (elastic_main(["report", url]) if command == "report" else main(["ls", "--retry-s=1", url])) == 2
+    said = capsys.readouterr().err
+    assert f"{url}: list " in said
+    assert "failed 1 times within 2 s" in said
+    assert "attempt 1  TimeoutError: no answer within 2 s" in said
+    assert "  next   see whether the storage can be reached" in said
