@@ -27,7 +27,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
-from elastic.integrations.placing import check_device, own_device
+from elastic.integrations.placing import check_device, own_device, warn_of_nobody_followed
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -65,6 +65,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         for state in (PartialState, AcceleratorState):
             state._shared_state["device"] = own
         prefer(own)
+        self._follows = False
 
     def follow(self, run: Run) -> None:
         """From here on the main process is the run's coordinator. Call it in the run's with-block.
@@ -74,6 +75,13 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         """
         check_device(run, self.device, "Accelerator")
         follow(run)
+        self._follows = True
+
+    def backward(self, loss: Any, **named: Any) -> None:
+        """As accelerate's; warns where nobody has called `follow`."""
+        if not self._follows:
+            self._follows = warn_of_nobody_followed("accelerator")
+        super().backward(loss, **named)
 
 
 def check_alone(accelerator: accelerate.Accelerator) -> None:

@@ -22,7 +22,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
-from elastic.integrations.placing import check_device, own_device
+from elastic.integrations.placing import check_device, own_device, warn_of_nobody_followed
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -66,6 +66,7 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
             )
         own = own_device(device)
         self._of_worker = _OfWorker(own)
+        self._follows = False
         super().__init__(strategy=self._of_worker, accelerator=own.type, devices=1, **named)
         prefer(own)
 
@@ -84,6 +85,13 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
 
         place()
         run.events.hear(lambda event: place() if event["event"] == "view_formed" else None)
+        self._follows = True
+
+    def backward(self, tensor: torch.Tensor, *args: Any, **named: Any) -> None:
+        """As Fabric's; warns where nobody has called `follow`."""
+        if not self._follows:
+            self._follows = warn_of_nobody_followed("fabric")
+        super().backward(tensor, *args, **named)
 
 
 class _OfWorker(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types

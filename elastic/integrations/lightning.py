@@ -45,7 +45,7 @@ from torch.utils.data import IterableDataset
 from torchmetrics.utilities import prints
 
 from elastic.data.order import Order
-from elastic.errors import ConfigError
+from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.placing import check_arguments, other_than_shuffle, own_device, passes_over, steps_per_epoch
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
@@ -285,6 +285,24 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         super().teardown()
 
 
+class _WholeStep(dict[str, PlainStep]):
+    """What hooks around a batch are given: no examples, which `training_step` gets share by share."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._refused("unpacked")
+
+    def __missing__(self, key: object) -> PlainStep:
+        raise self._refused(f"asked for [{key!r}]")
+
+    def _refused(self, what: str) -> StepError:
+        return StepError(
+            f"a hook around a batch has {what} what it was given, and that is the whole step {self['step'].index}: its "
+            "examples are spread over the workers, and this one may read none of them\n"
+            f"{UNTOUCHED}  next   look at examples in training_step, which is given each share that this worker "
+            "computes; or at outputs, trainer.callback_metrics"
+        )
+
+
 class _Steps:
     """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect.
 
@@ -302,13 +320,13 @@ class _Steps:
     def __len__(self) -> int:
         return self._per_epoch
 
-    def __iter__(self) -> Iterator[dict[str, PlainStep]]:
+    def __iter__(self) -> Iterator[_WholeStep]:
         if self._of_run is None:
             assert self.run is not None
             self._of_run = self.run.steps()
         for step in self._of_run:
             self.begin_step()
-            yield {"step": step}
+            yield _WholeStep(step=step)
             if step.last_of_epoch:
                 return
 

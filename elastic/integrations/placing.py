@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,3 +83,13 @@ def check_arguments(given: Mapping[str, Any], run: type, *, whose: str, decided:
             found, near = f"{name}, which elastic.Run does not have", difflib.get_close_matches(name, known, n=1)
             instead = f"{near[0]}=" if near else f"one of {', '.join(known)}"
         raise ConfigError(f"{whose} has {found}\n  next  {instead}")
+
+
+def warn_of_nobody_followed(name: str) -> bool:
+    """True: once is enough."""
+    warnings.warn(
+        f"{name}.follow(run) was not called, so each worker takes itself for the main process: all of them print, log "
+        f"and save\n  next   call {name}.follow(run) first in the run's with-block",
+        stacklevel=3,
+    )
+    return True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
+import torch
 
 from elastic.errors import ConfigError
 
@@ -30,3 +32,13 @@ def test_what_is_the_runs_is_refused(given: dict[str, Any], match: str) -> None:
 
 def test_half_the_precision_that_needs_no_scaler_is_taken() -> None:
     assert Fabric(precision="bf16-mixed").world_size == 1
+
+
+def test_a_loop_that_has_followed_no_run_is_told_so_once() -> None:
+    fabric = Fabric()
+    weight = torch.nn.Parameter(torch.ones(1))
+    with pytest.warns(UserWarning, match=r"fabric\.follow\(run\) was not called"):
+        fabric.backward(weight.sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fabric.backward(weight.sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -457,3 +458,20 @@ def test_a_run_goes_on_from_what_it_saved_itself(tmp_path: Path) -> None:
     plain.save_checkpoint(tmp_path / "one.ckpt")
     with pytest.raises(ConfigError, match="ckpt_path"):
         trainer.fit(Module(), DataLoader(points(), batch_size=12, shuffle=True), ckpt_path=str(tmp_path / "one.ckpt"))
+
+
+class Unpacks(L.Callback):  # type: ignore[misc]
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self.look = look
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
+        self.look(batch)
+
+
+@pytest.mark.parametrize(("look", "what"), [(tuple, "unpacked"), (lambda batch: batch[0].shape, r"asked for \[0\]")])
+def test_a_hook_that_looks_for_examples_in_a_whole_step_is_refused_by_name(
+    tmp_path: Path, look: Callable[[Any], Any], what: str
+) -> None:
+    """It was a ValueError or a KeyError of Python's, at one worker too."""
+    with pytest.raises(StepError, match=f"a hook around a batch has {what}.*the whole step 0(.|\n)*in training_step"):
+        fit(tmp_path, Unpacks(look))
