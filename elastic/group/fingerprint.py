@@ -31,8 +31,10 @@ _TRAINED = struct.Struct("<q")
 _BREAKS_ALONE = """\
   found   `break` and `return` end a run where all workers come to them after one step, and a loss is each worker's own
   next    run.stop(reason) ends it for all, whoever calls it, after the next step; or decide by run.sums, which
-          `run.add` adds up over the whole batch
-"""
+          `run.add` adds up over the whole batch"""
+_DIFFER = """\
+  next    run.evaluate and every step of the loop are for all workers alike: `if run.is_coordinator:` is for what one
+          does alone (printing, writing files); what decides anything else must be the same on all, as step.sums is"""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -198,10 +200,7 @@ def mismatch(fingerprints: Sequence[Fingerprint]) -> CollectiveMismatch:
         "the workers are about to do different things, and each would wait for the others\n"
         f"{''.join(lines)}"
         f"  state   {_applied(fingerprints)}; nothing was applied since, and what was saved stays\n"
-        f"{_BREAKS_ALONE if broke else ''}"
-        "  next    run.evaluate and every step of the loop are for all workers alike: `if run.is_coordinator:` is for "
-        "what one\n          does alone (printing, writing files); what decides anything else must be the same on all, "
-        f"as {'run.sums' if broke else 'step.sums'} is",
+        f"{_BREAKS_ALONE if broke else _DIFFER}",
         doing={rank: str(fingerprint) for rank, fingerprint in enumerate(fingerprints)},
     )
 
