@@ -1,11 +1,4 @@
-"""`Checkpointer`: saves and loads any state below one URL.
-
-format  what lies in storage             save     by one process (local.py) or by several ranks (distributed.py)
-runs    who may write, what is newest    load     verified, or not at all
-net     how ranks reach each other       storage  folders, S3, fsspec
-cli     the command                      sources  what other tools wrote
-                                         testing  storage that fails as planned
-"""
+"""`Checkpointer`: saves and loads any state below one URL. The package's map is at its top, in `__init__.py`."""
 
 from __future__ import annotations
 
