@@ -8,18 +8,8 @@ There is one hub at a time: in the agent of the first node, and when that is los
 its roster, which learns of the run from what the agents report. Only views tell a worker who is lost: it acts on
 nothing but what it is told here and on the failure of its own collectives.
 
-Here what is said is handed to whom it concerns, and the next view follows from what they all know:
-
-    nodes.py workers.py         who is here, and who is in the present view
-    admission.py                which node is let in
-    reports.py takeover.py      what is learned of the run when this hub takes over, and for whom it waits
-    claiming.py                 whether this side may go on without those who are missing: ../succession/going_on.py
-    joining.py shortage.py      for whom a view waits, among workers and among nodes
-    release.py                  what becomes of those who want to leave: ../rules/leaving.py
-    replacements.py             what follows from the end of a worker: ../rules/endings.py
-    hang_watch.py               who hangs
-    run_end.py                  when the run ends
-    ../rules/next_view.py       who is in a view, and in which order
+Here what is said is handed to whom it concerns, each a file of this room (`__init__.py` names them), and the next view
+follows from what they all know.
 
 Who says what, when, and what follows is one table: docs/internals/protocol.md.
 """
