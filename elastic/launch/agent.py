@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import event_loop
 from elastic.launch.node.departure import NodeDeparture
-from elastic.launch.node.end import NO_PLACE, NodeEnd
+from elastic.launch.node.end import NodeEnd
 from elastic.launch.node.hints import Hints
 from elastic.launch.node.notice_hook import NoticeHook
 from elastic.launch.node.notices import NodeNotices
@@ -49,6 +49,7 @@ from elastic.launch.workers.shown_failures import ShownFailures
 from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.workers.starter import Starter
 from elastic.launch.workers.watch import WorkerWatch
+from elastic.membership.exit_statuses import AGAIN, CUT_SHORT
 from elastic.membership.messages.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -68,7 +69,7 @@ from elastic.membership.messages.messages import (
     parse,
 )
 from elastic.membership.messages.wire import Message, WireError
-from elastic.membership.rules.endings import CUT_SHORT, KILLED
+from elastic.membership.rules.endings import KILLED
 from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.signals import LEAVE_SIGNALS
@@ -203,7 +204,7 @@ class Agent:
         self._say(
             f"{why}\n"
             "  state  nothing was started here, and the run goes on without this node\n"
-            f"  next   try again later (exit status {NO_PLACE}), allow more nodes with --nnodes=MIN:MAX, or wait "
+            f"  next   try again later (exit status {AGAIN}), allow more nodes with --nnodes=MIN:MAX, or wait "
             "longer with --rdzv-conf join_timeout=SECONDS"
         )
 
@@ -373,7 +374,7 @@ class Agent:
             self._late()
         self._watch.tick(now_s)
         self._read_ahead.look(now_s, (worker.record() for worker in self._workers.values()))
-        if self._timing is not None and not self._timing.told:
+        if self._timing is not None and not self._timing.reported:
             self._look_at_start(self._timing)
 
     def _look_at_start(self, timing: StartTimes) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from checkpoint import linux
+from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.membership.signal_pipe import WOKEN, SignalPipe
 from elastic.preemption.notice import Notice
 
@@ -80,7 +81,7 @@ class SignalNotices:
             if self._interrupted_at is not None and now_s - self._interrupted_at > _TWICE_S:
                 sys.stderr.write("elastic: interrupted twice; ending at once, what was committed stays\n")
                 sys.stderr.flush()
-                os._exit(130)
+                os._exit(INTERRUPTED)
             if self._interrupted_at is None:
                 self._interrupted_at = now_s
         by_s = None if self._grace_s is None or number is signal.SIGINT else now_s + self._grace_s

@@ -94,14 +94,14 @@ class HubAnnouncement:
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
-        told = False
-        while not ended.is_set() or (told and self._is_over):
-            wait_s, told = _LOOK_S, False
+        announced = False
+        while not ended.is_set() or (announced and self._is_over):
+            wait_s, announced = _LOOK_S, False
             try:
                 with socket.create_connection(place, timeout=_CONNECT_S) as there:
                     keep_alive(there)
                     self._say(place, ended)
-                    told = not self._is_over
+                    announced = not self._is_over
                     _wait_for_end(there, ended, _AGAIN_S)
             except socket.gaierror:
                 wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often

@@ -150,7 +150,7 @@ class LookupByUrl:
             self._looked_at, self._silent_s = (written, time.monotonic()), 0.0
 
 
-class HubSearch:
+class BackgroundLookup:
     """Asks again and again, in a thread of its own, until somebody says where the hub is. found: a connection to it"""
 
     def __init__(self, find: Callable[[], socket.socket | None]) -> None:

@@ -438,9 +438,9 @@ class Hub:
     def _tell_broken(self, now_s: float, running: Sequence[Worker]) -> None:
         gone = [id for id in self._workers.view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
-        to_tell = [worker for worker in running if worker.told_broken != self.generation]
+        to_tell = [worker for worker in running if worker.broken_sent != self.generation]
         for worker in to_tell:
-            worker.told_broken, worker.since_s = self.generation, now_s
+            worker.broken_sent, worker.since_s = self.generation, now_s
         if to_tell:
             self._out.say_all(to_tell, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]
