@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from checkpoint.errors import CheckpointError
 from checkpoint.net.secured import client_side
 from checkpoint.net.transport import TransportError, receive
 from elastic.launch.net.dialing import Address
@@ -132,7 +133,7 @@ class LookupByUrl:
                     if self._stopping.is_set():
                         connected.close()
                     return
-            except hub_file.CheckpointError as failure:
+            except CheckpointError as failure:
                 if not self._was_read:
                     self.failure = failure
                     return
