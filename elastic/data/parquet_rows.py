@@ -1,4 +1,6 @@
-"""The rows of Parquet files, read one after another from any row on. It needs pyarrow; who asks for rows imports it.
+"""The rows of Parquet files, read one after another from any row on.
+
+It needs pyarrow, which is imported when rows are asked for.
 
 Promises  a position is a row of a row group: whoever goes on from it reads that row group, and none of those before.
           Nothing here starts a thread, which a fork would lack: rows are read and decoded in the thread that asks.

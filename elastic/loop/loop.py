@@ -361,7 +361,7 @@ class Loop:
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there.
 
-        That is asked before anything else: who waits to join, or is told to leave, has nothing more to wait for.
+        That is asked before anything else: whoever waits to join, or is told to leave, has nothing more to wait for.
         """
         session, state = self.session, self._state
         step = self.step

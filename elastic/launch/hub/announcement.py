@@ -33,9 +33,8 @@ from elastic.launch.rendezvous.store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
 
 _LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
-_AGAIN_S = (
-    5.0  # at a store that has been told: one that was the hub before, on another side of a cut, may have been, too
-)
+# at a store that has been told: one that was the hub before, on another side of a cut, may have told it, too
+_AGAIN_S = 5.0
 _CONNECT_S = 1.0
 _WITHDRAW_S = 2.0
 _STORE_S = 12.0  # see elastic/membership/worker/rendezvous.py

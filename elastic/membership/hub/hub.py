@@ -75,8 +75,9 @@ class Hub:
     """One run's views.
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
+    nodes_max     how many nodes the run has at once; one more waits for a place
     nodes_first   how many nodes the first view waits for, `start_s` at most
-    restarts_max  see endings.py
+    restarts_max  see endings.py; window_s: for how long a restart counts
     beacon        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
     start_s       the same in a run's first view
@@ -228,7 +229,7 @@ class Hub:
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
-        """The node of this hub leaves. From here on nothing is decided: who comes is told where to go."""
+        """The node of this hub leaves. From here on nothing is decided: whoever comes is told where to go."""
         self._going_on.left(node)
         self.loses(node, dead=False)
         next_hub = self._nodes.next_hub()
