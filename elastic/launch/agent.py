@@ -72,12 +72,11 @@ from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.rules.endings import KILLED
 from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.signals import LEAVE_SIGNALS
+from elastic.preemption.signals import LEAVE_SIGNALS, Interrupts
 from elastic.status.terminal import StatusTerminal
 
 _TICK_S = 0.1
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
-_TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
 
 
 class Agent:
@@ -112,7 +111,7 @@ class Agent:
         self._hints = Hints()
         self._end = NodeEnd()
         self._written_by_s: float | None = None
-        self._interrupted_s: float | None = None
+        self._interrupts = Interrupts()
         self._deaths = DeathWatch(self._loop, self._dies)
         self._dying = Dying()
         self._watch = WorkerWatch(rules.hang_s, say=say, tell=hub.tell)
@@ -482,11 +481,9 @@ class Agent:
     def _signalled(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             now_s = time.monotonic()
-            if number == signal.SIGINT:
-                if self._interrupted_s is not None and now_s - self._interrupted_s > _TWICE_S:
-                    self._say("interrupted twice; ending at once, what was committed stays")
-                    self._end.killed = True
-                self._interrupted_s = self._interrupted_s or now_s
+            if number == signal.SIGINT and self._interrupts.is_second(now_s):
+                self._say("interrupted twice; ending at once, what was committed stays")
+                self._end.killed = True
             if number in (*self._rules.leave_on, *LEAVE_SIGNALS, signal.SIGINT):
                 grace_s = None if number == signal.SIGINT else self._rules.grace_s
                 name, by_s = signal.Signals(number).name, None if grace_s is None else now_s + grace_s

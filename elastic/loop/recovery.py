@@ -160,11 +160,10 @@ class Recovery:
             if _REGROUPED in self._state.agreements:
                 return
             if leaves:
-                self.departure.leave_while_others_go_on()
-                self.enter_next_view(at=BOUNDARY, lost=False)  # which waits for what this worker holds
+                self.departure.leave_while_others_go_on()  # it returns where the next view waits for what is held here
             else:
-                self._state.agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
-                self.enter_next_view(at=BOUNDARY, lost=False)
+                self._state.agreements[_REGROUPED] = True  # whoever comes to this boundary later finds it done
+            self.enter_next_view(at=BOUNDARY, lost=False)
 
     # losing
 
