@@ -21,6 +21,20 @@ What is no DTensor is one value for all ranks, and is compared, bit by bit, befo
 is named: per_rank=["rng", "loader"] keeps each rank's own.
 
 Nothing is pickled or unpickled.
+
+checkpointer  `Checkpointer`; by one process: local; by several ranks: distributed
+format        what lies in storage
+storage       folders, S3, fsspec
+runs          who may write, what is newest
+save          from a state to a commit; load: back, verified, or not at all
+net           how ranks reach each other
+sources       what other tools wrote
+cli           the command
+testing       storage that fails as planned
+
+errors        what can go wrong
+linux         processes and signals, as Linux has them; mounts: what is mounted where
+memory        how much there is, and files that are mapped; forks: what a forked child must not keep
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""`Checkpointer`: saves and loads any state below one URL.
-
-format  what lies in storage             save     by one process (local.py) or by several ranks (distributed.py)
-runs    who may write, what is newest    load     verified, or not at all
-net     how ranks reach each other       storage  folders, S3, fsspec
-cli     the command                      sources  what other tools wrote
-                                         testing  storage that fails as planned
-"""
+"""`Checkpointer`: saves and loads any state below one URL. The package's map is at its top, in `__init__.py`."""
 
 from __future__ import annotations
 
@@ -136,6 +129,9 @@ class Checkpointer:
                 thread. "trusted": tensors are not looked at, and if they differ a mixture is saved.
             per_rank_resized: What becomes of `per_rank` values at another number of ranks than saved them: "refuse"
                 raises StateMismatch that names them; "keep" leaves what the state holds here, and says so.
+
+        Raises:
+            CheckpointError: An argument is none of what it may be, or `url` is none that fsspec knows.
         """
         if replicas not in ("compared", "trusted") or per_rank_resized not in ("refuse", "keep"):
             raise CheckpointError(
@@ -206,7 +202,11 @@ class Checkpointer:
                 goes on. So what it answers says nothing, and only the holder's signs of life in the storage count.
 
         Raises:
+            CheckpointError: This is closed, or another rank of a group than rank 0.
             ClaimHeld: A live job holds the URL.
+            ClaimLost: Another job has taken a newer claim than the one that was held.
+            RunMovedOn: Another job has gone on with the run since this one loaded.
+            StorageError: The storage could not be asked.
         """
         if (group := self._group()) is not None and group.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")

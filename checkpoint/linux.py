@@ -110,6 +110,12 @@ def keep_only(*fds: int) -> None:
                 os.close(number)
 
 
+def send_signal(pid: int, number: int) -> None:
+    """To a process that may have ended meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def caught_signals() -> set[int]:
     """The signals for which this process has a handler, whoever has put it there; empty where nobody says."""
     with suppress(OSError, ValueError):

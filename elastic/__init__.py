@@ -10,6 +10,17 @@ with elastic.Run("runs/digits", model=model, optimizer=optimizer, dataset=datase
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+
+run, orders, errors   what users import from here
+config                what a run is configured with
+loop                  one worker's training loop
+data, group, state    examples; sums over a view; what must survive
+membership            who is in the run
+launch, preemption    `elastic run`; notices
+events                what a run records; report: drawn from it afterwards; status: shown meanwhile
+plan                  what a run should cost
+integrations          frameworks with loops of their own
+drill                 faults on purpose
 """
 
 from typing import TYPE_CHECKING, Any

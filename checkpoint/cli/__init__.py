@@ -10,6 +10,13 @@
 
 Only `import` and `sweep` change anything at a URL, and only where no job holds it. The exit status is what a script
 asks for: 0 yes, 1 no, 2 it could not be found out (usage.py says what that is for each command).
+
+usage         how it is called, and what each exit status means; screen: how answers reach people and scripts
+commands      what each command does
+opened_run    the URL that a person gave
+digests       of a checkpoint that is read one tensor at a time
+export        for other tools; export_dcp: in torch's format; importing: of other tools
+housekeeping  sweeping by a person
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
 from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.stream import Stream
 from checkpoint.runs.history import History, read_history, read_manifest
+from checkpoint.sources.source import some
 from checkpoint.storage import Buffer, Storage, open_storage
 from checkpoint.storage.redact import Scrubber, redact
 
@@ -87,7 +88,7 @@ class OpenedRun:
             steps = sorted({id.step for id in self.commits}, reverse=True)
             raise NoCheckpoint(
                 f"no checkpoint of step {step} in {self.url}\n"
-                f"  found  {'step' if len(steps) == 1 else 'steps'} {_some(steps)}\n"
+                f"  found  {'step' if len(steps) == 1 else 'steps'} {some(steps, _SHOWN)}\n"
                 "  state  nothing was read\n  next   choose one of these; checkpoint ls shows all"
             )
 
@@ -215,10 +216,13 @@ def _instead(url: str) -> tuple[str, str]:
         return f"a file, {path}", "give the run's folder"
     runs = sorted(child.name for child in path.iterdir() if os.path.isdir(child / COMMITS))
     if runs:
-        return f"a folder of runs: {_some(runs)}", f"give one of them, such as {path / runs[0]}"
+        return f"a folder of runs: {some(runs, _SHOWN)}", f"give one of them, such as {path / runs[0]}"
     if os.path.isdir(path.parent / COMMITS):
         return f"a part of a run's folder, {path}", f"give the run's folder, {path.parent}"
-    return f"a folder with {_some(sorted(child.name for child in path.iterdir())) or 'nothing in it'}", "check the path"
+    return (
+        f"a folder with {some(sorted(child.name for child in path.iterdir()), _SHOWN) or 'nothing in it'}",
+        "check the path",
+    )
 
 
 def _local(url: str) -> Path | None:
@@ -226,10 +230,6 @@ def _local(url: str) -> Path | None:
     if separator and protocol not in ("file", "local"):
         return None
     return Path(os.path.abspath(os.path.expanduser(path if separator else url)))
-
-
-def _some(names: list[Any]) -> str:
-    return ", ".join(map(str, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _bad(url: str, found: str, advice: str) -> BadUrl:

@@ -34,7 +34,7 @@ class Screen:
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """One line, or several, of the answer."""
-        self._out.print(printable(text), style="red" if bad else None)
+        self._out.print(escaped(text), style="red" if bad else None)
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as their widest cell, two spaces apart."""
@@ -51,11 +51,11 @@ class Screen:
         """Something remarkable; said once, however often it is met."""
         if text not in self._warned:
             self._warned.add(text)
-            self._err.print(printable(text), style="yellow")
+            self._err.print(escaped(text), style="yellow")
 
     def fail(self, text: str) -> None:
         """Why the command could not answer."""
-        self._err.print(printable(text), style="red")
+        self._err.print(escaped(text), style="red")
 
     @contextlib.contextmanager
     def progress(self, doing: str, total_bytes: int) -> Iterator[Advance]:
@@ -110,7 +110,7 @@ def human_age(age_s: float) -> str:
     return f"{int(age_s // 86400)} d"
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """The text with everything that could steer a terminal shown as an escape; line breaks stay."""
     if text.isprintable():
         return text
@@ -118,8 +118,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as `printable` gives it, on one line."""
-    return printable(text).replace("\n", "\\n")
+    """The text as `escaped` gives it, on one line."""
+    return escaped(text).replace("\n", "\\n")
 
 
 def _as_json(value: object) -> object:

@@ -23,11 +23,16 @@ _NUMPY_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives
 
 
 def decode(document: Document, tensors: dict[str, torch.Tensor], *, arrays: dict[int, str] | None = None) -> Tree:
-    """The tree that `encode` was given, over these tensors (contiguous ones are not copied; CPU is not required).
-    Tensors without data (of the meta device) give a tree of the same form, whose tensors and arrays have none.
+    """The tree that `encode` was given.
 
-    arrays  gets the id of each array in the tree, and the name of the tensor that it is made of
-    Raises `CorruptCheckpoint` on anything that `encode` cannot have written.
+    Args:
+        document: As `encode` gave it.
+        tensors: By the names in the document. Contiguous ones are not copied; CPU is not required. Those without data
+            (of the meta device) give a tree of the same form, whose tensors and arrays have none.
+        arrays: Gets the id of each array in the tree, and the name of the tensor that it is made of.
+
+    Raises:
+        CorruptCheckpoint: This is nothing that `encode` can have written.
     """
     arrays = {} if arrays is None else arrays
     try:

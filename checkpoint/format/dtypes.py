@@ -16,12 +16,20 @@ complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
+# Of each width in bytes: what has no bits of its own meaning for whoever copies it.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 # What safetensors calls them. A dtype that it lacks is stored as U8 with one more axis of itemsize bytes.
 SAFETENSORS = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As torch calls it: "bfloat16". Also of one that has no name in a manifest."""
+    return str(dtype).removeprefix("torch.")
 
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:

@@ -17,6 +17,7 @@ import torch
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.decoding import decode, numpy_dtype
 from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, child
+from checkpoint.format.dtypes import name_of
 from checkpoint.format.pieces import StoredTensor
 
 _SHOWN = 60  # characters of a plain value
@@ -38,8 +39,8 @@ class Array:
         return self.dtype, self.shape
 
     def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return f"{name if isinstance(self.dtype, torch.dtype) else f'array {name}'} {list(self.shape)}"
+        kind = name_of(self.dtype) if isinstance(self.dtype, torch.dtype) else f"array {self.dtype}"
+        return f"{kind} {list(self.shape)}"
 
 
 @dataclass(frozen=True)

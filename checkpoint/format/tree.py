@@ -28,7 +28,7 @@ import torch
 
 from checkpoint.errors import UnsupportedValue
 from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree, child
-from checkpoint.format.dtypes import NAMES
+from checkpoint.format.dtypes import NAMES, name_of
 from checkpoint.format.marks import Marks
 
 _KEY = " (the key)"
@@ -132,7 +132,7 @@ class _Encoder:
         if kind is torch.Size:
             return {TAG: "torch.Size", "items": list(value)}
         if kind is torch.dtype:
-            return {TAG: "torch.dtype", "name": str(value).removeprefix("torch.")}
+            return {TAG: "torch.dtype", "name": name_of(value)}
         if kind is torch.device:
             return {TAG: "torch.device", "name": str(value)}
         if isinstance(value, np.generic):

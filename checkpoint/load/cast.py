@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from checkpoint.errors import CheckpointError, StateMismatch
+from checkpoint.format.dtypes import name_of
 from checkpoint.format.tree import is_sharded
 
 Rule = bool | torch.dtype
@@ -66,7 +67,7 @@ class Casts:
         if not _of_one_kind(saved.dtype, here) or rule is False or rule not in (True, here):
             return False
         self._tensors.append((path, saved, here))
-        self.names[path] = f"{_name(saved.dtype)} to {_name(here)}"
+        self.names[path] = f"{name_of(saved.dtype)} to {name_of(here)}"
         return True
 
     def array(self, path: str, saved: np.dtype[Any], here: np.dtype[Any]) -> bool:
@@ -75,7 +76,7 @@ class Casts:
         if saved == here:
             return True
         wider = saved.kind == here.kind and saved.kind in "fc" and np.can_cast(saved, here)
-        if not wider or rule is False or (rule is not True and _name(rule) != here.name):
+        if not wider or rule is False or (rule is not True and name_of(rule) != here.name):
             return False
         self.names[path] = f"{saved} to {here}"
         return True
@@ -92,7 +93,7 @@ class Casts:
     def refuse_overflow(self) -> None:
         """Raises StateMismatch where a value is too large for the dtype that it is to become."""
         bad = {
-            path: f"saved {_name(saved.dtype)} with {count} finite values that {_name(here)} cannot hold"
+            path: f"saved {name_of(saved.dtype)} with {count} finite values that {name_of(here)} cannot hold"
             for path, saved, here in self._tensors
             if (count := _overflowing(saved, here))
         }
@@ -136,7 +137,3 @@ def _overflowing(saved: torch.Tensor, here: torch.dtype) -> int:
         local = local.float()  # what can be asked of fewer bits differs between versions of torch
     limit = largest + spacing * 2.0 ** math.floor(math.log2(largest)) / 2
     return int((torch.isfinite(local) & (local.abs() >= limit)).sum())
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """The newest checkpoint that is whole: one that is damaged is passed over, with its reason logged, for the next older.
 
-Who loads, alone or in a group, reads, streams, exports or only lists goes by this one search.
+Whoever loads, alone or in a group, reads, streams, exports or only lists goes by this one search.
 """
 
 from __future__ import annotations

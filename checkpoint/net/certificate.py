@@ -31,7 +31,7 @@ _CONTEXTS_MAX = 16  # of a run, and of the claims that were asked
 def context(secret: str, *, server_side: bool) -> ssl.SSLContext:
     """For one side of connections between those who know `secret`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname = False  # no name is in the certificate: who has its key is one of us, wherever it is
+    made.check_hostname = False  # no name is in the certificate: whoever has its key is one of us, wherever it is
     made.verify_mode = ssl.CERT_REQUIRED
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     if server_side:

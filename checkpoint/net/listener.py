@@ -1,8 +1,8 @@
 """A port of this machine, and one thread that serves it and the connections that come of it.
 
-Who connects is a stranger until it is welcome: after a while, or when more strangers have come, it is hung up on. So
-whoever says nothing, or half of something, uses up nothing. The port dies with its process: a forked child closes its
-copy at once.
+Whoever connects is a stranger until it is welcome: after a while, or when more strangers have come, it is hung up on.
+So whoever says nothing, or half of something, uses up nothing. The port dies with its process: a forked child closes
+its copy at once.
 """
 
 from __future__ import annotations

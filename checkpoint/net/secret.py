@@ -1,4 +1,4 @@
-"""The secret of a run, ELASTIC_SECRET: who knows it may speak. Read from the environment, and from nowhere else.
+"""The secret of a run, ELASTIC_SECRET: whoever knows it may speak. Read from the environment, and from nowhere else.
 
 `ssl` and `cryptography` are imported where the first connection is made by it (secured.py): whoever makes none does not
 wait for them.
@@ -32,6 +32,14 @@ def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:
             f"  next   {MAKE_ONE}, the same on all nodes; or unset it, to go on without one"
         )
     return secret
+
+
+def without_secret(there_are: str, risk: str, *, give_to: str) -> str:
+    """A warning."""
+    return (
+        f"{there_are} and no {VARIABLE}: {risk}\n"
+        f"  next   make one ({MAKE_ONE}) and give it to {give_to}; on a network of your own, go on"
+    )
 
 
 def generated_secret() -> str:

@@ -8,7 +8,7 @@ kernel says of its connections; a machine that was lost within keepalive.LOST_S.
 still has its kernel, and counts as there. The connections do not outlive their process in a forked child.
 
 The token is as secret as the channel that brings the endpoint to the others; where the run has a secret (secret.py),
-all is said by TLS to who knows it, too. Needs no torch.
+all is said by TLS to whoever knows it, too. Needs no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from checkpoint.net.secret import secret_of_run
 from checkpoint.net.secured import prepare, server_side
 from checkpoint.net.transport import SAME_FOR_ALL, Transport
 
-_GREETING_MAX = 4096  # bytes that may be said by who has not said yet who it is
+_GREETING_MAX = 4096  # bytes that may be said by one that has not said yet who it is
 _BACKLOG = 2048
 
 

@@ -1,1 +1,11 @@
-"""Who may write below a URL, what is newest there, and what may go."""
+"""Who may write below a URL, what is newest there, and what may go.
+
+claims        the right to write: numbered, one winner per number; tenure: this process's
+fence         is our claim still the newest?
+holder        may a newcomer take the claim from its holder?
+beacon        is the holder alive, as it answers itself? moved_beacon: who answers for it now;
+              lease: its sign of life in the storage
+orphans       writer processes whose parents are gone: who waits for them?
+history       what the storage says of claims and commits; lineage: which checkpoints belong to the run? Pure
+retention     what may go; sweeps: when that is done
+"""

@@ -3,7 +3,7 @@
 A claim names the commit that its holder went on from. The lineage is: the commits of the newest claim that counts, by
 step; then the commit that this claim resumed from and the older ones of that commit's claim; and so on down.
 
-A claim counts from its first commit on. Who takes one and dies, or gives up, before that changes nothing.
+A claim counts from its first commit on. Whoever takes one and dies, or gives up, before that changes nothing.
 
 Promise  a commit that an older claim made *after* a newer claim, which has committed, resumed from it is never in the
          lineage, at whatever step and however late it arrives: a host that was given up and comes back changes nothing.

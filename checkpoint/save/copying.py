@@ -1,4 +1,4 @@
-"""Copies that a thread, or a GPU, makes while the caller computes; who needs their end makes what is left itself.
+"""Copies that a thread, or a GPU, makes while the caller computes; whoever needs their end makes what is left itself.
 
 The thread takes what the computing leaves of the processors, by its priority: where none is free it would stretch each
 product of matrices whose other threads wait for the one that it displaced (2026-11-25, two busy cores: now and then by

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from checkpoint.format.dtypes import INTEGERS
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.save.arena import Arena, places
 from checkpoint.save.copying import Left, Move, Streamed, move
@@ -33,7 +34,6 @@ _COPIED_AS_THEY_ARE = {
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CannotPin(Exception):
@@ -134,7 +134,7 @@ def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple
     if tensor.is_cuda:
         tensor = tensor.resolve_conj().resolve_neg()  # else the host would, before all of it has arrived
     if tensor.dtype not in _COPIED_AS_THEY_ARE:
-        tensor = tensor.resolve_conj().resolve_neg().view(_INTEGERS[tensor.dtype.itemsize])
+        tensor = tensor.resolve_conj().resolve_neg().view(INTEGERS[tensor.dtype.itemsize])
     return memory.view(tensor.dtype).view(piece.sizes), tensor
 
 

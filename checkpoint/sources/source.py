@@ -13,8 +13,6 @@ import torch
 from checkpoint.errors import CheckpointError
 from checkpoint.format.document import Tree
 
-_SHOWN = 6  # names in an error
-
 
 class BadSource(CheckpointError):
     """Nothing was imported: the source cannot be read, or holds what must not be."""
@@ -45,8 +43,9 @@ def bad(path: Path, found: str, advice: str) -> BadSource:
     return BadSource(f"{path}: {found}\n  state  nothing was imported\n  next   {advice}")
 
 
-def some(names: Sequence[Any]) -> str:
-    return ", ".join(map(str, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def some(names: Sequence[Any], most: int = 6) -> str:
+    """For an error: the first of them, and how many more there are."""
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def read_index(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:

@@ -232,7 +232,7 @@ class ElasticLoader:
         current = self._pass
         for step in range(current.first, current.end):
             plan = self._plan.step(step)
-            # Who has no part computes with rank 0's, at weight 0: DDP needs a backward pass of it.
+            # Whoever has no part computes with rank 0's, at weight 0: DDP needs a backward pass of it.
             yield _part_of(plan, current.rank, current.world_size) or _part_of(plan, 0, current.world_size)
 
 

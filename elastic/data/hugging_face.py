@@ -52,7 +52,12 @@ def identity_of(dataset: Any) -> dict[str, Any]:
     """What the dataset says of where it comes from, its stages, and the names of what its shards read, without their
     folders, which may lie elsewhere on another machine. Positions are places in shards."""
     info = dataset.info
-    told = {"builder": info.builder_name, "config": info.config_name, "version": info.version, "split": dataset.split}
+    described = {
+        "builder": info.builder_name,
+        "config": info.config_name,
+        "version": info.version,
+        "split": dataset.split,
+    }
     stages = list(stages_of(dataset))
     sources = xxhash.xxh3_64()
     for text in (text for stage in stages for text in _texts(getattr(stage, "kwargs", None))):
@@ -62,7 +67,7 @@ def identity_of(dataset: Any) -> dict[str, Any]:
         "stages": [type(one).__name__ for one in stages],
         "sources": sources.hexdigest(),
     }
-    return own | {name: None if one is None else str(one) for name, one in told.items()}
+    return own | {name: None if one is None else str(one) for name, one in described.items()}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -129,8 +129,8 @@ class MDSDataset(Dataset[Any]):
 def _shards(index: DataFile, text: bytes) -> list[_Shard]:
     """Those that have samples. Raises DataFileError."""
     try:
-        told = json.loads(text)
-        found = [_shard(index, one) for one in told["shards"] if one["samples"]]
+        described = json.loads(text)
+        found = [_shard(index, one) for one in described["shards"] if one["samples"]]
     except DataFileError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -140,36 +140,36 @@ def _shards(index: DataFile, text: bytes) -> list[_Shard]:
     return found
 
 
-def _shard(index: DataFile, told: Mapping[str, Any]) -> _Shard:
+def _shard(index: DataFile, described: Mapping[str, Any]) -> _Shard:
     """Raises DataFileError, and what follows from an index that is none."""
-    if (told["format"], told["version"]) != ("mds", 2):
+    if (described["format"], described["version"]) != ("mds", 2):
         raise index.error(
-            f"its shards are {told['format']} of version {told['version']}; expected mds of version 2",
+            f"its shards are {described['format']} of version {described['version']}; expected mds of version 2",
             "write them with Mosaic's MDSWriter",
         )
-    if told["compression"] is not None:
+    if described["compression"] is not None:
         raise index.error(
-            f"its shards are compressed ({told['compression']}), and can be read from their beginning alone",
+            f"its shards are compressed ({described['compression']}), and can be read from their beginning alone",
             "write them with compression=None: any sample is read at once then",
         )
     columns = []
-    named = zip(told["column_names"], told["column_encodings"], told["column_sizes"], strict=True)
+    named = zip(described["column_names"], described["column_encodings"], described["column_sizes"], strict=True)
     for name, encoding, size in named:
         decode = decoder(encoding)
         if decode is None:
             raise index.error(f"column {name!r} is {encoding}, {_why_not(encoding)}", "write it as bytes, str or json")
         columns.append(_Column(name, None if size is None else _count(size), decode))
-    file, size = str(told["raw_data"]["basename"]), _count(told["raw_data"]["bytes"])
+    file, size = str(described["raw_data"]["basename"]), _count(described["raw_data"]["bytes"])
     if file.startswith("/") or "://" in file or ".." in file.split("/"):
         raise index.error(f"its shard {file} lies outside of the folder", "keep index and shards in one folder")
-    return _Shard(file, size, _count(told["samples"]), tuple(columns))
+    return _Shard(file, size, _count(described["samples"]), tuple(columns))
 
 
-def _count(told: Any) -> int:
+def _count(value: Any) -> int:
     """Raises ValueError."""
-    if not isinstance(told, int) or told < 0:
-        raise ValueError(f"{told!r} is no number of bytes or samples")
-    return told
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no number of bytes or samples")
+    return value
 
 
 def _why_not(encoding: str) -> str:

@@ -1,4 +1,6 @@
-"""The rows of Parquet files, read one after another from any row on. It needs pyarrow; who asks for rows imports it.
+"""The rows of Parquet files, read one after another from any row on.
+
+It needs pyarrow, which is imported when rows are asked for.
 
 Promises  a position is a row of a row group: whoever goes on from it reads that row group, and none of those before.
           Nothing here starts a thread, which a fork would lack: rows are read and decoded in the thread that asks.
@@ -58,16 +60,16 @@ class Rows(Files):
 
     def _rows_of(self, file: Any, url: str, group: int) -> int:
         """How many that row group has. No checksum covers what the file's end says of it, and rows would be missing."""
-        told = file.metadata.row_group(group)
-        for number in range(told.num_columns):
-            values = told.column(number).num_values
-            if file.schema.column(number).max_repetition_level == 0 and values != told.num_rows:
+        described = file.metadata.row_group(group)
+        for number in range(described.num_columns):
+            values = described.column(number).num_values
+            if file.schema.column(number).max_repetition_level == 0 and values != described.num_rows:
                 raise DataFileError(
-                    f"{redact(url)}: its row group {group} is said to have {told.num_rows:,} rows, and its column "
-                    f"{told.column(number).path_in_schema!r} {values:,} values\n"
+                    f"{redact(url)}: its row group {group} is said to have {described.num_rows:,} rows, and its column "
+                    f"{described.column(number).path_in_schema!r} {values:,} values\n"
                     "  state  nothing was read of that row group\n  next   write or copy the file again"
                 )
-        return int(told.num_rows)
+        return int(described.num_rows)
 
     def _rows(self, file: Any, group: int, begin: int) -> Iterator[dict[str, Any]]:
         for batch in file.iter_batches(_ROWS, row_groups=[group], columns=self._columns, use_threads=False):

@@ -79,12 +79,28 @@ class RecordDataset(Dataset[Any]):
 
     @classmethod
     def text_lines(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
-        """Each line is a string, without its end; empty ones, too. See the class for options."""
+        """Each line is a string, without its end; empty ones, too.
+
+        Args:
+            url: A file on this machine, or any fsspec URL.
+            options: `transform`, `cache` and `storage_options`, see the class.
+
+        Raises:
+            DataFileError: There is no such file, or it is something else.
+        """
         return cls(url, Scanned("lines", _lines, _text), **options)
 
     @classmethod
     def json_lines(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
-        """Each line is a JSON value; empty ones are left out. See the class for options."""
+        """Each line is a JSON value; empty ones are left out.
+
+        Args:
+            url: A file on this machine, or any fsspec URL.
+            options: `transform`, `cache` and `storage_options`, see the class.
+
+        Raises:
+            DataFileError: There is no such file, or it is something else.
+        """
         return cls(url, Scanned("json-lines", _lines_with_text, json.loads), **options)
 
     @classmethod
@@ -92,7 +108,13 @@ class RecordDataset(Dataset[Any]):
         """WebDataset's convention: files of one name up to its first dot, side by side in the archive, are one sample.
 
         It is a dict: "__key__" is that name, and what follows the dot (`jpg`, `cls`) has each file's bytes.
-        See the class for options.
+
+        Args:
+            url: A file on this machine, or any fsspec URL.
+            options: `transform`, `cache` and `storage_options`, see the class.
+
+        Raises:
+            DataFileError: There is no such file, or it is something else.
         """
         return cls(url, Scanned("tar", _samples, _sample), **options)
 
@@ -100,7 +122,18 @@ class RecordDataset(Dataset[Any]):
     def fixed_length(
         cls, url: str | os.PathLike[str], record_bytes: int, *, skip_bytes: int = 0, **options: Any
     ) -> RecordDataset:
-        """Each record has so many bytes, from `skip_bytes` on, and is given as bytes. See the class for options."""
+        """Each record has so many bytes, and is given as bytes.
+
+        Args:
+            url: A file on this machine, or any fsspec URL.
+            record_bytes: Of each record; 1 or more.
+            skip_bytes: At the file's beginning, which belong to no record; 0 or more.
+            options: `transform`, `cache` and `storage_options`, see the class.
+
+        Raises:
+            ConfigError: record_bytes or skip_bytes is out of bounds.
+            DataFileError: There is no such file, or what is left of it after skip_bytes is not whole records.
+        """
         return cls(url, FixedLength(record_bytes, skip_bytes), **options)
 
     def __len__(self) -> int:

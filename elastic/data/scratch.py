@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from checkpoint import linux
 from elastic.errors import ConfigError
 
 _AGE_S = 1.0  # a younger folder may be one that its worker has made and not locked yet
@@ -118,7 +119,7 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for child in folder.glob(f"{CHILD}*"):
             pid = child.name.removeprefix(CHILD)
-            if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            if pid.isdecimal() and linux.process_stat(pid) is None:
                 for shared in _SHARED.glob(f"torch_{pid}_*"):
                     shared.unlink(missing_ok=True)
             child.unlink()

@@ -202,9 +202,11 @@ class Streams:
             self._positions[worker] = number, position
 
     def state_dict(self) -> dict[str, Any]:
+        """The positions after the last step that was exchanged, of all virtual workers, as JSON."""
         return {"positions": json.dumps(sorted(self._positions.items()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `state_dict` gave it, at whatever number of workers."""
         positions = json.loads(state["positions"])
         self._positions = {worker: (number, position) for worker, (number, position) in positions}
 

@@ -35,7 +35,8 @@ class TokenDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         storage_options: For fsspec's filesystem: endpoint, credentials.
 
     Raises:
-        DataFileError: There is no such file, or it is something else, or not whole.
+        ConfigError: `length` is no whole number, or less than 1.
+        DataFileError: There is no such file, or it is something else, or not whole, or shorter than one window.
     """
 
     def __init__(

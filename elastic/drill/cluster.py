@@ -362,7 +362,7 @@ class Cluster:
 
     def lost_max(self) -> int | None:
         """How many workers the faults took from the run against their will, at most; None where that says nothing about
-        survivors. Who is lost with all others is missed by no view."""
+        survivors. Whoever is lost with all others is missed by no view."""
         starter = self._starter
         if starter.launcher != "elastic" or starter.workers is None:
             return None

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from checkpoint.format.dtypes import name_of
+
 
 class Layout(NamedTuple):
     """How a buffer lies; dtype None: there is none."""
@@ -15,7 +17,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, value: torch.Tensor | None) -> Layout:
-        return cls(None) if value is None else cls(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        return cls(None) if value is None else cls(name_of(value.dtype), tuple(value.shape))
 
     def __str__(self) -> str:
         return "nothing" if self.dtype is None else f"{self.dtype}{list(self.shape)}"

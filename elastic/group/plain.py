@@ -20,6 +20,7 @@ import torch
 import xxhash
 
 import checkpoint
+from checkpoint.format.dtypes import name_of
 from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group, gather_bytes
 from elastic.state.attributes import ABSENT, Attributes, Noted, copied, is_plain, is_same, set_plain
@@ -230,7 +231,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _packed(tensor: torch.Tensor) -> tuple[str, list[int], str]:
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes(tensor).hex()
+    return name_of(tensor.dtype), list(tensor.shape), _bytes(tensor).hex()
 
 
 def _unpacked(dtype: str, shape: list[int], data: str) -> torch.Tensor:

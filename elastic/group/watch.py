@@ -44,7 +44,7 @@ class Watch:
         self._thread.start()
 
     def part(self) -> None:
-        """A last collective begins: who has its result may hang up, and the others get the time to have it, too."""
+        """A last collective begins: whoever has its result may hang up, and the others get the time to have it, too."""
         self._parting = True
 
     def sever(self) -> None:

@@ -200,9 +200,11 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     @property
     def is_global_zero(self) -> bool:
+        """Lightning's: rank 0 of all. Here: the run's coordinator, which may change."""
         return self.run is None or self.run.is_coordinator
 
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step stays as it is: its shares are moved one by one, as each is computed."""
         return batch if _step_of(batch) is not None else super().batch_to_device(batch, *args, **kwargs)
 
     def on_train_start(self) -> None:
@@ -210,11 +212,13 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self.lightning_module.trainer.fit_loop._restarting = False
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """What Lightning takes for a batch is a step of the run."""
         self._step = _step_of(batch)
         if self._progress is not None:
             self._progress.is_looping = True
 
     def training_step(self, _: Any, *args: Any) -> Any:
+        """Of the share in hand instead of the batch; its loss goes into the run's sums."""
         run, step = self.run, self._step
         assert run is not None
         assert step is not None
@@ -264,16 +268,20 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             write()
 
     def on_validation_start(self) -> None:
+        """Other workers do not take a long validation for a hang."""
         if self.run is not None:
             self._section.enter_context(self.run.long_section())
 
     def on_validation_end(self) -> None:
+        """See on_validation_start."""
         self._section.close()
 
     def on_train_end(self) -> None:
+        """Leaves the run, after its last save."""
         self._stack.close()
 
     def on_exception(self, exception: BaseException) -> None:
+        """Leaves the run with what was raised."""
         self._section.close()
         self._stack.__exit__(type(exception), exception, exception.__traceback__)
 

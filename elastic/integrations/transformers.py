@@ -121,6 +121,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
+        """Gives steps of the run instead of batches. Raises ConfigError for a sampler of one's own."""
         loader = super().get_train_dataloader()
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if (found := other_than_shuffle(sampler)) is not None:
@@ -188,6 +189,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return torch.tensor(run.sums["loss"] / run.count, device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Raises StepError in a batch, where each worker would log its own shares."""
         if self._progress.batch is not None:
             raise StepError(
                 f"log() was called in a batch, with {', '.join(logs)}: each worker would log its own shares\n"
@@ -226,16 +228,19 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return not divides and targets is not None and bool(targets.eq(_LEFT_OUT).any())
 
     def floating_point_ops(self, inputs: Any) -> int:
+        """Of the whole step's inputs, on whatever worker they were computed."""
         name = getattr(self.model, "main_input_name", "input_ids")
         elements = 0 if self.run is None else int(self.run.sums.get("elements", 0))
         return int(super().floating_point_ops({name: torch.empty(elements, device="meta")}))
 
     def _clip_grad_norm(self, model: Any) -> Any:
+        """By the norm of the step's exact gradients, also on a worker that took the step over."""
         norm = self._progress.norm()
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, torch.tensor(norm))
         return norm
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """See _clip_grad_norm."""
         return self._progress.norm()
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -289,6 +294,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         state.best_model_checkpoint = best
 
     def _finalize_training(self, *args: Any) -> Any:
+        """Leaves the run first: its last save is of the weights that were trained, not of the best."""
         self._progress.own.begin_step()  # of a run that was finished
         self._stack.close()  # the run's last save, before the best model is loaded
         self._progress.is_looping = False

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import event_loop
 from elastic.launch.node.departure import NodeDeparture
-from elastic.launch.node.end import NO_PLACE, NodeEnd
+from elastic.launch.node.end import NodeEnd
 from elastic.launch.node.hints import Hints
 from elastic.launch.node.notice_hook import NoticeHook
 from elastic.launch.node.notices import NodeNotices
@@ -49,6 +49,7 @@ from elastic.launch.workers.shown_failures import ShownFailures
 from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.workers.starter import Starter
 from elastic.launch.workers.watch import WorkerWatch
+from elastic.membership.exit_statuses import AGAIN, CUT_SHORT
 from elastic.membership.messages.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -68,15 +69,14 @@ from elastic.membership.messages.messages import (
     parse,
 )
 from elastic.membership.messages.wire import Message, WireError
-from elastic.membership.rules.endings import CUT_SHORT, KILLED
+from elastic.membership.rules.endings import KILLED
 from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.signals import LEAVE_SIGNALS
+from elastic.preemption.signals import LEAVE_SIGNALS, Interrupts
 from elastic.status.terminal import StatusTerminal
 
 _TICK_S = 0.1
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
-_TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
 
 
 class Agent:
@@ -111,7 +111,7 @@ class Agent:
         self._hints = Hints()
         self._end = NodeEnd()
         self._written_by_s: float | None = None
-        self._interrupted_s: float | None = None
+        self._interrupts = Interrupts()
         self._deaths = DeathWatch(self._loop, self._dies)
         self._dying = Dying()
         self._watch = WorkerWatch(rules.hang_s, say=say, tell=hub.tell)
@@ -203,7 +203,7 @@ class Agent:
         self._say(
             f"{why}\n"
             "  state  nothing was started here, and the run goes on without this node\n"
-            f"  next   try again later (exit status {NO_PLACE}), allow more nodes with --nnodes=MIN:MAX, or wait "
+            f"  next   try again later (exit status {AGAIN}), allow more nodes with --nnodes=MIN:MAX, or wait "
             "longer with --rdzv-conf join_timeout=SECONDS"
         )
 
@@ -373,7 +373,7 @@ class Agent:
             self._late()
         self._watch.tick(now_s)
         self._read_ahead.look(now_s, (worker.record() for worker in self._workers.values()))
-        if self._timing is not None and not self._timing.told:
+        if self._timing is not None and not self._timing.reported:
             self._look_at_start(self._timing)
 
     def _look_at_start(self, timing: StartTimes) -> None:
@@ -481,11 +481,9 @@ class Agent:
     def _signalled(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             now_s = time.monotonic()
-            if number == signal.SIGINT:
-                if self._interrupted_s is not None and now_s - self._interrupted_s > _TWICE_S:
-                    self._say("interrupted twice; ending at once, what was committed stays")
-                    self._end.killed = True
-                self._interrupted_s = self._interrupted_s or now_s
+            if number == signal.SIGINT and self._interrupts.is_second(now_s):
+                self._say("interrupted twice; ending at once, what was committed stays")
+                self._end.killed = True
             if number in (*self._rules.leave_on, *LEAVE_SIGNALS, signal.SIGINT):
                 grace_s = None if number == signal.SIGINT else self._rules.grace_s
                 name, by_s = signal.Signals(number).name, None if grace_s is None else now_s + grace_s

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from checkpoint.errors import CheckpointError
 from checkpoint.net.secured import prepare
 from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.errors import ElasticError
@@ -357,7 +358,7 @@ class _Meets:
         def write() -> None:
             from elastic.membership import hub_file
 
-            with contextlib.suppress(hub_file.CheckpointError):
+            with contextlib.suppress(CheckpointError):
                 hub_file.write(url, None, where)
 
         threading.Thread(target=write, name="elastic-hub-file", daemon=True).start()
@@ -449,7 +450,7 @@ def _written_at(url: str | None) -> dict[str, Any] | None:
         return None
     from elastic.membership import hub_file
 
-    with contextlib.suppress(hub_file.CheckpointError):
+    with contextlib.suppress(CheckpointError):
         return hub_file.read(url)
     return None
 

@@ -18,10 +18,11 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import CheckpointError
-from checkpoint.net.secret import MAKE_ONE, VARIABLE, secret_of_one_launch, secret_of_run
+from checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
 from checkpoint.net.secured import prepare
 from elastic.errors import ConfigError
 from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
+from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from elastic.membership.hub.hub import Hub
 
 LOCAL = "127.0.0.1"
-_FAILED, _USAGE, _INTERRUPTED = 1, 2, 130
+_FAILED, _USAGE = 1, 2
 _LOOK_S = 0.05
-_OPEN = (
-    f"several nodes and no {VARIABLE}: whoever reaches their ports can join this run, evict its nodes, receive its "
-    "weights and end it\n"
-    f"  next   make one ({MAKE_ONE}) and give it to `elastic run` on all nodes; on a network of your own, go on"
+_OPEN = without_secret(
+    "several nodes",
+    "whoever reaches their ports can join this run, evict its nodes, receive its weights and end it",
+    give_to="`elastic run` on all nodes",
 )
 
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
         print(f"elastic run: {missing}", file=sys.stderr)
         end(_FAILED)
     except KeyboardInterrupt:  # before the agent takes signals
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _prepare_torch() -> bool:

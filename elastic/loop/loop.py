@@ -27,7 +27,7 @@ from elastic.loop.plain.first_loss import FirstLoss
 from elastic.loop.plain.loop import PlainLoop
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
-from elastic.loop.recovery import BREAKING, EXIT_RESTART, Recovery
+from elastic.loop.recovery import BREAKING, Recovery
 from elastic.loop.refusals.other_averages import OtherAverages
 from elastic.loop.refusals.other_loaders import Body, OtherLoaders
 from elastic.loop.refusals.other_modules import OtherModules
@@ -39,6 +39,7 @@ from elastic.loop.steps.bad_steps import BadSteps
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import Update
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.worker.live import LeaveRequested, RunEnded
 from elastic.preemption.notice import Notice
@@ -113,11 +114,11 @@ class Loop:
             session.close(abruptly=True)
             rank = session.view_group.rank
             context.console.warn(f"rank {rank} lost a peer while the run started: {lost}; its launcher starts it again")
-            raise SystemExit(EXIT_RESTART) from lost
+            raise SystemExit(AGAIN) from lost
         except RunEnded as ended:
             session.tell_end(ended)
             session.close(abruptly=True)
-            raise SystemExit(EXIT_RESTART) from ended
+            raise SystemExit(AGAIN) from ended
         except LeaveRequested as leaves:
             session.close(abruptly=True)
             raise SystemExit(0) from leaves
@@ -362,7 +363,7 @@ class Loop:
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there.
 
-        That is asked before anything else: who waits to join, or is told to leave, has nothing more to wait for.
+        That is asked before anything else: whoever waits to join, or is told to leave, has nothing more to wait for.
         """
         session, state = self.session, self._state
         step = self.step

@@ -1,7 +1,7 @@
 """A collective failed, or workers leave and join: how does this worker come into the next view, or to its end?
 
     PeerLost  ->  under `elastic run`: the next view, same process, same objects; a peer that is ahead gives its state
-                  under plain torchrun: a clean state is saved if that is quick, and the process ends with EXIT_RESTART
+                  under plain torchrun: a clean state is saved if that is quick, and the process ends with AGAIN
     no view comes any more (RunEnded)  ->  the process ends
 
 How a worker leaves is leaving/departure.py's, which rests on this. `agree` is how workers ask each other something
@@ -21,15 +21,12 @@ from elastic.group.fingerprint import Kind, announce
 from elastic.loop.leaving.departure import Departure
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
-from elastic.membership.rules.endings import AGAIN
 from elastic.membership.rules.next_view import BOUNDARY
 from elastic.membership.worker.live import AskedToClaim, AskedToSave, LeaveRequested, RunEnded
 from elastic.membership.worker.missing import seen_missing, sentence
 from elastic.preemption.process_notices import ProcessNotices
-
-EXIT_RESTART = AGAIN
-"""The exit status of a worker whose peers are gone: temporary, start it again."""
 
 _QUICK = 1 / 3  # of the time from SIGTERM to SIGKILL
 _GRACE_S = 30.0  # torchrun's, where nobody says another
@@ -170,11 +167,10 @@ class Recovery:
             if _REGROUPED in self._state.agreements:
                 return
             if leaves:
-                self.departure.leave_while_others_go_on()
-                self.enter_next_view(at=BOUNDARY, lost=False)  # which waits for what this worker holds
+                self.departure.leave_while_others_go_on()  # it returns where the next view waits for what is held here
             else:
-                self._state.agreements[_REGROUPED] = True  # who comes to this boundary later finds it done
-                self.enter_next_view(at=BOUNDARY, lost=False)
+                self._state.agreements[_REGROUPED] = True  # whoever comes to this boundary later finds it done
+            self.enter_next_view(at=BOUNDARY, lost=False)
 
     # losing
 
@@ -212,7 +208,7 @@ class Recovery:
                 self._tell_lost(again)
             except Stranded as stranded:
                 self._context.console.warn(str(stranded))
-                raise SystemExit(EXIT_RESTART) from stranded
+                raise SystemExit(AGAIN) from stranded
             except AskedToSave as asked_to:
                 if asked_to.waits:
                     self.departure.save_for_the_wait()
@@ -225,7 +221,7 @@ class Recovery:
                 self.departure.leave_where_it_waits()
             except RunEnded as ended:
                 session.tell_end(ended)
-                raise SystemExit(EXIT_RESTART) from ended
+                raise SystemExit(AGAIN) from ended
         if side_state is not None:
             state.take_side_state(side_state)
         session.read_from(state.step)
@@ -257,12 +253,12 @@ class Recovery:
         if state.finished and state.is_whole:
             self.departure.save_without_others()  # the last state of the run, which may not be started again
             self._session.tell_finished()
-            raise SystemExit(EXIT_RESTART) from lost
+            raise SystemExit(AGAIN) from lost
         saver = self._session.restorer.saver
         if saver is not None and state.at_boundary and self._saves_quickly(saver):
             with suppress(Exception):  # what is committed stays; the restart goes on from there
                 self.save_unless_held(must=False)
-        raise SystemExit(EXIT_RESTART) from lost
+        raise SystemExit(AGAIN) from lost
 
     def _saves_quickly(self, saver: Saver) -> bool:
         """Of one that has saved, also before it came to be killed by its launcher, which ends all others."""

@@ -38,8 +38,8 @@ from elastic.loop.refusals.script_variables import generators
 from elastic.loop.restoring.restorer import StateRestorer
 from elastic.loop.run_state import RunState, Standing
 from elastic.loop.view_group import ViewGroup
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
-from elastic.membership.rules.endings import AGAIN
 from elastic.membership.rules.next_view import BOUNDARY
 from elastic.membership.worker.live import IdentityDiffers, RunEnded
 from elastic.state import gpu_kernels

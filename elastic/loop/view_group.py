@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed import DistError, Store
 
 from checkpoint.net.machine import host_address
-from checkpoint.net.secret import MAKE_ONE, VARIABLE, secret_of_run
+from checkpoint.net.secret import secret_of_run, without_secret
 from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.event import ABSENT
@@ -28,9 +28,10 @@ from elastic.membership.view import View
 from elastic.membership.worker.rendezvous import meet
 
 _RENDEZVOUS_S = 300.0
-_OPEN = (
-    f"several hosts and no {VARIABLE}: whoever reaches the ports of ranks that save together can stop their saves\n"
-    f"  next   make one ({MAKE_ONE}) and give it to all ranks; on a network of your own, go on"
+_OPEN = without_secret(
+    "several hosts",
+    "whoever reaches the ports of ranks that save together can stop their saves",
+    give_to="all ranks",
 )
 _RETIRED_S, _RETIRED_ABRUPTLY_S = 5.0, 0.2
 

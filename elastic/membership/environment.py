@@ -1,9 +1,9 @@
 """Who started this process, and as which worker? What a launcher tells training is read here, and only here.
 
-Who else looks at the environment looks for what is its own, and tests/pure/test_environment.py names them all: launch/
-hands it on to workers, which find their agent and their channel in it before they are any; drill/ keeps words of its
-own there; integrations/accelerate.py hides the launcher from a library; plan/ and group/nccl.py set what gloo and NCCL
-read; checkpoint reads the run's secret, and hands the rest on to the process that writes.
+Whoever else looks at the environment looks for what is its own, and tests/pure/test_environment.py names them all:
+launch/ hands it on to workers, which find their agent and their channel in it before they are any; drill/ keeps words
+of its own there; integrations/accelerate.py hides the launcher from a library; plan/ and group/nccl.py set what gloo
+and NCCL read; checkpoint reads the run's secret, and hands the rest on to the process that writes.
 
 `elastic run`, plain torchrun and a process on its own are understood. A rank without its world (or the other way
 round) is an error here and not a hang later.

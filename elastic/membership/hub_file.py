@@ -1,4 +1,4 @@
-"""Where the run's hub is, as it is written beside the checkpoints: who is given the run's URL looks there first.
+"""Where the run's hub is, as it is written beside the checkpoints: whoever is given the run's URL looks there first.
 
     elastic/hub.json         {"host", "port", "nonce"}
     elastic/hub-ended.json   the same: that hub has ended, and no other one follows
@@ -7,9 +7,9 @@ Where nodes meet by that URL alone, the hub's own agent writes it as soon as the
 any case the coordinator does, as views begin and when the hub moves (loop/storage/hub_notice.py). It is read before
 anybody looks for a rendezvous, and once a second until the hub is found (launch/hub/written_lookup.py).
 
-The last hub of a run writes beside it that it has ended (launch/hub/announcement.py), for who finds a hub there that
-does not answer has to wait: it may be moving. What a hub has written is never taken back: of two that take themselves
-for it, on two sides of a cut, one would take the other's.
+The last hub of a run writes beside it that it has ended (launch/hub/announcement.py), for whoever finds a hub
+there that does not answer has to wait: it may be moving. What a hub has written is never taken back: of two that take
+themselves for it, on two sides of a cut, one would take the other's.
 
 Whoever can read the run's storage can join the run, unless it has a secret (checkpoint/net/secret.py). What lies there
 is a hint: a hub that has moved on says where to.
@@ -23,7 +23,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoint.errors import CheckpointError
 from checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
 from elastic.membership.written_hub import hub_in
 
@@ -58,6 +57,3 @@ def _read(storage: Storage, key: str) -> dict[str, Any] | None:
     with contextlib.suppress(Missing, TooLarge):
         return hub_in(get_bounded(storage, key, _BYTES_MAX))
     return None
-
-
-__all__ = ["ENDED_KEY", "KEY", "CheckpointError", "read", "write", "write_end"]

@@ -16,12 +16,11 @@ from typing import Any
 
 from elastic.membership.progress import LIMITED, Phase
 
-STORAGE = (Phase.READING, Phase.SAVING, Phase.LOADING)  # who stands here may wait for something outside the machine
+STORAGE = (Phase.READING, Phase.SAVING, Phase.LOADING)  # whoever stands here may wait for something outside the machine
 ALONE = 5.0  # so many times its limit one that nobody waits for may stand there: only it holds the run's state
 STALL_LIMITS = 20  # how many times --hang-limit all may stand still at one place: ten minutes, unless it is given
-TOGETHER = (
-    0.25  # one that came to a place later, and has been quiet for this part of the other's time, is stuck as well
-)
+# one that came to a place later, and has been quiet for this part of the other's time, is stuck as well
+TOGETHER = 0.25
 FRESH_S = 3.0  # an agent with a quiet worker reports each second
 PhaseOfStep = tuple[Phase, int | None]
 

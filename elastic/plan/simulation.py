@@ -242,7 +242,7 @@ class _Run:
             self.parts["lost"] += self.in_flight_s
             self.in_flight_s = 0.0
         if self.owed_as == "starting" and self.owed_s > _EPSILON:
-            return  # nobody trains yet, and who is left starts
+            return  # nobody trains yet, and whoever is left starts
         self.owed_s, self.owed_as = max(self.owed_s, seconds), "recovering"
 
     def _lose_all(self, *, saved: bool) -> None:
@@ -282,8 +282,8 @@ class _Run:
 
 
 def hindsight_s(trace: Trace, policy: Policy) -> float:
-    """The interval that would have been chosen by who knows how often the trace takes a run of this policy back to its
-    newest save; infinite where it never does."""
+    """The interval that would have been chosen by someone who knows how often the trace takes a run of this policy back
+    to its newest save; infinite where it never does."""
     back = trace.full_losses
     if not policy.survives:
         came = sum(bool(change.come) and change.t_s > 0 for change in trace.changes) if policy.joins else 0

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from elastic.errors import ConfigError, RendezvousTimeout
 from elastic.membership import environment
-from elastic.membership.rules.endings import AGAIN
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.worker.missing import ranks_named_by_torch
 from elastic.preemption.left_note import LeftNote
 from elastic.preemption.notice import Notice

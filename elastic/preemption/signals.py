@@ -19,11 +19,25 @@ import time
 from collections.abc import Callable, Sequence
 
 from checkpoint import linux
+from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.membership.signal_pipe import WOKEN, SignalPipe
 from elastic.preemption.notice import Notice
 
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_TWICE_S = 0.5
+_TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one
+
+
+class Interrupts:
+    """SIGINTs of one process: is one of them the second?"""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+
+    def is_second(self, now_s: float) -> bool:
+        """One arrives."""
+        if self._first_s is None:
+            self._first_s = now_s
+        return now_s - self._first_s > _TWICE_S
 
 
 class SignalNotices:
@@ -38,7 +52,7 @@ class SignalNotices:
     ) -> None:
         self._numbers = numbers
         self._grace_s = grace_s
-        self._interrupted_at: float | None = None
+        self._interrupts = Interrupts()
         self._thread: threading.Thread | None = None
         self._pipe: SignalPipe | None = None
         self._taken: list[signal.Signals] = []
@@ -76,13 +90,10 @@ class SignalNotices:
 
     def _arrived(self, number: signal.Signals) -> None:
         now_s = time.monotonic()
-        if number is signal.SIGINT:
-            if self._interrupted_at is not None and now_s - self._interrupted_at > _TWICE_S:
-                sys.stderr.write("elastic: interrupted twice; ending at once, what was committed stays\n")
-                sys.stderr.flush()
-                os._exit(130)
-            if self._interrupted_at is None:
-                self._interrupted_at = now_s
+        if number is signal.SIGINT and self._interrupts.is_second(now_s):
+            sys.stderr.write("elastic: interrupted twice; ending at once, what was committed stays\n")
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
         by_s = None if self._grace_s is None or number is signal.SIGINT else now_s + self._grace_s
         self._tell(Notice(source=number.name, id=number.name, why=number.name, by_s=by_s))
 

@@ -28,7 +28,8 @@ _ITEMS_MAX = 64
 _COMPARED_BYTES = 1 << 20
 _SCALARS = (bool, int, float, complex, str, type(None), *(np.float64, np.float32, np.int64, np.int32, np.bool_))
 _UNCHANGING = (*_SCALARS, tuple)
-_OWN = frozenset(vars(torch.nn.Module()))
+OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""What every module has, whatever its class."""
 _OF_TORCH = ("step", "zero_grad", "add_param_group", "_opt_called", "_need_device_dtype_check_for_fused")
 OF_OPTIMIZERS = frozenset([*vars(torch.optim.SGD([torch.zeros(1)])), *_OF_TORCH])
 
@@ -101,7 +102,7 @@ class Noted:
     own     names that are passed over
     """
 
-    def __init__(self, module: Any, *, modes: bool = False, own: frozenset[str] = _OWN) -> None:
+    def __init__(self, module: Any, *, modes: bool = False, own: frozenset[str] = OF_MODULES) -> None:
         self.module = module
         self._passes_over = own - {"training"} if modes else own
         self._values = dict(module.__dict__)
@@ -177,7 +178,7 @@ class Attributes:
     own   names of attributes that are passed over
     """
 
-    def __init__(self, walk: Walked, own: frozenset[str] = _OWN) -> None:
+    def __init__(self, walk: Walked, own: frozenset[str] = OF_MODULES) -> None:
         self._walk = walk
         self._own = own
         self._built: dict[str, Noted] = {}

@@ -26,7 +26,7 @@ import checkpoint
 from checkpoint.errors import UnsupportedValue
 from checkpoint.format.tree import is_stateful
 from elastic.errors import UNTOUCHED, StepError
-from elastic.state.attributes import is_plain
+from elastic.state.attributes import OF_MODULES, is_plain
 
 _ABSENT: Any = object()
 _EACH_PROCESS_S_OWN = (bool, str)
@@ -36,7 +36,6 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _SEQUENCES = (list, tuple, deque, set, frozenset)
 _MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 _CONTAINERS = (*_SEQUENCES, *_MAPPINGS)
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _OF_THE_RUN = (torch.optim.Optimizer, torch.utils.data.DataLoader, type)
 _ITEMS_MAX = (1024, 32, 32, 32)  # that are looked at one by one, by depth; of more, whether they are as many
 
@@ -181,7 +180,7 @@ class OwnAttributes:
             if isinstance(value, torch.nn.Module) and not _is_value(value)
         ]
         within = [
-            Holder(f"{name}:{path}", module, lambda key, value: key in _OF_MODULES or not is_plain(value))
+            Holder(f"{name}:{path}", module, lambda key, value: key in OF_MODULES or not is_plain(value))
             for name, value in held
             for path, module in value.named_modules()
         ]

@@ -1,6 +1,6 @@
 """What is still being staged is joined before anything writes to weights, or to what optimizers keep beside them.
 
-A save lends them to the copy (Checkpointer.save, steady=) while the next step computes. Who writes to them, and so
+A save lends them to the copy (Checkpointer.save, steady=) while the next step computes. Whoever writes to them, and so
 calls `join` first:
 
     an update, of either loop, and what passes a step over      loop/steps/update.py, as it begins

@@ -1,1 +1,8 @@
-"""What a run shows while it goes on: lines on the console, a panel in a terminal."""
+"""What a run shows while it goes on: lines on the console, a panel in a terminal.
+
+console         the few lines that a run says by itself
+tracker         what the status shows, from one worker's events
+panel           the same as two lines
+terminal        keeps the last lines of a terminal for it
+terminal_guard  gives the terminal back, however the process ended
+"""

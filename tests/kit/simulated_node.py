@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from elastic.loop.restoring.transfer import roles
 from elastic.loop.run_state import Standing
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.hub.orders import Order
 from elastic.membership.messages.messages import TO_HUB, parse
 from elastic.membership.messages.wire import Message
-from elastic.membership.rules.endings import AGAIN
 from elastic.membership.rules.next_view import BOUNDARY
 from elastic.membership.succession.node_report import NodeReport
 from tests.kit.simulated_group import Group, Lost

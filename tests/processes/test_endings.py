@@ -25,7 +25,7 @@ from elastic.drill.faults import At
 from elastic.drill.machine.processes import describe
 from elastic.events.event import Event
 from elastic.events.reading import read_events
-from elastic.loop.recovery import EXIT_RESTART
+from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import ROOT, Launch
 from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
 
@@ -145,7 +145,7 @@ def test_breaking_out_of_both_loops_inside_a_step_is_refused_at_once(
         assert "step 1 was left before its inner loop ended" in answer.text
         assert answers.index(answer) in who
     for answer in answers:  # of two that break, the slower may learn of the other's end first
-        assert answer in refused or answer == Died(EXIT_RESTART)
+        assert answer in refused or answer == Died(AGAIN)
     events = read_events(tmp_path / "run")
     assert [event["step"] for event in named(events, "saved")] in ([0], [0, 1])
     assert not named(events, "finished")
@@ -187,7 +187,7 @@ def test_a_worker_that_raises_ends_at_once_and_so_does_the_next_exchange_of_its_
 
     assert isinstance(raising, Raised), raising
     assert (raising.kind, raising.text) == ("ValueError", "in the user's own code")
-    assert slow == Died(EXIT_RESTART), slow
+    assert slow == Died(AGAIN), slow
     events = read_events(tmp_path / "run")
     assert [event["error"] for event in named(events, "error")] == ["ValueError: in the user's own code"]
     assert [event["step"] for event in named(events, "peer_lost")] == [1]

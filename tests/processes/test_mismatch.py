@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import elastic
 from elastic.events.reading import read_events
-from elastic.loop.recovery import EXIT_RESTART
+from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import Launch
 from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
 
@@ -171,7 +171,7 @@ def breaks(rank: int, world_size: int, port: int, url: str) -> str | None:
 def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_path: Path, port: int) -> None:
     """It waited a minute for them, and they for it, in the exchange of the next step."""
     answers = run_ranks(breaks, 2, port, str(tmp_path / "run"), within_s=AT_ONCE_S)
-    assert answers == [None, Died(EXIT_RESTART)]
+    assert answers == [None, Died(AGAIN)]
     (lost,) = [event for event in read_events(tmp_path / "run") if event["event"] == "peer_lost"]
     assert "rank 0: out of the loop by `break` after step 0, at " in lost["error"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.membership.rules.endings import AGAIN, MISMATCH
+from elastic.membership.exit_statuses import AGAIN
+from elastic.membership.rules.endings import MISMATCH
 from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.stage import Stage, trains
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.membership.rules.endings import CUT_SHORT
+from elastic.membership.exit_statuses import CUT_SHORT
 from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.stage import trains
 

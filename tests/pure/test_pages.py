@@ -62,6 +62,17 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
         assert list(ROOT.glob(named.rstrip("/"))), f"{name(page)} names {named}"
 
 
+def test_the_files_that_the_flows_name_are_there() -> None:
+    """loop/steps/step: ARCHITECTURE.md follows a step and a loss from file to file, below `elastic/`."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    flows = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    named = re.findall(r"[a-z]\w*(?:/\w+)+", "".join(flows))
+    assert len(flows) == 2
+    assert len(named) > 20
+    for path in named:
+        assert any((ROOT / "elastic" / f"{path}{end}").exists() for end in ("", ".py")), f"a flow names {path}"
+
+
 @pytest.mark.parametrize("page", LIVING, ids=name)
 def test_the_functions_that_a_page_names_after_a_file_are_in_it(page: Path) -> None:
     """`elastic/loop/steps/step.py` (`Step.__iter__`, `Step`)"""

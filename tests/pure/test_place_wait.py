@@ -30,7 +30,7 @@ def test_the_pauses_grow_to_a_bound_and_the_wait_has_an_end() -> None:
     assert wait.is_over(160.0)
 
 
-class Party:
+class NodesInOneLoop:
     """Nodes in one loop: the first has the hub, and room for two."""
 
     def __init__(self, opened: ExitStack) -> None:
@@ -76,27 +76,27 @@ class Party:
 
 
 @pytest.fixture
-def party(monkeypatch: pytest.MonkeyPatch) -> Iterator[Party]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesInOneLoop]:
     monkeypatch.setattr(place_wait, "PAUSE_S", 0.05)
     with ExitStack() as opened:
-        yield Party(opened)
+        yield NodesInOneLoop(opened)
 
 
-def test_a_node_too_many_waits_and_joins_when_another_leaves(party: Party) -> None:
-    party.comes("second", join_s=9.0)
-    party.until(lambda: party.links["first"].others() == ["second"])
-    party.comes("third", join_s=9.0)
-    party.until(lambda: party.said["third"])
-    assert party.said["third"][0].startswith("waits: the run has its 2 nodes already: this node waits for a place, 9 s")
-    party.links.pop("second").close()
-    party.until(lambda: "start" in party.ordered["third"])
-    assert len(party.said["third"]) == 1
+def test_a_node_too_many_waits_and_joins_when_another_leaves(nodes: NodesInOneLoop) -> None:
+    nodes.comes("second", join_s=9.0)
+    nodes.until(lambda: nodes.links["first"].others() == ["second"])
+    nodes.comes("third", join_s=9.0)
+    nodes.until(lambda: nodes.said["third"])
+    assert nodes.said["third"][0].startswith("waits: the run has its 2 nodes already: this node waits for a place, 9 s")
+    nodes.links.pop("second").close()
+    nodes.until(lambda: "start" in nodes.ordered["third"])
+    assert len(nodes.said["third"]) == 1
 
 
-def test_a_node_that_finds_no_place_in_time_says_so(party: Party) -> None:
-    party.comes("second", join_s=9.0)
-    party.until(lambda: party.links["first"].others() == ["second"])
-    party.comes("third", join_s=1.0)
-    party.until(lambda: len(party.said["third"]) == 2)
-    assert party.said["third"][1] == "no place: no place in the run came free within 1 s"
-    assert party.ordered["third"] == []
+def test_a_node_that_finds_no_place_in_time_says_so(nodes: NodesInOneLoop) -> None:
+    nodes.comes("second", join_s=9.0)
+    nodes.until(lambda: nodes.links["first"].others() == ["second"])
+    nodes.comes("third", join_s=1.0)
+    nodes.until(lambda: len(nodes.said["third"]) == 2)
+    assert nodes.said["third"][1] == "no place: no place in the run came free within 1 s"
+    assert nodes.ordered["third"] == []

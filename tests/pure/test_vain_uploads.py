@@ -61,7 +61,7 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
         schedule=SimpleNamespace(owes_one=False, committed=lambda **_: None),
     )
     saver._committed = lambda *_, **__: saver._in_vain.committed()
-    saver._underway = [
+    saver._under_way = [
         UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]
     ]

@@ -25,7 +25,6 @@ from checkpoint.save.writer import WRITER_MODULE
 
 Make = Callable[..., Checkpointer]
 WITHIN_S = 240.0
-RESIDENT = WRITER_MODULE
 SEED = int(os.environ.get("SEED", "0")) or random.randrange(1, 10**6)
 
 
@@ -37,7 +36,7 @@ def state(seed: int, size: int = 1000) -> dict[str, Any]:
 
 def writers(of: int | None = None) -> list[psutil.Process]:
     """The writer processes of process `of`, by default of this one."""
-    return [one for one in psutil.Process(of).children() if RESIDENT in one.cmdline()]
+    return [one for one in psutil.Process(of).children() if WRITER_MODULE in one.cmdline()]
 
 
 def newest(url: Path | str, **options: Any) -> int | None:

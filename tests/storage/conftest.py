@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from checkpoint import Checkpointer
+from checkpoint.save.writer import WRITER_MODULE
 from checkpoint.testing import Faults, Plan
 from tests.kit import rgw as ceph
 from tests.kit.s3 import S3Server, s3_server
-from tests.storage.beside import RESIDENT, Trainer, command_of
+from tests.storage.beside import Trainer, command_of
 
 _count = itertools.count()
 
@@ -85,7 +86,7 @@ def nothing_is_left() -> Iterator[None]:
     """No process, no mapping of an arena and no thread of a save is left."""
     yield
     gc.collect()
-    left = [one.pid for one in psutil.Process().children() if RESIDENT in " ".join(command_of(one))]
+    left = [one.pid for one in psutil.Process().children() if WRITER_MODULE in " ".join(command_of(one))]
     assert left == []
     assert "checkpoint-arena" not in Path("/proc/self/maps").read_text()
     assert [one.name for one in threading.enumerate() if one.name.startswith("checkpoint-")] == []

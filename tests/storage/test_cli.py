@@ -20,7 +20,7 @@ import torch
 
 from checkpoint import Checkpointer, digest
 from checkpoint.cli import housekeeping, main
-from checkpoint.cli.screen import human_age, human_bytes, one_line, printable
+from checkpoint.cli.screen import escaped, human_age, human_bytes, one_line
 from checkpoint.cli.usage import parse
 from checkpoint.runs.fence import withdraw
 from checkpoint.storage import open_storage
@@ -538,5 +538,5 @@ def test_ages_are_written_for_people(age_s: float, text: str) -> None:
 
 def test_what_storage_holds_cannot_steer_the_terminal() -> None:
     """A tensor's name may be anything that somebody wrote into a manifest."""
-    assert printable("a\x1b[2Jb\r\ud800é\n") == "a\\x1b[2Jb\\r\\ud800é\n"
+    assert escaped("a\x1b[2Jb\r\ud800é\n") == "a\\x1b[2Jb\\r\\ud800é\n"
     assert one_line("a\nb") == "a\\nb"

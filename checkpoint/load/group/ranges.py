@@ -15,14 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from checkpoint.format.dtensor import local_box
-from checkpoint.format.dtypes import writable_bytes
+from checkpoint.format.dtypes import INTEGERS, writable_bytes
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Box
 from checkpoint.load.objects import Chunk, Run, chunks_of, run_range
 from checkpoint.storage import Buffer
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Wanted:
@@ -106,7 +104,7 @@ class _Transfer:
 
     def _place(self, memory: NDArray[np.uint8]) -> None:
         """Through integers, which torch copies bit by bit."""
-        dtype = _INTEGERS.get(self._into.dtype.itemsize, self._into.dtype)
+        dtype = INTEGERS.get(self._into.dtype.itemsize, self._into.dtype)
         self._into.view(dtype).copy_(torch.from_numpy(memory).view(dtype).as_strided(self._into.shape, self._strides))
 
 

@@ -20,6 +20,7 @@ import torch
 from checkpoint.errors import RanksDiffer
 from checkpoint.format.document import TAG, Document
 from checkpoint.format.dtensor import local_part
+from checkpoint.format.dtypes import name_of
 from checkpoint.format.envelope import to_json
 from checkpoint.format.hashing import xxh3
 from checkpoint.format.leaves import leaves
@@ -61,7 +62,7 @@ class Replica:
         """What tells where the difference is."""
         return {
             "values": self._values(),
-            "kinds": {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in self._tensors.items()},
+            "kinds": {n: [name_of(t.dtype), list(t.shape)] for n, t in self._tensors.items()},
             "tensors": {} if self._trusted else replicas.each(self._tensors),
             "parts": {n: [part, h] for part, tensors in self._parts.items() for n, h in replicas.each(tensors).items()},
         }

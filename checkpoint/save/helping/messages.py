@@ -21,7 +21,7 @@ AT_ONCE = 4
 class Invitation:
     """
     endpoint     of who commits
-    claim        that it holds: who does not find it in storage has another one
+    claim        that it holds: whoever does not find it in storage has another one
     shard_bytes  of its plan
     """
 

@@ -260,8 +260,8 @@ class Fault(ABC):
         return len(self.ranks) if self.loses_workers else 0
 
     def lost_max(self, of_a_node: int) -> int | None:
-        """How many of those are missed by a view, at most; who is lost with all others is missed by none. None: nobody
-        knows."""
+        """How many of those are missed by a view, at most; whoever is lost with all others is missed by none. None:
+        nobody knows."""
         return self.lost() or 0
 
     def failure(self) -> str | None:

@@ -66,7 +66,7 @@ class NetworkFault(HostFault):
 
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
-        """Who comes back is not counted on: it may take longer than the run."""
+        """Whoever comes back is not counted on: it may take longer than the run."""
         return there - sizes.of_a_node
 
     def aftermath(self) -> Aftermath:

@@ -48,7 +48,7 @@ def watch(child: int, report: Path, orphans_s: float) -> None:
 
 
 def _others() -> list[str]:
-    """Who runs beside this process, in words. Who has ended is reaped."""
+    """Who runs beside this process, in words. Whoever has ended is reaped."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

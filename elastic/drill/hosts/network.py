@@ -102,7 +102,8 @@ class Network:
         return at
 
     def partition(self, *groups: Collection[int]) -> float:
-        """Each group reaches itself alone, from one moment to the next for each host. Who is in none stays as it is."""
+        """Each group reaches itself alone, from one moment to the next for each host. Whoever is in none stays as it
+        is."""
         at = time.time()
         for number, group in enumerate(groups):
             bridge = self._bridge_for(number)

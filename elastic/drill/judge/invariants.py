@@ -260,7 +260,8 @@ def _drawn(lineage: SurvivingSteps, undisturbed: SurvivingSteps) -> Iterator[Vio
 def _epochs(
     of_kind: Mapping[str, Sequence[Event]], length: int, batch_size: int, last_batch: str
 ) -> Iterator[Violation]:
-    """Of those who load from storage. Who takes over from a peer may do so before that one has come to a boundary."""
+    """Of those who load from storage. Whoever takes over from a peer may do so before that one has come to a
+    boundary."""
     steps_per_epoch = length // batch_size if last_batch == "drop" else -(-length // batch_size)
 
     def epoch_of(step: int) -> int:

@@ -259,7 +259,7 @@ def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
 
 
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
-    """A claim is taken from who is gone, or is going: the step in hand is the last that it applies."""
+    """A claim is taken from one that is gone, or is going: the step in hand is the last that it applies."""
     for newer in of_kind["claimed"]:
         went_on = [
             done for done in _done(of_kind) if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]

@@ -98,7 +98,7 @@ def _fill(folder: Path) -> None:
 
 def _make_read_only(folder: Path) -> None:
     """By a second, read-only mount of it on top: a disk that someone has a file open on for writing cannot be made
-    read-only itself. Who opens a file there from now on gets EROFS."""
+    read-only itself. Whoever opens a file there from now on gets EROFS."""
     for _ in range(_ATTEMPTS):  # one may open a file between the two calls
         if _mount(["--bind", str(folder), str(folder)]) is not None:
             return

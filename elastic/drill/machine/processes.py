@@ -42,10 +42,10 @@ def kill_marked(folder: Path) -> list[int]:
     stopped: set[int] = set()
     while new := set(marked(folder)) - stopped:  # what was forked before its parent stopped
         for pid in new:
-            _signal(pid, signal.SIGSTOP)
+            linux.send_signal(pid, signal.SIGSTOP)
         stopped |= new
     for pid in stopped:
-        _signal(pid, signal.SIGKILL)
+        linux.send_signal(pid, signal.SIGKILL)
     return sorted(stopped)
 
 
@@ -77,11 +77,6 @@ def listening(pid: int) -> list[int]:
                 if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:  # 0A is LISTEN
                     ports.add(int(fields[1].rpartition(":")[2], 16))
     return sorted(ports)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def children(parent: int) -> list[int]:

@@ -33,9 +33,8 @@ from elastic.launch.rendezvous.store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
 
 _LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
-_AGAIN_S = (
-    5.0  # at a store that has been told: one that was the hub before, on another side of a cut, may have been, too
-)
+# at a store that has been told: one that was the hub before, on another side of a cut, may have told it, too
+_AGAIN_S = 5.0
 _CONNECT_S = 1.0
 _WITHDRAW_S = 2.0
 _STORE_S = 12.0  # see elastic/membership/worker/rendezvous.py
@@ -94,14 +93,14 @@ class HubAnnouncement:
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
-        told = False
-        while not ended.is_set() or (told and self._is_over):
-            wait_s, told = _LOOK_S, False
+        announced = False
+        while not ended.is_set() or (announced and self._is_over):
+            wait_s, announced = _LOOK_S, False
             try:
                 with socket.create_connection(place, timeout=_CONNECT_S) as there:
                     keep_alive(there)
                     self._say(place, ended)
-                    told = not self._is_over
+                    announced = not self._is_over
                     _wait_for_end(there, ended, _AGAIN_S)
             except socket.gaierror:
                 wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often

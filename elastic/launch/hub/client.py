@@ -47,6 +47,6 @@ class HubClient:
         return silent_s if rules.is_lost(silent_s, welcome=self._welcome) else None
 
     def where(self, asks: tuple[str | None, int | None]) -> HubIs:
-        """What is answered who asks for the hub. asks: where the caller listens"""
+        """What is answered to whoever asks for the hub. asks: where the caller listens"""
         silent_s = self._lease.silent_s(time.monotonic())
         return rules.answer_of_a_node(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)

@@ -1,7 +1,7 @@
 """For how long has a host said nothing? A connection to one that is cut off or without power does not even end.
 
-Who comes late to its own tick was stopped, and the hosts' words may lie unread: their leases begin anew. Not for ever:
-a process that is late each time would notice no silent host at all. Pure: time comes in.
+Whoever comes late to its own tick was stopped, and the hosts' words may lie unread: their leases begin anew. Not for
+ever: a process that is late each time would notice no silent host at all. Pure: time comes in.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from elastic.launch.hub.announcement import HubAnnouncement
 from elastic.launch.hub.client import HubClient
 from elastic.launch.hub.lease import HELD_UP_S
 from elastic.launch.hub.place_wait import PlaceWait
-from elastic.launch.hub.roster_search import HubSeeker
+from elastic.launch.hub.roster_search import RosterSearch
 from elastic.launch.hub.server import Deliver, HubServer
 from elastic.launch.hub.step_down import OtherHubSearch
-from elastic.launch.hub.written_lookup import HubSearch
+from elastic.launch.hub.written_lookup import BackgroundLookup
 from elastic.launch.net.agent_port import AgentPort, Caller
 from elastic.launch.net.dialing import Address, Dials, other_end
 from elastic.launch.net.loop_connection import LoopConnection
@@ -95,8 +95,8 @@ class HubLink:
         self._parsed: tuple[Message | None, Any] = None, None  # the last order, which may be for several workers
         self._first = True  # nothing is known of the run yet
         self._own = place.address or "", self._port.number or 0  # where others find this agent
-        search = partial(HubSearch, find_hub) if find_hub is not None else None
-        self._seeker: HubSeeker[socket.socket] = HubSeeker(place.node, self._own, search)
+        search = partial(BackgroundLookup, find_hub) if find_hub is not None else None
+        self._seeker: RosterSearch[socket.socket] = RosterSearch(place.node, self._own, search)
         self._other_search = OtherHubSearch(place, self._port, self._own, self._steps_down)
         self._serving: HubServer | None = None
         self._client: HubClient | None = None

@@ -31,14 +31,14 @@ class Dialling(Protocol[C_co]):
 
 
 class Searching(Protocol[C_co]):
-    """See written_lookup.HubSearch."""
+    """See written_lookup.BackgroundLookup."""
 
     def take(self) -> C_co | None: ...
 
     def end(self) -> None: ...
 
 
-class HubSeeker(Generic[C]):
+class RosterSearch(Generic[C]):
     """
     newcomer  this node is not in the run yet, or not any more
     roster    the nodes of the run, in the order in which they become the hub

@@ -1,4 +1,4 @@
-"""Whom does an agent ask for the run's hub, for how long, and what does it answer who asks? Pure.
+"""Whom does an agent ask for the run's hub, for how long, and what does it answer to whoever asks? Pure.
 
 roster_search.py, client.py and step_down.py act on it, and so do the simulated agents of tests/kit/simulated_hosts.
 """

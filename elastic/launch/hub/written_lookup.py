@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from checkpoint.errors import CheckpointError
 from checkpoint.net.secured import client_side
 from checkpoint.net.transport import TransportError, receive
 from elastic.launch.net.dialing import Address
@@ -132,7 +133,7 @@ class LookupByUrl:
                     if self._stopping.is_set():
                         connected.close()
                     return
-            except hub_file.CheckpointError as failure:
+            except CheckpointError as failure:
                 if not self._was_read:
                     self.failure = failure
                     return
@@ -150,7 +151,7 @@ class LookupByUrl:
             self._looked_at, self._silent_s = (written, time.monotonic()), 0.0
 
 
-class HubSearch:
+class BackgroundLookup:
     """Asks again and again, in a thread of its own, until somebody says where the hub is. found: a connection to it"""
 
     def __init__(self, find: Callable[[], socket.socket | None]) -> None:

@@ -1,8 +1,8 @@
 """The port on which an agent listens for the agents of other nodes, and who of those that come is of this run.
 
 Any agent may come to be the hub, so each listens. Whoever connects is a stranger until it has said hello with what only
-agents of this run know, and has a while for that; others are refused, and told why. Who asks where the hub is gets an
-answer and stays a stranger. What becomes of one that has said hello is hub/link.py's.
+agents of this run know, and has a while for that; others are refused, and told why. Whoever asks where the hub is gets
+an answer and stays a stranger. What becomes of one that has said hello is hub/link.py's.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AgentPort:
         """
         came   one has said hello
         ended  the connection of one has, be it that of a stranger
-        where  what is answered who asks for the hub
+        where  what is answered to whoever asks for the hub
         """
         self._loop, self._came, self._ended, self._where = loop, came, ended, where
         if self._listener is not None:

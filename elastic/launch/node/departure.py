@@ -1,7 +1,7 @@
 """When does a node leave, why, and how long may its workers take?
 
 A node that is told to leave may have been told until when its machine is there. Its workers have the time that they are
-granted, or that time, whichever is longer; who has not ended by then is killed.
+granted, or that time, whichever is longer; whoever has not ended by then is killed.
 What its workers are told, and when the agent ends, is agent.py's.
 """
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from elastic.membership.exit_statuses import AGAIN, INTERRUPTED
 from elastic.membership.messages.messages import RunIsOver
-from elastic.membership.rules.endings import AGAIN
 
-FAILED, INTERRUPTED = 1, 130
-NO_PLACE = AGAIN  # it may be tried again: EX_TEMPFAIL, as a worker's
+FAILED = 1
 
 
 class NodeEnd:
@@ -50,7 +49,7 @@ class NodeEnd:
             say(f"the run failed: {self.run.why}")
             return FAILED
         if self.no_place and self.run is None:
-            return NO_PLACE
+            return AGAIN
         if self.run is not None and self.run.why:
             say(self.run.why)
         unsafe = self._taken and self.run is None  # else the hub says that what it held is not lost

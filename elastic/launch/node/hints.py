@@ -21,7 +21,7 @@ class Hints:
 
     def __init__(self) -> None:
         self._in_force: dict[_Known, Notice] = {}
-        self._told: dict[_Known, set[str]] = {}  # who was, by token
+        self._sent_to: dict[_Known, set[str]] = {}  # who was, by token
 
     def came(self, hint: Notice, workers: Iterable[NodeWorker]) -> None:
         self._in_force[_known_as(hint)] = hint
@@ -31,17 +31,17 @@ class Hints:
 
     def withdrawn(self, hint: Notice) -> None:
         self._in_force.pop(_known_as(hint), None)
-        self._told.pop(_known_as(hint), None)
+        self._sent_to.pop(_known_as(hint), None)
 
     def is_ready(self, worker: NodeWorker, workers: Iterable[NodeWorker]) -> None:
         """workers: all of the node, of which this is one"""
         here = {one.token for one in workers}
         for known, hint in self._in_force.items():
-            if here.isdisjoint(self._told.get(known, ())):  # else somebody here has seen, or sees, to the save
+            if here.isdisjoint(self._sent_to.get(known, ())):  # else somebody here has seen, or sees, to the save
                 self._tell(hint, worker)
 
     def _tell(self, hint: Notice, worker: NodeWorker) -> None:
-        self._told.setdefault(_known_as(hint), set()).add(worker.token)
+        self._sent_to.setdefault(_known_as(hint), set()).add(worker.token)
         worker.tell(Hint(why=hint.why, left_s=hint.left_s(time.monotonic())))
 
 

@@ -29,16 +29,16 @@ class NoticeHook:
         self._line = line
         self._environ = dict(environ)
         self._say = say
-        self._told: set[tuple[str, str]] = set()
+        self._called_for: set[tuple[str, str]] = set()
         self._running: set[int] = set()
         self._until_s: float | None = None  # it is waited for
 
     def call(self, notice: Notice) -> None:
         known = notice.source, notice.id
         if notice.withdrawn:
-            self._told.discard(known)  # said again, it is another one
-        elif self._line is not None and known not in self._told and notice.source != signal.SIGINT.name:
-            self._told.add(known)
+            self._called_for.discard(known)  # said again, it is another one
+        elif self._line is not None and known not in self._called_for and notice.source != signal.SIGINT.name:
+            self._called_for.add(known)
             self._run(self._line, notice)
 
     def pids(self) -> set[int]:

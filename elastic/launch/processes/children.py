@@ -95,16 +95,11 @@ def end_all(*, within_s: float) -> None:
             if stat.is_dead:
                 reap(pid)
             elif time.monotonic() >= kill_from_s:
-                _signal(pid, signal.SIGKILL)
+                linux.send_signal(pid, signal.SIGKILL)
             elif pid not in asked:
                 asked.add(pid)
-                _signal(pid, signal.SIGTERM)
+                linux.send_signal(pid, signal.SIGTERM)
         time.sleep(_POLL_S)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""A round of torch's rendezvous: it is waited for in a thread, and who is refused is told of to those who wait.
+"""A round of torch's rendezvous: it is waited for in a thread, and those who wait are told who is refused.
 
 Of torch 2.13: the pickled state that `participants` reads, for an error's text, is not documented.
 """
@@ -21,7 +21,7 @@ _REFUSED_BYTES_MAX = 64
 
 
 class Refusals:
-    """Who is waiting is told of who was refused, by a word in the store that anybody may have written."""
+    """Those who wait are told who was refused, by a word in the store that anybody may have written."""
 
     def __init__(self, store: Any, key: str, say: Callable[[str], None]) -> None:
         self._store, self._key, self._say = store, key, say

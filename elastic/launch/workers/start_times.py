@@ -44,7 +44,7 @@ class StartTimes:
         self._counts: dict[str, int] = {}
         self._first_step: dict[str, int] = {}
         self._done: set[str] = set()
-        self.told = False
+        self.reported = False
         self.read_ahead_bytes = 0
 
     def mark(self, moment: str, at_s: float | None = None) -> None:
@@ -68,8 +68,8 @@ class StartTimes:
             if record.at_step > self._first_step[worker] and worker not in self._done:
                 self._done.add(worker)
                 self.count(APPLIED)
-        if APPLIED in self._times and not self.told:
-            self.told = True
+        if APPLIED in self._times and not self.reported:
+            self.reported = True
             self._say(self.table())
 
     def table(self) -> str:

@@ -4,8 +4,8 @@
     a step in which nothing more was compiled     ->  what storage does not have is kept there, in the background
 
 A run that compiles nothing pays nothing: no request, no import. What is loaded ends as code of this process, so it is
-kept and taken only by who knows the run's secret (sealed.py), and only if that outlives the launch. Whatever fails here
-is one line, and the run compiles for itself.
+kept and taken only by those who know the run's secret (sealed.py), and only if that outlives the launch. Whatever fails
+here is one line, and the run compiles for itself.
 
 Each worker keeps what it compiled itself: ranks meet other sizes, and have other devices. Rank 0 begins, and the others
 wait a little, as most of them have compiled the same.

@@ -3,7 +3,7 @@
     length of the index, 8 bytes   the index, sealed (sealed.py)   the pieces' bytes, one after the other
 
 The index holds each piece's name and size, and the SHA-256 of all their bytes. So who only wants to know what is there
-reads its beginning, and who reads all of it believes no byte before it was compared.
+reads its beginning, and whoever reads all of it believes no byte before it was compared.
 """
 
 from __future__ import annotations

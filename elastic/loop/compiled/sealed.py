@@ -2,8 +2,8 @@
 
     elastic sealed 1\n   HMAC-SHA256 of (purpose, place, content)   content
 
-The content of an object of this form is handed out only if its code fits: to that place, by that key. Who can write to
-the storage can remove it, or put back what was there before; nothing else of theirs is ever believed.
+The content of an object of this form is handed out only if its code fits: to that place, by that key. Whoever can write
+to the storage can remove it, or put back what was there before; nothing else of theirs is ever believed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unseal(sealed: bytes, *, key: bytes, place: str) -> bytes:
     """What was sealed. Raises NotAuthentic."""
     code, content = sealed[len(_HEAD) : OVERHEAD_BYTES], sealed[OVERHEAD_BYTES:]
     if not sealed.startswith(_HEAD) or not hmac.compare_digest(code, _code(content, key, place)):
-        raise NotAuthentic("it was not written by who knows the run's secret, or it was changed since")
+        raise NotAuthentic("it was not written by someone who knows the run's secret, or it was changed since")
     return content
 
 

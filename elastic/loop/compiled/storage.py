@@ -5,8 +5,8 @@
 The kind of machine is named by a code of the run's secret, so that code for another processor, of another torch or of
 another secret is not even found. An object is never changed. Whoever has compiled something that is in none of them
 removes those which have to go for it (eviction.py), and adds one of that alone, whose number is above all that it
-knows. Two that do so at once may keep a piece twice, or take one number; nothing is lost by it but room. Who misses an
-object that was there a moment ago compiles. The folder may be deleted at any time.
+knows. Two that do so at once may keep a piece twice, or take one number; nothing is lost by it but room. Whoever misses
+an object that was there a moment ago compiles. The folder may be deleted at any time.
 """
 
 from __future__ import annotations

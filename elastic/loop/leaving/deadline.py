@@ -20,8 +20,8 @@ import time
 from elastic.events import schema
 from elastic.loop.leaving.departure import Departure
 from elastic.loop.session import Session
+from elastic.membership.exit_statuses import CUT_SHORT
 from elastic.membership.progress import Phase
-from elastic.membership.rules.endings import CUT_SHORT
 
 RECORD_S = 2.0  # to put a loss on record, and to tell the others, before the machine is gone
 _LOOK_S = 0.1

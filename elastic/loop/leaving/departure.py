@@ -26,12 +26,12 @@ from elastic.group.fingerprint import Kind
 from elastic.loop.leaving.shared_save import SharedSave
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
+from elastic.membership.exit_statuses import NOT_SAVED
 from elastic.membership.progress import Phase
 from elastic.membership.worker.live import Answer
 from elastic.membership.worker.missing import missing
 from elastic.preemption.process_notices import ProcessNotices
 
-NOT_SAVED = 1
 _ANSWER_S = 120.0  # the hub answers sooner
 _OTHERS_S = 10.0  # at most half of the time that is left: torchrun kills 30 s after SIGTERM
 _POLL_S = 0.2

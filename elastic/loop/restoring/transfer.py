@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import checkpoint
+from checkpoint.format.dtypes import name_of
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
 from elastic.loop.restoring.background_transfer import PIECE, Giving, Piece, pieces, take
@@ -214,7 +215,7 @@ class _Span:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return name_of(tensor.dtype)
 
 
 def _described(tensor: torch.Tensor) -> list[Any]:
@@ -286,7 +287,7 @@ def broadcast(group: Group, tree: Tree | None) -> Tree:
         if group.world_size == 1:
             return tree
         document, tensors = checkpoint.encode(tree)
-        kinds = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+        kinds = {name: [name_of(t.dtype), list(t.shape)] for name, t in tensors.items()}
         header = json.dumps({"document": document, "tensors": kinds}).encode()
     layout = json.loads(gather_bytes(group, header)[0])
     received: dict[str, torch.Tensor] = {}

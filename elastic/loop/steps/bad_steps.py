@@ -7,7 +7,7 @@
 
 Every worker holds the same bits, knows the same past (state/health.py) and so comes to the same decision, with no
 message. To pass a step over is an update like any other: what comes after it is one step ahead of what was before, so
-that who is lost meanwhile, who joins and who takes the state over find what they find after any step. The state of a
+that whoever is lost meanwhile, joins, or takes the state over finds what they find after any step. The state of a
 save is read and handed round before anything is touched: a peer that is lost then costs the step in hand, which comes
 round again, and is bad again.
 """

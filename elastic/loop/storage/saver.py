@@ -92,8 +92,8 @@ class Saver:
         self._spool = Spool(launch.read_ahead) if launch.read_ahead is not None else None
         self.read_ahead_bytes = 0
         self._objects = 0
-        self._underway: list[UnderWay] = []
-        self._order_told: tuple[int, bool] | None = None
+        self._under_way: list[UnderWay] = []
+        self._order_sent: tuple[int, bool] | None = None
         self._invited = 1  # nodes that share what is saved from now on
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
@@ -186,7 +186,7 @@ class Saver:
         """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its
         state). Waits for one that is under way. Raises checkpoint.StorageError, where patience did not help.
         """
-        for one in self._underway:
+        for one in self._under_way:
             if one.position.step <= step:
                 with suppress(checkpoint.CheckpointError):  # `look` says what failed
                     one.saving.wait()
@@ -213,7 +213,7 @@ class Saver:
 
         Raises Evicted.
         """
-        for one in self._underway:
+        for one in self._under_way:
             if (one.position.step, one.position.stopped) == (step, stopped):
                 with suppress(checkpoint.CheckpointError):  # `look` says what failed
                     one.saving.wait()
@@ -229,8 +229,8 @@ class Saver:
             self._warmed = True
             self._checkpoints.warm(self._train_state.objects())
             self.duration.look_up(self._newest_meta)
-        while self._underway and self._underway[0].saving.done:
-            one = self._underway.pop(0)
+        while self._under_way and self._under_way[0].saving.done:
+            one = self._under_way.pop(0)
             try:
                 commit = one.saving.wait()
                 self._committed(one.position, commit, one.took_s, one.stall_s, helped=one.saving.helped)
@@ -244,7 +244,7 @@ class Saver:
                         self._console.warn(words)
                 elif isinstance(lost, checkpoint.ClaimLost):
                     raise _evicted(lost) from lost
-                elif not self._underway:  # else a newer save took its place
+                elif not self._under_way:  # else a newer save took its place
                     self.schedule.owes_one = True
             except checkpoint.CheckpointError as failure:
                 self._failed(one.position, failure)
@@ -270,7 +270,7 @@ class Saver:
             newest_first = self._order(older, left_s, uploaders=uploaders).newest_first
             if newest_first:
                 return took_s / uploaders
-        under_way = [(one.position.step, now_s - one.begun_s) for one in self._underway if not one.saving.done]
+        under_way = [(one.position.step, now_s - one.begun_s) for one in self._under_way if not one.saving.done]
         begun_s = dict(under_way).get(step)
         if begun_s is not None:  # it is this one
             return None if took_s is None else max(0.0, took_s - begun_s)
@@ -369,7 +369,7 @@ class Saver:
                 steady = [] if must or at_risk else self._lent()
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
                 one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
-                self._underway.append(one)
+                self._under_way.append(one)
                 self._train_state.staging.follow(saving, partial(self._tell_staged, one))
                 commit = None
             else:
@@ -394,7 +394,7 @@ class Saver:
     def _older_than(self, step: int) -> UnderWay | None:
         """What is being uploaded of another step, if it may be given up. Not where bad steps go back to saves: what
         they go back to must not depend on how fast one is uploaded."""
-        older = next((one for one in self._underway if not one.saving.done), None)
+        older = next((one for one in self._under_way if not one.saving.done), None)
         return None if older is None or older.position.step == step or self._config.goes_back else older
 
     def _order(self, older: UnderWay, left_s: float, *, uploaders: int | None) -> UploadOrder:
@@ -419,8 +419,8 @@ class Saver:
             return False
         left_s = by_s - self._clock()
         order, at = self._order(older, left_s, uploaders=uploaders), older.position.step
-        if not order.both and self._order_told != (at, order.newest_first):
-            self._order_told = at, order.newest_first
+        if not order.both and self._order_sent != (at, order.newest_first):
+            self._order_sent = at, order.newest_first
             first = "newest" if order.newest_first else "older"
             said = schema.SaveOrder(step=step, older=at, first=first, why=order.why, left_s=round(max(0.0, left_s), 3))
             self._events.emit(said)

@@ -46,7 +46,8 @@ class UnderWay:
 
     @property
     def took_s(self) -> float:
-        """What it took to be durable. A copy beside a step ends when training looks for it, which is no time of its."""
+        """What it took to be durable. A copy beside a step ends when training looks for it, and the time until then is
+        not the save's."""
         begun_s = self.begun_s if self.saving.staged_s is None else self.saving.staged_s - self.stall_s
         return (self.saving.ended_s or begun_s) - begun_s
 

@@ -8,18 +8,8 @@ There is one hub at a time: in the agent of the first node, and when that is los
 its roster, which learns of the run from what the agents report. Only views tell a worker who is lost: it acts on
 nothing but what it is told here and on the failure of its own collectives.
 
-Here what is said is handed to whom it concerns, and the next view follows from what they all know:
-
-    nodes.py workers.py         who is here, and who is in the present view
-    admission.py                which node is let in
-    reports.py takeover.py      what is learned of the run when this hub takes over, and for whom it waits
-    claiming.py                 whether this side may go on without those who are missing: ../succession/going_on.py
-    joining.py shortage.py      for whom a view waits, among workers and among nodes
-    release.py                  what becomes of those who want to leave: ../rules/leaving.py
-    replacements.py             what follows from the end of a worker: ../rules/endings.py
-    hang_watch.py               who hangs
-    run_end.py                  when the run ends
-    ../rules/next_view.py       who is in a view, and in which order
+Here what is said is handed to whom it concerns, each a file of this room (`__init__.py` names them), and the next view
+follows from what they all know.
 
 Who says what, when, and what follows is one table: docs/internals/protocol.md.
 """
@@ -85,8 +75,9 @@ class Hub:
     """One run's views.
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
+    nodes_max     how many nodes the run has at once; one more waits for a place
     nodes_first   how many nodes the first view waits for, `start_s` at most
-    restarts_max  see endings.py
+    restarts_max  see endings.py; window_s: for how long a restart counts
     beacon        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
     start_s       the same in a run's first view
@@ -238,7 +229,7 @@ class Hub:
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
-        """The node of this hub leaves. From here on nothing is decided: who comes is told where to go."""
+        """The node of this hub leaves. From here on nothing is decided: whoever comes is told where to go."""
         self._going_on.left(node)
         self.loses(node, dead=False)
         next_hub = self._nodes.next_hub()
@@ -451,9 +442,9 @@ class Hub:
     def _tell_broken(self, now_s: float, running: Sequence[Worker]) -> None:
         gone = [id for id in self._workers.view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
-        to_tell = [worker for worker in running if worker.told_broken != self.generation]
+        to_tell = [worker for worker in running if worker.broken_sent != self.generation]
         for worker in to_tell:
-            worker.told_broken, worker.since_s = self.generation, now_s
+            worker.broken_sent, worker.since_s = self.generation, now_s
         if to_tell:
             self._out.say_all(to_tell, Broken(generation=self.generation, why=why))
         silent = [worker for worker in running if now_s - worker.since_s > _SILENT_S]

@@ -1,6 +1,6 @@
 """Workers that wait to leave get their answer: they are released, asked to save first, or take part in one more view.
 
-Which of these, is leaving.py's to say. Here it is said to them, each once.
+Which of these is leaving.py's to say. Here it is said to them, each once.
 """
 
 from __future__ import annotations

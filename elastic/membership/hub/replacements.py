@@ -6,12 +6,13 @@ answer: places that get another worker, and a run that goes on without one that 
 
 from __future__ import annotations
 
+from elastic.membership.exit_statuses import CUT_SHORT
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import Exited, Start, Status
-from elastic.membership.rules.endings import CUT_SHORT, LEAVES, Bug, Ended, Endings, ended, what_failed
+from elastic.membership.rules.endings import LEAVES, Bug, Ended, Endings, ended, what_failed
 from elastic.membership.rules.kills import Replace, Slot
 
 

@@ -1,8 +1,8 @@
 """When does a run end, and has it failed? What speaks for its end, as far as the hub has heard.
 
-a worker finishes                           the run has come to its end, and those who are left come to theirs
+a worker finishes                            the run has come to its end, and those who are left come to theirs
 a bug, a standstill, too few nodes too long  it is to end: workers have a while to save what they hold
-nobody is left                              it ends as what was lost last has it
+nobody is left                               it ends as what was lost last has it
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RunEnd:
         return now_s - self._since_s > self._ending_s
 
     def is_overdue(self, now_s: float) -> bool:
-        """Who saves has had time to."""
+        """Whoever saves has had time to."""
         return now_s - self._since_s > 2 * self._ending_s
 
     def comes(self, *, failed: bool, why: str) -> None:

@@ -50,7 +50,7 @@ class Worker:
     joins: bool = True
     was_member: bool = False
     failed: Failed | None = None
-    told_broken: int | None = None  # the generation of the newest view that it was told is broken
+    broken_sent: int | None = None  # the generation of the newest view that it was told is broken
     asked_to_save: tuple[int, bool] | None = None  # after which view, and whether for a wait, it was asked to save
     released: bool = False
     safe: bool = False  # released, and what it holds is not lost with it

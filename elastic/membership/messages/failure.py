@@ -1,4 +1,4 @@
-"""What a worker says last, where its script has failed; and what all say who say something of a worker.
+"""What a worker says last, where its script has failed; and what everyone says who speaks of a worker.
 
 Apart from messages.py, which takes 45 types more: the process that says this has loaded no more of elastic than it
 takes to run a script.

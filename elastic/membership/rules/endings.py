@@ -1,4 +1,6 @@
-"""A worker ended otherwise than in order: is another one started in its place, and when, or is that a bug? Pure.
+"""A worker ended otherwise than in order: is another one started in its place, and when, or is that a bug?
+
+Pure but for what it remembers.
 
 Promises  a bug is not a fault: the same kind of failure at the same step, twice, is one (`repeated`).
           Kills from outside are replaced, however many come; where they come at one step every time, later and later,
@@ -13,11 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.messages.messages import Exited, Failed
 from elastic.membership.rules.kills import Kills, Replace, Slot
 
-AGAIN = 75  # the exit status (EX_TEMPFAIL) of a worker that asks to be started again
-CUT_SHORT = 76  # of one that was told to leave, and did not come to a boundary before its machine was to go
 KILLED = "SIGKILL"
 LEAVES = ("SIGTERM", "SIGINT", "SIGUSR1")  # whom one of them ended before it could leave in order was told to go
 EVICTED = "elastic.errors.Evicted"

@@ -1,4 +1,6 @@
-"""A worker is killed from outside: when does another one take its place, and when is it enough? Pure.
+"""A worker is killed from outside: when does another one take its place, and when is it enough?
+
+Pure but for what it remembers.
 
 Kills are nobody's fault. Spot machines take workers for as long as a run lasts, and each is replaced at once. But what
 the kernel kills because a step needs more memory than there is, it kills at that step every time: replacements would

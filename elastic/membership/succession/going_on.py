@@ -1,4 +1,6 @@
-"""What a hub knows of those who might go on elsewhere, and what it must have before its own side does. Pure.
+"""What a hub knows of those who might go on elsewhere, and what it must have before its own side does.
+
+Pure but for what it remembers.
 
 The rule is succession.py's. Here is what it is asked with, and what becomes of its answers: who is asked to take the
 claim, how long a side that is no majority lets others try first, and what people are told while nobody may go on.

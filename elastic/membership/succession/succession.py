@@ -140,7 +140,7 @@ def may_be_elsewhere(
     knowing  nodes that are here and have said that they know of that view, or were told of it here
     asked    this agent's hub, or an earlier one of its, may have asked for a claim of which it does not know
 
-    Who holds the state got it in the last view, or in one that came of that, and there from a node of the last one.
+    Whoever holds the state got it in the last view, or in one that came of that, and there from a node of the last one.
     That node would have told of the newer one as it came here. One that knows less than others may have gone back to
     them, and its end of the connection has not been noticed yet. What refuses connections may be there, and go on.
     Without a node of that view which is here the others need another claim, for which another hub asks; unless this one

@@ -58,7 +58,7 @@ _KILLED = (Kill(0, At(10, "forward")),)
 WAYS: dict[str, Way] = {
     "alone": Way(what="one process, no faults", options={"evaluate_every": 6}),
     "alone, loading ahead": Way(what="one process with a loader process, no faults", options={"num_workers": 1}),
-    "calm": Way(what="3 workers, no faults", workers=3),
+    "baseline": Way(what="3 workers, no faults", workers=3),
     "lost": Way(what="3 workers, one is killed and replaced", workers=3, faults=_LOST, options={"awaits": 3}),
     "told to leave": Way(what="3 workers, one is told to leave", workers=3, faults=(Terminate(1, At(3, "backward")),)),
     "left last": Way(

@@ -38,7 +38,7 @@ def read_another_example_than_asked_for(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("elastic.loop.assignment:assign_shares", plan="calm", caught_by={"shares", "coverage"})
+@planted("elastic.loop.assignment:assign_shares", plan="baseline", caught_by={"shares", "coverage"})
 def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
     """A worker reads the last share of the worker before it, in the place of its own first one."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.loop.steps.step:Step.backward", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.steps.step:Step.backward", plan="baseline", caught_by={"reference"})
 def average_the_workers_means(right: Any, act: Act) -> Any:
     """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
 
@@ -62,7 +62,7 @@ def _(right: Any, act: Act) -> Any:
     return lambda self: False  # so that all come by the other way
 
 
-@planted("elastic.group.treesum:TreeSum.join", plan="calm", caught_by={"reference"})
+@planted("elastic.group.treesum:TreeSum.join", plan="baseline", caught_by={"reference"})
 def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
     """Sums are added in the order of the ranks and not in the tree's: only the last bits differ."""
 
@@ -82,7 +82,7 @@ def add_in_the_order_of_ranks(right: Any, act: Act) -> Any:
     return join
 
 
-@planted("elastic.loop.steps.step_in_hand:share_seed", plan="calm", caught_by={"reference"})
+@planted("elastic.loop.steps.step_in_hand:share_seed", plan="baseline", caught_by={"reference"})
 def reuse_random_streams(right: Any, act: Act) -> Any:
     """Every worker counts its shares from 0, and so reuses the random streams of the first one."""
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share - _FIRST[0], micro)

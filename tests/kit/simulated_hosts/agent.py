@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.launch.hub import rules
 from elastic.launch.hub.lease import EVICT_S, HELD_UP_S
-from elastic.launch.hub.roster_search import HubSeeker
+from elastic.launch.hub.roster_search import RosterSearch
 from elastic.launch.net.dialing import Address
 from elastic.membership.hub.hub import Hub
 from elastic.membership.hub.orders import Order
@@ -66,7 +66,7 @@ class Agent:
         self._started = 0
         self.starting = 0
         self.first = True
-        self._seeker: HubSeeker[Wire] = HubSeeker(
+        self._seeker: RosterSearch[Wire] = RosterSearch(
             name, self.own, lambda: Search(self), clock=lambda: self.now_s, within_s=SEEK_S
         )
         self._seeker.open(Dials(self), reached=self._join_hub, serve=self._takes_over, in_vain=self.ends)
