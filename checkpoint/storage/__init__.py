@@ -1,11 +1,12 @@
 """Where checkpoints lie: named blobs in a folder or behind any fsspec URL, with retries and one contract.
 
-base     the contract
-local    a folder
-fsspec   any URL of fsspec's; obstore: S3 through that package; ranges: parts of an object, several at once
-retry    tries again what may heal; again: reads once more what came back damaged
-bounded  small objects, whatever lies under their key
-redact   URLs and errors without secrets
+base       the contract
+local      a folder
+fsspec     any URL of fsspec's; obstore: S3 through that package; ranges: parts of an object, several at once
+retry      tries again what may heal; again: reads once more what came back damaged
+answering  an answer within a time, or none, for whoever waits at a terminal
+bounded    small objects, whatever lies under their key
+redact     URLs and errors without secrets
 """
 
 from __future__ import annotations
