@@ -83,8 +83,9 @@ class Trace:
         there: set[str] = set()
         found = 0
         for change in self.changes:
-            found += bool(there) and there <= set(change.gone)
-            there = (there - set(change.gone)) | set(change.come)
+            found += 0 < len(there) <= len(change.gone) and there.issubset(change.gone)
+            there.difference_update(change.gone)
+            there.update(change.come)
         return found
 
     def limited(self, nodes_max: int) -> Trace:
