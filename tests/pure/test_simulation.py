@@ -236,15 +236,18 @@ def test_a_fleet_drawn_from_a_seed_is_as_large_as_lifetimes_say() -> None:
     [
         ("", "it is empty; expected a first line t_s,op,node"),
         ("a,b\n", "first line is 'a,b'; expected t_s,op,node"),
-        ("t_s,op,node\n0,add,a\n1e308,remove,a\n", "line 3: t_s is '1e308'; expected seconds, and at most a year"),
+        (
+            "t_s,op,node\n0,add,a\n1e308,remove,a\n",
+            "line 3: t_s is '1e308'; expected seconds since the trace's begin, and at most a year",
+        ),
         ("t_s,op,node\ninf,add,a\n", "line 2: t_s is 'inf'"),
         ("t_s,op,node\nx,add,a\n", "line 2: t_s is 'x'"),
-        ("t_s,op,node\n5,add,a\n4,add,b\n", "line 3: 4 s comes before"),
+        ("t_s,op,node\n5,add,a\n4,add,b\n", "line 3: 4 s comes before 5 s; expected times from 0 on"),
         ("t_s,op,node\nnan,add,a\n", "line 2: t_s is 'nan'"),
         ("t_s,op,node\n1,lose,a\n", "line 2: 'lose' of 'a'; expected add or remove"),
         ("t_s,op,node\n1,add,a\n2,add,a\n", "line 3: add a, which is there already"),
-        ("t_s,op,node\n1,remove,a\n", "line 2: remove a, which is not there"),
-        ("t_s,op,node\n", "covers no time"),
+        ("t_s,op,node\n1,remove,a\n", "line 2: remove a, which is not there; expected its add before"),
+        ("t_s,op,node\n", "covers no time; expected .* the last of them after 0 s"),
     ],
 )
 def test_what_is_no_trace_is_refused_by_its_line(text: str, match: str) -> None:
