@@ -39,7 +39,7 @@ def link(text: str) -> Link:
     bandwidth, _, latency = text.partition(":")
     found = Link(units.rate(bandwidth), units.seconds(latency) if latency else 0.0)
     if found.bandwidth < 1:
-        raise ConfigError(f"{text!r}: a link of no bandwidth")
+        raise ConfigError(f"{text!r}: a link of no bandwidth; expected 1B/s or more, such as 300GB/s:1us")
     return found
 
 
@@ -47,7 +47,7 @@ def upload(text: str) -> float:
     """Bytes per second."""
     found = units.rate(text)
     if found < 1:
-        raise ConfigError(f"{text!r}: nothing is ever saved at that; expected 1B/s or more")
+        raise ConfigError(f"{text!r}: nothing is ever saved at that; expected 1B/s or more, such as 1GB/s")
     return found
 
 
@@ -131,15 +131,18 @@ def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int)
     if not 0 <= given.overlap <= 1:
         raise ConfigError(f"--overlap {given.overlap:g}; expected a share from 0 to 1")
     if given.nodes_min > given.nodes:
-        raise ConfigError(f"--nodes-min {given.nodes_min} is above --nodes {given.nodes}: the run would never begin")
+        raise ConfigError(
+            f"--nodes-min {given.nodes_min} is above --nodes {given.nodes}: the run would never begin; "
+            f"expected 1 to {given.nodes}, or more --nodes"
+        )
     if given.parameters is not None and given.parameters < 1:
         raise ConfigError(f"--parameters {given.parameters:g}; expected 1 or more, such as 124M")
     if given.parameters is None:
-        raise ConfigError("--parameters is missing: how many the model has, such as 124M")
+        raise ConfigError("--parameters is missing; expected how many the model has, such as --parameters 124M")
     batch_s = given.batch_time or (figures["batch_s"].value if "batch_s" in figures else 0.0)  # never 0, if given
     if not batch_s:
         raise ConfigError(
-            "--batch-time is missing: in which one worker computes a whole batch, such as 8s\n"
+            "--batch-time is missing; expected the time in which one worker computes a whole batch, such as 8s\n"
             "  next  measure it on such a machine: elastic plan --measure here.json, then --figures here.json"
         )
     return Job(
@@ -162,7 +165,7 @@ def fleets_of(given: argparse.Namespace, names: Sequence[str]) -> list[recorded.
     if given.lifetime is None:
         return [recorded.read(name) for name in given.trace or names]
     if given.trace:
-        raise ConfigError("--lifetime draws a fleet, and --trace names one; leave one of them out")
+        raise ConfigError("--lifetime draws a fleet, and --trace names one; expected one of them: leave the other out")
     length_s = min(max(_HOURS * 3600, 20 * given.lifetime), units.YEAR_S)
     return [
         recorded.draw(
@@ -181,7 +184,6 @@ def _link(flag: str, given: Link | None, needed: bool, figures: Figures) -> Link
     if "link_bytes_per_s" in figures:
         return Link(figures["link_bytes_per_s"].value, figures["link_latency_s"].value)
     if needed:
-        raise ConfigError(
-            f"{flag} is missing: RATE:LATENCY, such as {'300GB/s:1us' if flag == '--inside' else '100Gbit/s:5us'}"
-        )
+        such = "300GB/s:1us" if flag == "--inside" else "100Gbit/s:5us"
+        raise ConfigError(f"{flag} is missing; expected RATE:LATENCY, such as {such}")
     return Link(float("inf"), 0.0)

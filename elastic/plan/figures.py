@@ -61,7 +61,9 @@ def read(file: Path | None) -> Figures:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--figures {file}: {error}") from error
+        raise ConfigError(
+            f"--figures {file}: {error}\n  next  give a file that `elastic plan --measure FILE` wrote"
+        ) from error
     return {**defaults(), **parse(text, f"--figures {file}")}
 
 
@@ -70,16 +72,21 @@ def parse(text: str, where: str) -> Figures:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from None
+        raise ConfigError(
+            f"{where}: no JSON: {error}; expected an object of figures, as `elastic plan --measure FILE` writes it"
+        ) from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{where}: a JSON object of figures is expected, and not {type(document).__name__}")
+        raise ConfigError(
+            f"{where}: JSON, but of type {type(document).__name__}; expected an object of figures, as "
+            "`elastic plan --measure FILE` writes it"
+        )
     return {name: _figure(name, one, where) for name, one in document.items()}
 
 
 def _figure(name: str, document: Any, where: str) -> Figure:
     if name not in MEANINGS:
         near = difflib.get_close_matches(name, MEANINGS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(MEANINGS)}"
+        hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(MEANINGS)}"
         raise ConfigError(f"{where}: unknown figure {name!r}; {hint}")
     value = document.get("value") if isinstance(document, dict) else None
     least = 1.0 if name.endswith("_bytes_per_s") else 0.0

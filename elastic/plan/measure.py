@@ -39,25 +39,30 @@ def measure(file: Path, *, model: str, workers: int, storage: str | None, state_
     if not 1 <= workers <= _WORKERS_MAX:
         raise ConfigError(f"--workers {workers}; expected 1 to {_WORKERS_MAX}, all on this machine")
     if ":" not in model:
-        raise ConfigError(f"--model {model!r}; expected MODULE:FUNCTION")
+        raise ConfigError(f"--model {model!r}; expected MODULE:FUNCTION, such as package.module:function")
     if file.is_dir() or not os.access(file.parent, os.W_OK):  # before minutes are spent
-        raise ConfigError(f"--measure {file}: no file can be written there; nothing was measured")
+        raise ConfigError(
+            f"--measure {file}: no file can be written there; nothing was measured\n"
+            "  next  name a file in a folder that exists and can be written"
+        )
     where = f"elastic plan --measure on {platform.node()}, {os.cpu_count()} processors"
-    of_step = _in_processes(model, workers)
+    of_step = _in_processes(model, workers, file)
     parameters = of_step.pop("parameters")
     sources = dict.fromkeys(of_step, f"{where}: {workers} processes, {model}, {parameters:,.0f} parameters")
-    of_saves = _saves(storage, state_bytes)
+    of_saves = _saves(storage, state_bytes, file)
     sources |= dict.fromkeys(of_saves, f"{where}: {state_bytes >> 20} MiB in {_TENSORS} tensors")
     today = time.strftime("%Y-%m-%d")
     found = {name: Figure(value, sources[name], today) for name, value in {**of_step, **of_saves}.items()}
     try:
         file.write_text(json.dumps({name: vars(one) for name, one in found.items()}, indent=1) + "\n")
     except OSError as refused:
-        raise ConfigError(f"--measure {file}: {refused}") from refused
+        raise ConfigError(
+            f"--measure {file}: {refused}; what was measured is lost\n  next  make room there, or name another file"
+        ) from refused
     return found
 
 
-def _in_processes(model: str, workers: int) -> dict[str, float]:
+def _in_processes(model: str, workers: int, file: Path) -> dict[str, float]:
     """What rank 0 of so many found."""
     with tempfile.TemporaryDirectory(prefix="elastic-measure-") as folder, ExitStack() as ending:
         started = []
@@ -79,15 +84,21 @@ def _in_processes(model: str, workers: int) -> dict[str, float]:
             try:
                 out, err = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise ConfigError(f"--measure: process {rank} had not ended after {_WITHIN_S:.0f} s") from None
+                raise ConfigError(
+                    f"--measure: process {rank} of {workers} had not ended after {_WITHIN_S:.0f} s; all were ended, "
+                    f"and {file} was not written\n  next  measure with fewer --workers, or a smaller batch"
+                ) from None
             if process.returncode:
-                raise ConfigError(f"--measure: process {rank} of {workers} failed\n{err.strip()[-1500:]}")
+                raise ConfigError(
+                    f"--measure: process {rank} of {workers} failed; all were ended, and {file} was not written\n"
+                    f"{err.strip()[-1500:]}"
+                )
             said.append(out)
         found: dict[str, float] = json.loads(said[0].strip().splitlines()[-1])
         return found
 
 
-def _saves(storage: str | None, state_bytes: int) -> dict[str, float]:
+def _saves(storage: str | None, state_bytes: int, file: Path) -> dict[str, float]:
     draw = torch.Generator().manual_seed(0)
     state = {f"layer{n}": torch.randn(state_bytes // 4 // _TENSORS, generator=draw) for n in range(_TENSORS)}
     copies, stalls, commits, reads, writes = [], [], [], [], []
@@ -95,7 +106,10 @@ def _saves(storage: str | None, state_bytes: int) -> dict[str, float]:
     try:
         folder = tempfile.TemporaryDirectory(prefix="elastic-measure-", dir=storage)
     except OSError as refused:
-        raise ConfigError(f"--storage {storage}: {refused}") from refused
+        raise ConfigError(
+            f"--storage {storage}: {refused}; {file} was not written\n"
+            "  next  name a folder that exists and can be written, or leave --storage out"
+        ) from refused
     with folder as at, checkpoint.Checkpointer(os.path.join(at, "run"), keep=2) as saves:
         saves.warm(state)
         for step in range(_ROUNDS + 1):

@@ -40,9 +40,11 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as missing:
         if missing.name not in (module, module.partition(".")[0]):
             raise  # of an import within it
-        return _said(f"--model {named}: {missing}")
+        return _said(f"--model {named}: {missing}; expected a module that can be imported from {os.getcwd()}")
     if not hasattr(there, function):
-        return _said(f"--model {named}: module {module!r} has no attribute {function!r}")
+        return _said(
+            f"--model {named}: module {module!r} has no attribute {function!r}; expected the name of a function of it"
+        )
     made = getattr(there, function)()
     if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
         return _said(f"--model {named} gives {type(made).__name__}; expected (model, loss), a module and a function")

@@ -93,12 +93,16 @@ def _plan(given: argparse.Namespace) -> int:
     figures = arguments.figures_of(given)
     (fleet, *others) = arguments.fleets_of(given, ["aws-p3-2020"])
     if others:
-        raise ConfigError("--trace: a plan is for one fleet; `elastic simulate` compares several")
+        raise ConfigError(
+            f"--trace names {1 + len(others)} fleets, and a plan is for one; `elastic simulate` compares several"
+        )
     steps = round(given.steps)
     if steps < 1 or abs(given.steps - steps) > 1e-9 * steps:  # 2.01k is not quite 2010
-        raise ConfigError(f"--steps {given.steps:g}; expected a whole number, 1 or more")
+        raise ConfigError(f"--steps {given.steps:g}; expected a whole number, 1 or more, such as 100k")
     if given.plot is not None and given.plot.suffix not in (endings := (".png", ".svg", ".pdf")):
-        raise ConfigError(f"--plot {given.plot}; expected a file that ends in one of {', '.join(endings)}")
+        raise ConfigError(
+            f"--plot {given.plot}; expected a file that ends in one of {', '.join(endings)}; nothing was planned"
+        )
     fleet = fleet.limited(given.nodes)
     found = estimate(
         job_on(given, figures, fleet),

@@ -17,7 +17,8 @@ def plot(found: Estimate, file: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise ConfigError(
-            "--plot needs matplotlib, which is not installed\n  next  pip install matplotlib"
+            "--plot needs matplotlib, which is not installed; nothing was drawn\n"
+            "  next  pip install matplotlib, or leave --plot out"
         ) from missing
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     workers = [size.workers for size in found.sizes]
@@ -39,4 +40,6 @@ def plot(found: Estimate, file: Path) -> None:
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError) as refused:
-        raise ConfigError(f"--plot {file}: {refused}") from refused
+        raise ConfigError(
+            f"--plot {file}: {refused}\n  next  name a file in a folder that can be written, or leave --plot out"
+        ) from refused

@@ -93,7 +93,9 @@ def job_on(given: argparse.Namespace, figures: Figures, fleet: Trace) -> Job:
     workers_max = given.nodes * given.per_node
     if workers_max > arguments.WORKERS_MAX:
         of = f"--nodes {given.nodes} --per-node {given.per_node}"
-        raise ConfigError(f"{of}: {workers_max:,} workers; expected at most {arguments.WORKERS_MAX:,}")
+        raise ConfigError(
+            f"{of}: {workers_max:,} workers; expected at most {arguments.WORKERS_MAX:,}, so fewer of either"
+        )
     if given.virtual_workers is not None and given.virtual_workers > arguments.SHARES_MAX:
         raise ConfigError(f"--virtual-workers {given.virtual_workers}; expected at most {arguments.SHARES_MAX:,}")
     shares = (
@@ -109,7 +111,9 @@ def of_fleet(fleet: Trace, nodes_max: int, per_node: int) -> list[scaling.Shares
         raise ConfigError(f"--nodes {nodes_max} --per-node {per_node}; expected 1 or more of each")
     seconds = {nodes * per_node: seconds for nodes, seconds in fleet.seconds_by_size().items()}
     if not any(workers and seconds[workers] for workers in seconds):
-        raise ConfigError(f"{fleet.name}: nobody is ever there")
+        raise ConfigError(
+            f"{fleet.name}: nobody is ever there; expected an add that comes before the trace's last time"
+        )
     return scaling.candidates(seconds, nodes_max * per_node)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, floor, inf
 
 from elastic.plan.cadence import AT_RISK_MAX_S, Losses, daly_s, decide
@@ -278,7 +279,11 @@ class _Run:
                 at_risk_max_s=policy.at_risk_max_s,
                 save_costs_s=policy.save_costs_s,
             ).seconds
-        return hindsight_s(self.trace, policy)
+        return self._hindsight_s
+
+    @cached_property
+    def _hindsight_s(self) -> float:
+        return hindsight_s(self.trace, self.policy)  # walks the whole trace, and is asked for after every save
 
 
 def hindsight_s(trace: Trace, policy: Policy) -> float:

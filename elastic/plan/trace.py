@@ -83,8 +83,9 @@ class Trace:
         there: set[str] = set()
         found = 0
         for change in self.changes:
-            found += bool(there) and there <= set(change.gone)
-            there = (there - set(change.gone)) | set(change.come)
+            found += 0 < len(there) <= len(change.gone) and there.issubset(change.gone)
+            there.difference_update(change.gone)
+            there.update(change.come)
         return found
 
     def limited(self, nodes_max: int) -> Trace:
@@ -185,20 +186,32 @@ def parse(text: str, name: str) -> Trace:
         try:
             t_s = float(row["t_s"])
         except (TypeError, ValueError):
-            raise ConfigError(f"{where}: t_s is {row['t_s']!r}; expected seconds") from None
+            raise ConfigError(
+                f"{where}: t_s is {row['t_s']!r}; expected seconds since the trace's begin, such as 90.5"
+            ) from None
         if not abs(t_s) <= YEAR_S:
-            raise ConfigError(f"{where}: t_s is {row['t_s']!r}; expected seconds, and at most a year of them")
+            raise ConfigError(
+                f"{where}: t_s is {row['t_s']!r}; expected seconds since the trace's begin, and at most a year of them"
+            )
         op, node = row["op"], row["node"]
-        if t_s < (moves[-1][0] if moves else 0.0):
-            raise ConfigError(f"{where}: {t_s:g} s comes before the line above; expected times from 0 that rise")
+        before_s = moves[-1][0] if moves else 0.0
+        if t_s < before_s:
+            raise ConfigError(
+                f"{where}: {t_s:.15g} s comes before {before_s:.15g} s; expected times from 0 on that never fall"
+            )
         if op not in ("add", "remove") or not node:
             raise ConfigError(f"{where}: {op!r} of {node!r}; expected add or remove, and a machine's name")
         if (op == "add") == (node in there):
-            raise ConfigError(f"{where}: {op} {node}, which is {'there already' if op == 'add' else 'not there'}")
+            is_there = (
+                "there already; expected its remove before" if op == "add" else "not there; expected its add before"
+            )
+            raise ConfigError(f"{where}: {op} {node}, which is {is_there}")
         there.symmetric_difference_update({node})
         moves.append((t_s, op, node))
     if not moves or not moves[-1][0]:
-        raise ConfigError(f"{name}: it covers no time; expected lines t_s,op,node up to its end")
+        raise ConfigError(
+            f"{name}: it covers no time; expected lines t_s,op,node up to its end, the last of them after 0 s"
+        )
     return Trace(name, tuple(_changes(moves)), moves[-1][0])
 
 

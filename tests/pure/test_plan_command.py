@@ -185,8 +185,8 @@ def test_figures_of_ones_own_take_the_place_of_the_packages(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "no JSON"),
-        ("[]", "a JSON object of figures is expected, and not list"),
+        ("{", "no JSON: .*; expected an object of figures, as `elastic plan --measure FILE` writes it"),
+        ("[]", "JSON, but of type list; expected an object of figures"),
         ('{"lost_s": {"value": 1}}', r"unknown figure 'lost_s'; did you mean loss_s\?"),
         ('{"loss_s": 1}', "loss_s is 1; expected"),
         ('{"loss_s": {"value": "1"}}', "loss_s is .*; expected"),
@@ -209,15 +209,18 @@ def test_every_figure_of_the_package_has_a_meaning_a_source_and_a_date() -> None
     [
         ([], "--parameters is missing"),
         (["--parameters", "1B"], "--batch-time is missing(.|\n)*--measure here.json"),
-        (["--parameters", "1B", "--batch-time", "1s"], "--across is missing: RATE:LATENCY, such as 100Gbit/s:5us"),
+        (
+            ["--parameters", "1B", "--batch-time", "1s"],
+            "--across is missing; expected RATE:LATENCY, such as 100Gbit/s:5us",
+        ),
         ([*JOB, "--nodes", "0"], "--nodes 0"),
         ([*JOB, "--virtual-workers", "0"], "--virtual-workers 0; expected 1 or more"),
         ([*JOB, "--overlap", "2"], "--overlap 2; expected a share from 0 to 1"),
-        ([*JOB, "--nodes-min", "9"], "--nodes-min 9 is above --nodes 8"),
+        ([*JOB, "--nodes-min", "9"], "--nodes-min 9 is above --nodes 8: .*; expected 1 to 8"),
         ([*JOB, "--trace", "nowhere"], "--trace nowhere: (.|\n)*aws-p3-2020"),
-        ([*JOB, "--lifetime", "1h", "--trace", "aws-p3-2020"], "leave one of them out"),
-        ([*JOB, "--trace", "aws-p3-2020", "--trace", "aws-g4dn-2020"], "a plan is for one fleet"),
-        ([*JOB, "--figures", "nowhere.json"], "--figures nowhere.json: "),
+        ([*JOB, "--lifetime", "1h", "--trace", "aws-p3-2020"], "expected one of them"),
+        ([*JOB, "--trace", "aws-p3-2020", "--trace", "aws-g4dn-2020"], "--trace names 2 fleets, and a plan is for one"),
+        ([*JOB, "--figures", "nowhere.json"], "--figures nowhere.json: (.|\n)*next  give a file"),
         (["--measure", "x.json", "--model", "nothing"], "--model 'nothing'; expected MODULE:FUNCTION"),
     ],
 )
@@ -272,7 +275,7 @@ def test_the_page_shows_what_its_commands_print(
         ("--batch-time=1e300s", "at most 365d"),
         ("--upload=0B/s", "nothing is ever saved at that"),
         ("--upload=1e400B/s", "at most 1e+18"),
-        ("--across=0GB/s:1us", "a link of no bandwidth"),
+        ("--across=0GB/s:1us", "a link of no bandwidth; expected 1B/s or more"),
         ("--lifetime=0", "more than 0"),
         ("--lifetime=1e300d", "at most 3650d"),
         ("--at-risk=0", "more than 0"),

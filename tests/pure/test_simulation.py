@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import ConfigError
 from elastic.plan.simulation import PARTS, Outcome, Policy, hindsight_s, simulate
-from elastic.plan.trace import Trace, draw, parse, read, recorded_names
+from elastic.plan.trace import Change, Trace, draw, parse, read, recorded_names
 
 SURVIVES: dict[str, Any] = {"name": "survives", "survives": True, "start_s": 0.0, "stall_s": 0.0, "durable_s": 0.0}
 RESTARTS: dict[str, Any] = {**SURVIVES, "name": "restarts", "survives": False, "start_s": 5.0}
@@ -113,6 +114,31 @@ def test_the_interval_by_hindsight_is_dalys_for_what_takes_this_policy_back() ->
     assert hindsight_s(trace("0+a", 9), restarts) == math.inf
 
 
+class Walked(tuple[Change, ...]):
+    """Changes that count how often somebody went through them."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Change]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def walks(interval_by_stall_s: float) -> tuple[int, int]:
+    """How often a simulation goes through its trace, and its saves."""
+    changes = Walked(trace("0+a 0+b 40-a 50+c 60-b 80-c", 100).changes)
+    policy = Policy(**RESTARTS | {"stall_s": interval_by_stall_s})
+    found = simulate(Trace("walked", changes, 100), policy, one_a_second)
+    return changes.walks, found.saves
+
+
+def test_a_trace_is_gone_through_as_often_for_many_saves_as_for_few() -> None:
+    """Each save went through it for the best interval, by hindsight: a month of some hundred nodes took minutes."""
+    (few, rare), (many, often) = walks(20.0), walks(0.01)
+    assert often > 10 * max(rare, 1)
+    assert many == few
+
+
 POLICIES = st.builds(
     Policy,
     name=st.just("any"),
@@ -210,15 +236,18 @@ def test_a_fleet_drawn_from_a_seed_is_as_large_as_lifetimes_say() -> None:
     [
         ("", "it is empty; expected a first line t_s,op,node"),
         ("a,b\n", "first line is 'a,b'; expected t_s,op,node"),
-        ("t_s,op,node\n0,add,a\n1e308,remove,a\n", "line 3: t_s is '1e308'; expected seconds, and at most a year"),
+        (
+            "t_s,op,node\n0,add,a\n1e308,remove,a\n",
+            "line 3: t_s is '1e308'; expected seconds since the trace's begin, and at most a year",
+        ),
         ("t_s,op,node\ninf,add,a\n", "line 2: t_s is 'inf'"),
         ("t_s,op,node\nx,add,a\n", "line 2: t_s is 'x'"),
-        ("t_s,op,node\n5,add,a\n4,add,b\n", "line 3: 4 s comes before"),
+        ("t_s,op,node\n5,add,a\n4,add,b\n", "line 3: 4 s comes before 5 s; expected times from 0 on"),
         ("t_s,op,node\nnan,add,a\n", "line 2: t_s is 'nan'"),
         ("t_s,op,node\n1,lose,a\n", "line 2: 'lose' of 'a'; expected add or remove"),
         ("t_s,op,node\n1,add,a\n2,add,a\n", "line 3: add a, which is there already"),
-        ("t_s,op,node\n1,remove,a\n", "line 2: remove a, which is not there"),
-        ("t_s,op,node\n", "covers no time"),
+        ("t_s,op,node\n1,remove,a\n", "line 2: remove a, which is not there; expected its add before"),
+        ("t_s,op,node\n", "covers no time; expected .* the last of them after 0 s"),
     ],
 )
 def test_what_is_no_trace_is_refused_by_its_line(text: str, match: str) -> None:
