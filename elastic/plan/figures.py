@@ -34,6 +34,7 @@ MEANINGS = {
 }
 
 
+_OF_A_LINK = ("link_bytes_per_s", "link_latency_s")
 _MOST = 1e18
 
 
@@ -80,7 +81,13 @@ def parse(text: str, where: str) -> Figures:
             f"{where}: JSON, but of type {type(document).__name__}; expected an object of figures, as "
             "`elastic plan --measure FILE` writes it"
         )
-    return {name: _figure(name, one, where) for name, one in document.items()}
+    found = {name: _figure(name, one, where) for name, one in document.items()}
+    for one, other in (_OF_A_LINK, _OF_A_LINK[::-1]):
+        if one in found and other not in found:
+            raise ConfigError(
+                f"{where}: {one} without {other}; expected both, as `elastic plan --measure FILE` writes it"
+            )
+    return found
 
 
 def _figure(name: str, document: Any, where: str) -> Figure:

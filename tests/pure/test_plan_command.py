@@ -173,6 +173,15 @@ def test_a_drawn_fleet_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixtu
     assert first["trace"] == "drawn with seed 3"
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"), [("link_bytes_per_s", "link_latency_s"), ("link_latency_s", "link_bytes_per_s")]
+)
+def test_half_a_link_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, given: str, missing: str) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps({given: {"value": 16.0, "source": "a stopwatch", "date": "2026-11-24"}}))
+    assert f"{given} without {missing}; expected both" in refused(capsys, "plan", *JOB, "--figures", str(mine))
+
+
 def test_figures_of_ones_own_take_the_place_of_the_packages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text(json.dumps({"batch_s": {"value": 16.0, "source": "a stopwatch", "date": "2026-11-24"}}))
