@@ -11,6 +11,7 @@ others, some servers ignore the condition, some filesystems do not have it. So i
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -121,7 +122,9 @@ class FsspecStorage:
             found = (
                 _found_by_walking(filesystem, path) if _hides_errors(filesystem) else filesystem.find(path, detail=True)
             )
-        except FileNotFoundError as error:
+        except OSError as error:  # some filesystems have no FileNotFoundError of their own
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOENT:
+                raise
             if error_code(error) == "NoSuchBucket":
                 raise
             return {}
@@ -282,7 +285,8 @@ def _hides_errors(filesystem: Any) -> bool:
     """Whether its `find` is fsspec's own, for which a server that cannot be reached is an empty folder."""
     if isinstance(filesystem, AsyncFileSystem):
         return type(filesystem)._find is AsyncFileSystem._find
-    return type(filesystem).find is fsspec.AbstractFileSystem.find
+    # Of the instance: one that caches another's files has that one's.
+    return getattr(filesystem.find, "__func__", None) is fsspec.AbstractFileSystem.find
 
 
 def _found_by_walking(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:

@@ -128,7 +128,8 @@ class RetryingStorage:
         sleep: Callable[[float], None] = time.sleep,
         answer_s: float | None = None,
     ) -> None:
-        """answer_s: for listing and looking up, all attempts together, whatever the client library waits for."""
+        """answer_s: for the first answer to listing or looking up, all attempts together, whatever the client library
+        waits for; a storage that has answered may take its time for a long list"""
         self._inner = inner
         self._retry_s = retry_s
         self._answer_s = answer_s
@@ -215,7 +216,9 @@ class RetryingStorage:
             try:
                 if self._answer_s is None or operation not in _QUICK:
                     return act()
-                return answer_within(begun_s + self._answer_s - time.monotonic(), act)
+                answer = answer_within(begun_s + self._answer_s - time.monotonic(), act)
+                self._answer_s = None
+                return answer
             except (AlreadyThere, Missing) as answer:
                 return _Answer(type(answer)(*answer.args))  # without frames, nor what it came of
             except Exception as error:

@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from checkpoint import linux
 from elastic.errors import ConfigError
 
 _AGE_S = 1.0  # a younger folder may be one that its worker has made and not locked yet
@@ -119,7 +118,7 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for child in folder.glob(f"{CHILD}*"):
             pid = child.name.removeprefix(CHILD)
-            if pid.isdecimal() and linux.process_stat(pid) is None:
+            if pid.isdecimal() and not Path("/proc", pid).exists():
                 for shared in _SHARED.glob(f"torch_{pid}_*"):
                     shared.unlink(missing_ok=True)
             child.unlink()

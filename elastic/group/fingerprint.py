@@ -29,9 +29,10 @@ _LAYOUT = struct.Struct("<qqqqq160s")
 _COMPARED = struct.calcsize("<qqqq")  # bytes: all but what is trained, and the site
 _TRAINED = struct.Struct("<q")
 _BREAKS_ALONE = """\
-  found   `break` and `return` end a run where all workers come to them after one step, and a loss is each worker's own
-  next    run.stop(reason) ends it for all, whoever calls it, after the next step; or decide by run.sums, which
-          `run.add` adds up over the whole batch"""
+  found   `break`, `return` or a trainer's own stop ends a run where all workers come to it after one step, and a loss
+          is each worker's own
+  next    run.stop(reason), and no `break` behind it, ends it for all, whoever calls it, after the next step; or decide
+          by run.sums, which `run.add` adds up over the whole batch"""
 _DIFFER = """\
   next    run.evaluate and every step of the loop are for all workers alike: `if run.is_coordinator:` is for what one
           does alone (printing, writing files); what decides anything else must be the same on all, as step.sums is"""
@@ -95,7 +96,7 @@ class Fingerprint:
             Kind.FINISH: f"the end of the loop, {after}",
             Kind.PART: f"the end of the with-block, {after}",
             Kind.BREAK: f"out of the loop by `break` {after}",
-            Kind.BREAK_FOR_ALL: f"out of the loop over run.batches() by `break` or `return` {after}",
+            Kind.BREAK_FOR_ALL: f"out of the training loop {after}, by `break`, `return` or a trainer's own stop",
             Kind.LEAVE: f"leaving {after}",
             Kind.ON_COORDINATOR: f"run.on_coordinator {after}",
         }[self.kind]

@@ -304,8 +304,8 @@ class _WholeStep(dict[str, PlainStep]):
 
     def _refused(self, what: str) -> StepError:
         return StepError(
-            f"a hook around a batch has {what} what it was given, and that is the whole step {self['step'].index}: its "
-            "examples are spread over the workers, and this one may read none of them\n"
+            f"a hook around a batch has {what} what it was given, and that is a whole step: its examples "
+            "are spread over the workers, and this one may read none of them\n"
             f"{UNTOUCHED}  next   look at examples in training_step, which is given each share that this worker "
             "computes; or at outputs, trainer.callback_metrics"
         )

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from checkpoint.storage import redact
 from elastic.errors import ConfigError
 from elastic.launch.net.addresses import port_range
 from elastic.launch.processes.script import Script
@@ -224,6 +223,8 @@ def _check_urls(endpoint: str) -> None:
 
             protocol = url.partition("://")[0].partition("::")[0]
             if protocol not in available_protocols():
+                from checkpoint.storage import redact
+
                 raise ConfigError(
                     f"{name}={redact(url)}: nothing here opens {protocol}://; expected a folder, or a URL that fsspec "
                     "opens, such as s3://bucket/runs/lm7\n"

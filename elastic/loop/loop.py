@@ -385,7 +385,7 @@ class Loop:
         step, plain = self.step, self._plain
         if step is None or not step.applied or plain is None:
             return
-        with suppress(PeerLost):
+        with suppress(PeerLost), self.session.phases.waiting():
             announce(self.session.group, Kind.BREAK_FOR_ALL, step=self._state.step, site=plain.left_at).check()
 
     def _left_open(self, step: StepInHand) -> StepError:
@@ -405,7 +405,7 @@ class Loop:
             f"step {step.index} was left before {before}{where}\n"
             f"{found}"
             f"  state  {'torn by that update' if torn else 'as it was before this step'}; nothing of it was saved, and "
-            f"in storage is {self.session.restorer.newest_saved}\n"
+            "what was saved before stays\n"
             f"  next   let `{batches}` run to its end, and exceptions leave the with-block; {instead}"
         )
 

@@ -67,17 +67,19 @@ class Worker:
         return self.returncode
 
 
-def fork_workers(prepare: Callable[[], None]) -> dict[str, Any] | None:
+def fork_workers(hide: Callable[[], None], show: Callable[[Mapping[str, str]], None]) -> dict[str, Any] | None:
     """Returns None in this process, which may become torchrun; in a worker's process, what program that is.
 
-    prepare  is called in the process that workers are forked from
+    hide  takes the drill's mark from the process that workers are forked from
+    show  gives a worker that of its environment
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     torchrun = os.getpid()
     if os.fork() == 0:
         ours.close()
-        prepare()
-        return _serve(theirs, torchrun)
+        hide()
+        os.setsid()  # Ctrl-C is torchrun's
+        return _serve(theirs, torchrun, show)
     theirs.close()
     ours.settimeout(_WITHIN_S)
     start_fresh = SubprocessHandler._popen
@@ -104,8 +106,8 @@ def _ask(server: socket.socket, argv: Sequence[str], env: Mapping[str, str], str
         _adopt_orphans(False)
 
 
-def _serve(requests: socket.socket, torchrun: int) -> dict[str, Any] | None:
-    """Until torchrun has ended."""
+def _serve(requests: socket.socket, torchrun: int, show: Callable[[Mapping[str, str]], None]) -> dict[str, Any] | None:
+    """Until torchrun has ended. A worker is told of when it has a session and its mark, so that it can be ended."""
     while True:
         data, fds, _, _ = socket.recv_fds(requests, _MESSAGE_MAX, _FDS_MAX)
         if not data:
@@ -113,10 +115,12 @@ def _serve(requests: socket.socket, torchrun: int) -> dict[str, Any] | None:
         told, tell = os.pipe()
         between = os.fork()
         if between == 0:
-            worker = os.fork()
-            if worker != 0:
-                os.write(tell, str(worker).encode())
+            if os.fork() != 0:
                 os._exit(0)
+            program = dict(json.loads(data))
+            os.setsid()
+            show(program["env"])
+            os.write(tell, str(os.getpid()).encode())
             for number, of in enumerate(fds):
                 os.dup2(of, number)
             for number in map(int, os.listdir("/proc/self/fd")):
@@ -125,10 +129,11 @@ def _serve(requests: socket.socket, torchrun: int) -> dict[str, Any] | None:
                         os.close(number)
             requests.detach()
             _wait_for_parent(torchrun)
-            return dict(json.loads(data))
+            return program
+        os.close(tell)
         os.waitpid(between, 0)
         requests.send(json.dumps({"pid": int(os.read(told, 16))}).encode())
-        for number in (told, tell, *fds):
+        for number in (told, *fds):
             os.close(number)
 
 

@@ -80,8 +80,11 @@ def main(fd: int, parent: int, modules: Sequence[str]) -> dict[str, Any] | None:
 
 def become(program: dict[str, Any], mark: str) -> None:
     """Runs it, and returns or raises as it does. In a process that is its alone."""
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     _name_process(b"python")
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # as each interpreter has its own numbers
     os.chdir(program["cwd"])
     environ: dict[str, str] = program["env"]
     os.environ.clear()
@@ -94,11 +97,11 @@ def become(program: dict[str, Any], mark: str) -> None:
     if program["argv"][:2] == ["-m", "torch.distributed.run"]:
         from tests.kit.forked_torchrun import fork_workers
 
-        def unmarked() -> None:
+        def hide() -> None:
             _name_process(_NAME)
             _show(mark, "")
 
-        worker = fork_workers(unmarked)
+        worker = fork_workers(hide, lambda its: _show(mark, its.get(mark, "")))
         if worker is not None:
             become(worker, mark)
             return

@@ -275,8 +275,8 @@ def test_one_that_breaks_off_a_loop_over_batches_ends_the_run_on_all(tmp_path: P
     for end in run_ranks(in_a_plain_loop, 3, port, str(tmp_path / "run"), (1,), within_s=AT_ONCE_S):
         assert isinstance(end, Raised), end
         assert end.kind == "CollectiveMismatch"
-        assert re.search(r"rank 1: out of the loop over run.batches\(\) .* after step 2, at .*test_mismatch", end.text)
-        assert "run.stop(reason) ends it for all" in end.text
+        assert re.search(r"rank 1: out of the training loop after step 2, by .*, at .*test_mismatch", end.text)
+        assert "run.stop(reason), and no `break` behind it, ends it for all" in end.text
 
 
 def test_all_that_break_off_a_loop_over_batches_at_one_step_end_it_there(tmp_path: Path, port: int) -> None:

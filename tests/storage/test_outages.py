@@ -5,22 +5,29 @@ The servers are moto and Ceph's gateway behind a front that resets, hangs, and a
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint import Checkpointer, StorageError
 from checkpoint.cli import main, opened_run
 from checkpoint.storage import AlreadyThere, Storage, open_storage
+from checkpoint.storage.local import LocalStorage
+from checkpoint.storage.redact import Scrubber
+from checkpoint.storage.retry import RetryingStorage
 from elastic.__main__ import main as elastic_main
 from elastic.events import reading
 from tests.kit.flaky import Front, flaky
@@ -259,3 +266,41 @@ def test_each_command_says_what_of_a_url_does_not_answer(
     assert "failed 1 times within 2 s" in said
     assert "attempt 1  TimeoutError: no answer within 2 s" in said
     assert "  next   see whether the storage can be reached" in said
+
+
+class NamesErrorsItself(MemoryFileSystem):  # type: ignore[misc]  # it has no types
+    """One whose library knows of no FileNotFoundError."""
+
+    protocol = "namesitself"
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        raise OSError(errno.ENOENT, "no such share", path)
+
+
+def test_a_folder_that_is_not_there_is_empty_whatever_a_filesystem_calls_it() -> None:
+    fsspec.register_implementation("namesitself", NamesErrorsItself, clobber=True)
+    assert open_storage("namesitself://share/run", retry_s=0).list("commits") == {}
+
+
+class AnswersOnce(LocalStorage):
+    """Its first list at once, and no other one before `more` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.lists = 0
+        self.more = threading.Event()
+
+    def list(self, prefix: str) -> dict[str, int]:
+        self.lists += 1
+        if self.lists > 1:
+            assert self.more.wait(60)
+        return super().list(prefix)
+
+
+def test_a_storage_that_has_answered_may_take_its_time(tmp_path: Path) -> None:
+    """A list of many objects is long, and the storage well."""
+    inner = AnswersOnce(tmp_path)
+    storage = RetryingStorage(inner, retry_s=0, scrub=Scrubber("", {}), answer_s=0.2)
+    storage.list("")
+    threading.Timer(1.0, inner.more.set).start()
+    assert storage.list("") == {}

@@ -309,15 +309,6 @@ class StateRestorer:
             return newest is not None and newest.step >= step and newest.claim >= self.claim
         return False
 
-    @property
-    def newest_saved(self) -> str:
-        """In words, what the run would go on from."""
-        with suppress(checkpoint.CheckpointError):
-            with self._look() as storage:
-                newest = storage.latest()
-            return "nothing" if newest is None else f"what {newest.step} steps have made"
-        return "what was saved before"
-
     def _tell_transfer(self, role: _TransferRole, step: int, moved: int, begun_s: float) -> None:
         seconds = time.monotonic() - begun_s
         self._events.emit(schema.Transfer(step=step, bytes=moved, seconds=seconds, role=role.value))

@@ -68,6 +68,7 @@ from elastic.membership.succession.going_on import GoingOn
 from elastic.membership.succession.node_report import number_of
 
 _OF_AGENTS = (Started, Unstarted, Sighted, Bye, Ping)
+_NOT_LOST_MAX = 256  # of those not in the next view that it names: with more, a status counts some of them as lost
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 
 
@@ -415,6 +416,7 @@ class Hub:
         newcomers = not any(worker.has_a_step for worker in chosen)
         unanswered = newcomers and self._going_on.may_be_elsewhere(took_over=self._takeover.is_one)
         witness = self._going_on.publishes(generation, nodes, anew=newcomers)
+        not_lost = [id for id in self._workers.not_lost(self._going_on.have_left) if id not in members]
         view = NewView(
             generation=generation,
             workers=[worker.id for worker in chosen],
@@ -423,7 +425,7 @@ class Hub:
             one_node=len(nodes) == 1,
             beacon=self._beacon,
             short_s=self._shortage.is_over(now_s),
-            not_lost=[id for id in self._workers.not_lost(self._going_on.have_left) if id not in members],
+            not_lost=not_lost[:_NOT_LOST_MAX],
             gone=self._workers.take_gone(),
             claim=self._going_on.claim,
             witness=witness,

@@ -91,6 +91,7 @@ class Workers:
         self._known: dict[str, Worker] = {}
         self._gone: list[Message] = []  # since the last view, and why
         self._went: set[str] = set()  # since then, in order
+        self._lost: set[str] = set()  # and all who did not
 
     def __getitem__(self, id: str) -> Worker:
         return self._known[id]
@@ -109,7 +110,7 @@ class Workers:
 
     def remove(self, id: str) -> Worker:
         worker = self._known.pop(id)
-        if worker.status in _IN_ORDER:
+        if worker.safe or worker.status == WorkerStatus.FINISHED:
             self._went.add(id)
         return worker
 
@@ -186,16 +187,16 @@ class Workers:
         facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
         if worker.status not in _IN_ORDER:
             self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
+            self._lost.add(worker.id)
 
     def take_gone(self) -> list[Message]:
-        gone, self._gone, self._went = self._gone, [], set()
+        gone, self._gone, self._went, self._lost = self._gone, [], set(), set()
         return gone
 
     def not_lost(self, left: Collection[str]) -> list[str]:
         """Of the present view: those that live, or went in order, as far as is known. left: nodes that have"""
-        lost = {one["worker"] for one in self._gone}
         return [
             id
             for id in self.view
-            if id in self._known or id in self._went or (self.view_nodes[id] in left and id not in lost)
+            if id in self._known or id in self._went or (self.view_nodes[id] in left and id not in self._lost)
         ]

@@ -114,7 +114,7 @@ class NodeReport:
             self.workers[worker].generation = said.generation
             self.workers[worker].said.pop("stands", None)
         if self.view is None or said.generation > self.view.generation:
-            self.view = replace(said, gone=[])  # of which this view has told
+            self.view = replace(said, gone=[], not_lost=[])  # of which this view has told
             if (number_of(said.claim) or 0) > (number_of(self.claim) or 0):
                 self.claim = said.claim
                 self.asked.clear()
