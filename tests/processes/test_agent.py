@@ -140,6 +140,7 @@ def test_what_runs_a_script_loads_little_of_elastic() -> None:
     source = "import sys, elastic.launch.processes.worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in loaded if name.startswith("elastic.membership.")] == [
+        "elastic.membership.messages",
         "elastic.membership.messages.wire",
         "elastic.membership.messages.failure",
         "elastic.membership.progress",
