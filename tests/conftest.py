@@ -1,10 +1,11 @@
-"""Which script the drills of this project's own tests run, and which tests are run at all: see kit/sampling.py.
+"""Which script the drills of this project's own tests run; which tests are run at all: kit/sampling.py; and kit/order.py.
 
 What holds of every test: it leaves the process's signal handlers as it found them.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.kit import sampling
+from tests.kit import order, sampling
 
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
@@ -81,6 +82,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = sampling.left_to_the_night([item for item in items if item.path not in files])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
     items[:] = [item for item in items if item.nodeid not in left]
+    if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+        items[:] = _for_workers(items, workers)
+
+
+def _for_workers(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(str(item.path), []).append(item)
+    return order.dealt(files, {file: Path(file).parent.name for file in files}, workers)
 
 
 # A busy machine is no failure.

@@ -146,7 +146,7 @@ class HostRun:
         self,
         *,
         reference: Sequence[Event] | str | None,
-        lost: int,
+        lost: int | None,
         within_s: float = WITHIN_S,
         saved_by: int | None = None,
         launches: int = 1,
@@ -154,7 +154,7 @@ class HostRun:
         """Waits until no host runs it any more, and judges it.
 
         reference  an undisturbed run's events or final digest
-        lost       how many workers were taken from it
+        lost       how many workers were taken from it; None where that is not the test's to decide
         launches   how often the run was started, but for those who joined it
         saved_by   the host whose folder has what was saved, where each has its own
         """
