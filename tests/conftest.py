@@ -1,4 +1,4 @@
-"""Which script the drills of this project's own tests run; which tests are run at all: kit/sampling.py; and kit/order.py.
+"""Which script the drills of our own tests run; which tests are run at all, and when: kit/sampling.py, kit/order.py.
 
 What holds of every test: it leaves the process's signal handlers as it found them.
 """
