@@ -8,6 +8,7 @@ what changes within other objects, such as a NumPy array.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from operator import is_
@@ -26,7 +27,7 @@ _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 class DatasetChanges:
     def __init__(self, *roots: Any) -> None:
-        self._noted = [_Noted(vars(holder)) for holder in _holders(roots)]
+        self._noted = [_Noted(vars(holder)) for holder in holders(roots)]
 
     def any(self) -> bool:
         """Since this was made."""
@@ -65,8 +66,8 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-def _holders(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """Objects with attributes, each once."""
+def holders(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """Objects with attributes, each once; the nearest first."""
     waiting, seen, found = deque(roots), set[int](), 0
     while waiting and found < _HOLDERS:
         one = waiting.popleft()
@@ -79,6 +80,8 @@ def _holders(roots: tuple[Any, ...]) -> Iterator[Any]:
             waiting.extend(one if len(one) <= _ITEMS else ())
         elif isinstance(one, MethodType):
             waiting.append(one.__self__)
+        elif isinstance(one, functools.partial):
+            waiting.extend((one.func, one.args, one.keywords))
         elif isinstance(getattr(one, "__dict__", None), dict):
             found += 1
             yield one

@@ -34,12 +34,14 @@ from torch.utils.data import TensorDataset, default_collate
 from elastic.data.ahead import Ahead
 from elastic.data.data_plan import Examples
 from elastic.data.dataset_changes import DatasetChanges
+from elastic.data.example_digest import digest_of
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.own_generators import OwnGenerators
 from elastic.data.placement import move, pin
-from elastic.errors import ConfigError, ExampleError, LoaderError, LoaderTimeout
+from elastic.data.read_again import ReadAgain
+from elastic.errors import ConfigError, ExampleError, LoaderError, LoaderTimeout, ReadOrderError
 from elastic.events.observer import Observer
-from elastic.state.randomness import example_seed, seed_streams
+from elastic.state.randomness import default_streams, example_seed, seed_streams, set_default_streams
 
 OnBadExample = Literal["raise", "skip"]
 _ERROR_CHARS = 500  # of what an example raised, where it is left out
@@ -107,7 +109,7 @@ class Loader:
         dataset = observer.dataset(dataset)
         collate_fn = observer.collate(default_collate if collate_fn is None else collate_fn)
         self._reader = _TensorReader(dataset) if _is_plain(dataset, collate_fn) else None
-        self._slow_reader = _Reader(dataset, collate_fn, seed, on_bad_example)
+        self._slow_reader = _Reader(dataset, collate_fn, seed, on_bad_example, self._scripts)
         self._num_workers = 0 if self._reader else num_workers
         self._device = device
         self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
@@ -264,16 +266,25 @@ _Result = tuple[NDArray[np.int64], Any, tuple[LeftOut, ...]]  # as Loaded; of a 
 
 
 class _Reader:
-    """Reads a request example by example."""
+    """Reads a request example by example.
+
+    scripts  dataset and collate function as the script has made them, whose first reads are to be questioned
+    """
 
     def __init__(
-        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, on_bad_example: OnBadExample
+        self,
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any],
+        seed: int,
+        on_bad_example: OnBadExample,
+        scripts: tuple[Any, Any] | None = None,
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.seed = seed
         self._skips = on_bad_example == "skip"
         self._own: OwnGenerators | None = None
+        self._first = ReadAgain(*scripts) if scripts else None  # until the first batch
 
     def __getitem__(self, request: Request) -> _Result:
         found = self.read(request, lambda: False)
@@ -292,11 +303,10 @@ class _Reader:
         for at, (epoch, index) in enumerate(zip(request.visits.tolist(), request.indices.tolist(), strict=True)):
             if abandoned():
                 return None
-            value = example_seed(self.seed, epoch, index)
-            seed_streams(value, None)
-            own.seed(value)
             try:
-                examples.append(self.dataset[index])
+                examples.append(self._example(epoch, index, own))
+            except ReadOrderError:
+                raise
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}"
                 if self._skips and not _is_the_workers(error):
@@ -306,10 +316,38 @@ class _Reader:
                 raise ExampleError(message, epoch=epoch, index=index) from error
             indices.append(index)
         try:  # its random stream, should it want one, goes on from the last example's
-            batch = self.collate_fn(examples) if examples else None
+            batch = self._batch(request, examples, own) if examples else None
             return np.array(indices, dtype=np.int64), batch, tuple(left_out)
+        except ReadOrderError:
+            raise
         except Exception as error:
             raise ExampleError(f"collate_fn of {_named(request)} raised {type(error).__name__}: {error}") from error
+
+    def _example(self, epoch: int, index: int, own: OwnGenerators) -> Any:
+        def read() -> Any:
+            value = example_seed(self.seed, epoch, index)
+            seed_streams(value, None)
+            own.seed(value)
+            return self.dataset[index]
+
+        if self._first is None or self._first.enough:
+            return read()
+        return self._first.call(f"dataset[{index}]", read)
+
+    def _batch(self, request: Request, examples: list[Any], own: OwnGenerators) -> Any:
+        first, self._first = self._first, None
+        if first is None or not first.may_collate_again:
+            return self.collate_fn(examples)
+        streams, content = (own.state(), default_streams()), digest_of(examples)
+
+        def collate() -> Any:
+            if digest_of(examples) != content:
+                raise ValueError("it has written to what it was given, so nobody can give it that again")
+            own.set_state(streams[0])
+            set_default_streams(streams[1])
+            return self.collate_fn(list(examples))
+
+        return first.call(f"the batch of {_named(request)}", collate)
 
 
 def _is_the_workers(error: Exception) -> bool:
@@ -331,7 +369,7 @@ class _Shipping:
             return self.reader.read(request, abandoned)
         except ExampleError as error:
             frames = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-            return ExampleError(*error.args, epoch=error.epoch, index=error.index, trace=frames)
+            return type(error)(*error.args, epoch=error.epoch, index=error.index, trace=frames)
 
 
 class _TensorReader:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType, ModuleType
 from typing import Any
@@ -55,12 +55,18 @@ class OwnGenerators:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Around a read."""
-        states = [_state(one) for one in self._found]
+        states = self.state()
         try:
             yield
         finally:
-            for one, state in zip(self._found, states, strict=True):
-                _set_state(one, state)
+            self.set_state(states)
+
+    def state(self) -> list[Any]:
+        return [_state(one) for one in self._found]
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        for one, state in zip(self._found, states, strict=True):
+            _set_state(one, state)
 
     def seed(self, value: int) -> None:
         """value: the example's, a `derive`d number"""

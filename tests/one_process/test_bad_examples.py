@@ -14,7 +14,7 @@ from torch import nn
 
 import elastic
 from elastic.data.data_plan import DataPlan
-from elastic.errors import ConfigError, ExampleError, IdentityMismatch, StepError
+from elastic.errors import ConfigError, ExampleError, IdentityMismatch, ReadOrderError, StepError
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.report import sentences, summary
@@ -244,6 +244,21 @@ def test_a_run_that_left_examples_out_is_another_one(tmp_path: Path) -> None:
         over_steps(tmp_path, Holed(HERE_AND_THERE))
     _, counts, _ = over_steps(tmp_path, Holed(HERE_AND_THERE), accept=["on_bad_example"])
     assert len(counts) == STEPS - 2
+
+
+class Weighed(Holed):
+    """Labels by how often they were read: a data set that remembers."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.reads = getattr(self, "reads", 0) + 1
+        return self.points[index] / self.reads, self.labels[index]
+
+
+@IN_BOTH_LOOPS
+def test_a_data_set_that_remembers_is_refused_at_the_first_step(loop: Loop, tmp_path: Path) -> None:
+    found = r"dataset\[\d+\] gave something else .*(\n.*)*Weighed.reads(.*\n)*  read for  step 0\n  state .*\n  next "
+    with pytest.raises(ReadOrderError, match=found):
+        loop(tmp_path, Weighed(), on_bad_example="raise")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from elastic.errors import LoaderError
+from elastic.errors import LoaderError, ReadOrderError
 from tests.kit.loading import (
     Asked,
     Gated,
@@ -50,6 +50,27 @@ def test_a_loader_process_that_is_killed_is_an_error_where_a_batch_is_asked_for(
         os.close(end)
         with pytest.raises(LoaderError, match=r"1 of 1 died \(pid \d+, exit code -9\), while 1 examples \(9 of epoch"):
             made.next()
+
+
+class Counts(Asked):
+    def __getitem__(self, index: int) -> Any:
+        self.reads = getattr(self, "reads", 0) + 1
+        return super().__getitem__(index)
+
+
+def test_a_data_set_that_remembers_is_refused_from_its_processes() -> None:
+    """Each of which has a copy of its own; the error comes out where a batch is asked for, and says what was found."""
+    remembers = Counts(lambda index: remembers.reads)
+    with loader(remembers, num_workers=2) as made:
+        made.open(consecutive(4))
+        with pytest.raises(
+            ReadOrderError, match=r"dataset\[\d\] gave something else (.*\n)*.*Counts.reads(.*\n)*  next  "
+        ):
+            made.next()
+    counts = Counts(lambda index: index)
+    with loader(counts, num_workers=2) as made:
+        made.open(consecutive(4))
+        assert len(read_all(made)) == 4
 
 
 def test_nothing_is_left_after_closing() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from elastic.data.example_digest import digest_of
 from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Slow, Terminate
-from elastic.drill.inject.recording_dataset import RecordingDataset, dataset_source, digest_of
+from elastic.drill.inject.recording_dataset import RecordingDataset, dataset_source
 from elastic.drill.judge.contents import conflicts
 from elastic.drill.judge.verdict import Verdict
 from elastic.drill.plan.drill_plan import DrillPlan

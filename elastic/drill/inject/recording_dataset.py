@@ -7,17 +7,13 @@ reads example by example, where an unobserved TensorDataset is sliced.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-import xxhash
-
+from elastic.data.example_digest import digest_of
 from elastic.events.drill_schema import Dataset
 
 _HANG_S = 3600.0  # nobody waits that long; it ends by a signal
@@ -68,12 +64,6 @@ class RecordingCollate:
         return RecordedBatch([noted.at for noted in examples], [noted.content for noted in examples], batch)
 
 
-def digest_of(example: Any) -> str | None:
-    """XXH3-64, hexadecimal, of an example's values; None where it holds something whose bytes are not known."""
-    sha = xxhash.xxh3_64()
-    return sha.hexdigest() if _fed(sha, example) else None
-
-
 def dataset_source(dataset: Any) -> Dataset:
     """Where the code that reads an example stands.
 
@@ -91,37 +81,3 @@ def dataset_source(dataset: Any) -> Dataset:
         return Dataset(dataset=kind.__qualname__)
     file = str(Path(code.co_filename).absolute())
     return Dataset(dataset=kind.__qualname__, file=file, line=code.co_firstlineno)
-
-
-def _fed(sha: Any, value: Any) -> bool:
-    """Whether all of it could be given to the hash."""
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.is_quantized:
-            return False
-        plain = value.detach().cpu().contiguous()
-        sha.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        sha.update(plain.reshape(-1).view(torch.uint8).numpy())
-        return True
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject:
-            return False
-        sha.update(f"{value.dtype.str}{value.shape}".encode())
-        sha.update(np.ascontiguousarray(value).tobytes())
-        return True
-    if isinstance(value, bytes | bytearray):
-        sha.update(f"b{len(value)}:".encode())
-        sha.update(value)
-        return True
-    if value is None or isinstance(value, str | int | float | complex):
-        sha.update(f"{type(value).__name__}{len(repr(value))}:{value!r}".encode())
-        return True
-    if isinstance(value, Mapping):
-        sha.update(f"m{len(value)}".encode())
-        return all(_fed(sha, key) and _fed(sha, item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        sha.update(f"l{len(value)}".encode())
-        return all(_fed(sha, item) for item in value)
-    if dataclasses.is_dataclass(value):
-        return all(_fed(sha, getattr(value, one.name)) for one in dataclasses.fields(value))
-    tobytes = getattr(value, "tobytes", None)  # PIL's images
-    return callable(tobytes) and _fed(sha, tobytes())

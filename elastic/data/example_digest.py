@@ -1,0 +1,51 @@
+"""What an example holds, as a number: the values of all that a data set or a collate function may give."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+
+def digest_of(example: Any) -> str | None:
+    """XXH3-64, hexadecimal, of an example's values; None where it holds something whose bytes are not known."""
+    sha = xxhash.xxh3_64()
+    return sha.hexdigest() if _fed(sha, example) else None
+
+
+def _fed(sha: Any, value: Any) -> bool:
+    """Whether all of it could be given to the hash."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_quantized:
+            return False
+        plain = value.detach().cpu().contiguous()
+        sha.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        sha.update(plain.reshape(-1).view(torch.uint8).numpy())
+        return True
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            return False
+        sha.update(f"{value.dtype.str}{value.shape}".encode())
+        sha.update(np.ascontiguousarray(value).tobytes())
+        return True
+    if isinstance(value, bytes | bytearray):
+        sha.update(f"b{len(value)}:".encode())
+        sha.update(value)
+        return True
+    if value is None or isinstance(value, str | int | float | complex):
+        sha.update(f"{type(value).__name__}{len(repr(value))}:{value!r}".encode())
+        return True
+    if isinstance(value, Mapping):
+        sha.update(f"m{len(value)}".encode())
+        return all(_fed(sha, key) and _fed(sha, item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        sha.update(f"l{len(value)}".encode())
+        return all(_fed(sha, item) for item in value)
+    if dataclasses.is_dataclass(value):
+        return all(_fed(sha, getattr(value, one.name)) for one in dataclasses.fields(value))
+    tobytes = getattr(value, "tobytes", None)  # PIL's images
+    return callable(tobytes) and _fed(sha, tobytes())

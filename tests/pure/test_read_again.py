@@ -1,0 +1,196 @@
+"""What a data set or a collate function keeps of one read for the next is found, and leaves no trace of being asked."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastic.data.data_plan import Examples
+from elastic.data.loader import Loader
+from elastic.errors import ReadOrderError
+from elastic.events.observer import Observer
+
+LENGTH = 12
+
+
+class Kept:
+    """A data set that keeps something under `kept`, and gives what `gives` makes of it."""
+
+    def __init__(self, kept: Any, gives: Callable[[Any, int], Any]) -> None:
+        self.kept, self.gives = kept, gives
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index + float(self.gives(self, index)))
+
+
+def counts(of: Kept, index: int) -> float:
+    of.kept += 1
+    return 0.0
+
+
+def by_count(of: Kept, index: int) -> float:
+    of.kept += 1
+    return float(of.kept)
+
+
+def last(of: Kept, index: int) -> float:
+    was = of.kept[-1] if of.kept else 0.0
+    of.kept.append(float(index + 1))
+    return 0.5 * was
+
+
+def logged(of: Kept, index: int) -> float:
+    of.kept.append(index)
+    return 0.0
+
+
+def running_mean(of: Kept, index: int) -> float:
+    of.kept += 0.1 * (index + 1 - of.kept)
+    return float(of.kept[0])
+
+
+def number_of_each(of: Kept, index: int) -> float:
+    of.kept[index] += 1
+    return float(of.kept[index])
+
+
+def cached(of: Kept, index: int) -> float:
+    if index not in of.kept:
+        of.kept[index] = float(np.random.random())
+    return float(of.kept[index])
+
+
+def seen(of: Kept, index: int) -> float:
+    of.kept.add(index)
+    return 0.0
+
+
+def drawn(of: Kept, index: int) -> float:
+    return float(next(of.kept))
+
+
+def opened(of: Kept, index: int) -> float:
+    of.kept = of.kept or object()
+    return 0.0
+
+
+def random(of: Kept, index: int) -> float:
+    of.kept += 1
+    return float(np.random.random()) + float(torch.rand(()))
+
+
+def read(dataset: Any, *, indices: int = LENGTH, collate_fn: Any = None, observer: Observer | None = None) -> list[Any]:
+    loader = Loader(dataset, seed=0, observer=observer or Observer(), collate_fn=collate_fn)
+    half = np.array_split(np.arange(indices, dtype=np.int64), 2)
+    loader.open(Examples(indices=some, visits=np.zeros_like(some)) for some in half)
+    return [loader.next() for _ in half]
+
+
+@pytest.mark.parametrize(
+    ("kept", "gives"),
+    [
+        (0, by_count),
+        ([], last),
+        (deque(maxlen=3), last),
+        (np.zeros(1), running_mean),
+        (torch.zeros(1), running_mean),
+        (Counter(), number_of_each),
+        (np.zeros(LENGTH), number_of_each),
+        (itertools.count(), drawn),
+    ],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+def test_an_example_that_depends_on_what_was_read_before_is_refused(kept: Any, gives: Any) -> None:
+    with pytest.raises(
+        ReadOrderError, match=r"dataset\[[01]\] gave something else.*(\n.*)*Kept.kept(.*\n)*  next  "
+    ) as raised:
+        read(Kept(kept, gives))
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("kept", "gives", "then"),
+    [
+        (0, counts, LENGTH),
+        (0, random, LENGTH),
+        ([], logged, [*range(LENGTH)]),
+        (deque(), logged, deque(range(LENGTH))),
+        (set(), seen, {*range(LENGTH)}),
+        (itertools.repeat(0), drawn, None),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_who_only_counts_counts_each_read_once(kept: Any, gives: Any, then: Any) -> None:
+    dataset = Kept(kept, gives)
+    read(dataset)
+    assert then is None or dataset.kept == then
+
+
+@pytest.mark.parametrize("kept", [{}, OrderedDict(), None], ids=lambda one: type(one).__name__)
+def test_caches_and_what_is_opened_late_stay(kept: Any) -> None:
+    dataset = Kept(kept, opened if kept is None else cached)
+    read(dataset)
+    assert dataset.kept if kept is None else list(dataset.kept) == [*range(LENGTH)]
+
+
+def test_asking_changes_no_random_number() -> None:
+    plain = [one.batch for one in read(Kept(0, lambda of, index: float(np.random.random()) + float(torch.rand(()))))]
+    asked = [one.batch for one in read(Kept(0, random))]
+    assert all(map(torch.equal, plain, asked))
+
+
+class Collates:
+    def __init__(self, *, depends: bool) -> None:
+        self.batches, self.depends = 0, depends
+
+    def __call__(self, examples: list[torch.Tensor]) -> torch.Tensor:
+        self.batches += 1
+        return torch.stack(examples) + self.batches * self.depends + torch.rand(())
+
+
+def test_a_batch_that_depends_on_those_before_is_refused() -> None:
+    with pytest.raises(
+        ReadOrderError, match=r"the batch of 6 examples .* gave something else(.*\n)*.*Collates.batches"
+    ):
+        read(torch.arange(12.0), collate_fn=Collates(depends=True))
+
+
+def test_batches_may_be_counted_and_draw_random_numbers() -> None:
+    collates = Collates(depends=False)
+    batches = [one.batch for one in read(torch.arange(12.0), collate_fn=collates)]
+    plain = [one.batch for one in read(torch.arange(12.0), collate_fn=lambda them: torch.stack(them) + torch.rand(()))]
+    assert collates.batches == 2
+    assert all(map(torch.equal, batches, plain))
+
+
+def test_a_collate_function_that_writes_to_its_examples_is_not_asked() -> None:
+    class Pops(Collates):
+        def __call__(self, examples: list[Any]) -> torch.Tensor:
+            self.batches += 1
+            return torch.stack([one.pop("x") for one in examples])
+
+    collates = Pops(depends=False)
+    read([{"x": torch.tensor(1.0)} for _ in range(12)], collate_fn=collates)
+    assert collates.batches == 2
+
+
+def test_what_is_not_changed_by_reading_is_read_once() -> None:
+    reads: list[int] = []
+
+    class Plain(Kept):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            reads.append(index)
+            return torch.tensor(1.0)
+
+    read(Plain(0, counts))
+    assert reads == [*range(LENGTH)]
