@@ -10,6 +10,7 @@ others, some servers ignore the condition, some filesystems do not have it. So i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -17,11 +18,12 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.cached import CachingFileSystem
 
 from checkpoint.storage.base import AlreadyThere, Buffer, Missing, NotDeleted, batches
 from checkpoint.storage.ranges import RANGE_BYTES, in_ranges, one_range
@@ -32,6 +34,8 @@ _CONFLICT = ("PreconditionFailed", "412")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
 # What filesystems call an object's size, its entity tag and when it was written.
 _TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+
+_ABSENT = (404, 410)
 
 DELETED_AT_ONCE = 1000  # S3's own limit
 _CONNECT_S, _READ_S = 5.0, 15.0
@@ -249,6 +253,15 @@ class FsspecStorage:
         return True
 
     def _missing(self, key: str, error: FileNotFoundError) -> Exception:
+        filesystem, path = self._at(key)
+        if isinstance(filesystem, CachingFileSystem):  # to whom any failure is absence: who is behind it knows more
+            try:
+                filesystem.fs.info(path)
+                return OSError(errno.EAGAIN, "its cache has not seen what is there", key)
+            except FileNotFoundError as looked:
+                error = looked
+        if (cause := error.__cause__) is not None and _is_no_answer(cause):
+            return cause
         return error if error_code(error) == "NoSuchBucket" else Missing(key)
 
     def _one_request(self, filesystem: Any) -> dict[str, int]:
@@ -257,11 +270,10 @@ class FsspecStorage:
     def _root(self) -> tuple[Any, str]:
         """The filesystem and the run's path in it. A forked child opens its own: connections are not shared."""
         if self._opened is None or self._opened[0] != os.getpid():
-            fresh = {"use_listings_cache": False, "skip_instance_cache": True}
-            options = {**_limits(self._full_url), **self._options, **fresh}
-            filesystem, path = fsspec.core.url_to_fs(self._full_url, **options)
-            if _is_s3(filesystem):
-                _leave_retries_to_us(filesystem)
+            filesystem, path = fsspec.core.url_to_fs(self._full_url, **_all_options(self._full_url, self._options))
+            for one in _layers(filesystem):
+                if _is_s3(one):
+                    _leave_retries_to_us(one)
             self._opened = os.getpid(), filesystem, path.rstrip("/")
         return self._opened[1], self._opened[2]
 
@@ -272,13 +284,38 @@ class FsspecStorage:
         return filesystem, f"{root}/{key}"
 
 
-def _limits(url: str) -> dict[str, Any]:
+def _all_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """As fsspec takes them: those of the first protocol, and in a chain, such as simplecache::http://, those of each
+    other one under its name."""
+    fresh = {"use_listings_cache": False, "skip_instance_cache": True}
+    first, *others = [part.partition("://")[0] for part in url.split("::")]
+    known = fsspec.available_protocols()
+    beneath = {name: {**_limits(name), **given.get(name, {}), **fresh} for name in others if name in known}
+    return {**_limits(first), **given, **beneath, **fresh}
+
+
+def _layers(filesystem: Any) -> Iterator[Any]:
+    """It, and what it is a cache or a view of."""
+    while filesystem is not None:
+        yield filesystem
+        filesystem = getattr(filesystem, "fs", None)
+
+
+def _limits(protocol: str) -> dict[str, Any]:
     """Of waiting on a connection: s3fs has the same by itself, and aiohttp 5 minutes for a whole request."""
-    if not url.startswith(("http://", "https://")):
+    if protocol not in ("http", "https"):
         return {}
     from aiohttp import ClientTimeout
 
     return {"client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)}}
+
+
+def _is_no_answer(cause: BaseException) -> TypeGuard[Exception]:
+    """Of a server on whether an object is there: fsspec's http:// takes whatever went wrong for an absence."""
+    if isinstance(cause, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
+        return True
+    of_http = type(cause).__module__.startswith("aiohttp")
+    return of_http and getattr(cause, "status", 500) not in _ABSENT
 
 
 def _hides_errors(filesystem: Any) -> bool:

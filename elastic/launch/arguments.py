@@ -18,7 +18,7 @@ import torch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from elastic.errors import ConfigError
-from elastic.launch.net.addresses import port_range
+from elastic.launch.net.addresses import is_url, port_range
 from elastic.launch.processes.script import Script
 from elastic.launch.workers.logs import PREFIX, LogRules
 from elastic.membership import environment
@@ -41,7 +41,7 @@ _HELP = {
     "at those hosts, and by the URL later ones find the run when they are gone. On one node a URL says where the "
     "newest checkpoint is to be read while the script's modules are imported.",
     "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-id and hosts in --rdzv-endpoint are "
-    "ignored.",
+    "ignored, as with torchrun; which of them were given is said.",
     "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
     "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "
     "while they were imported. (Unlike torchrun's, which is multiprocessing's start method.)",
@@ -87,6 +87,7 @@ class Arguments:
     status      show the run's status, where stderr is a terminal
     timing      say where the time from the command to the first step went
     rdzv        torchrun's configuration of the rendezvous; empty where there is one node
+    ignored     flags, as they were given, that have no effect
     """
 
     script: Script
@@ -111,6 +112,7 @@ class Arguments:
     rdzv_endpoint: str = ""
     rdzv: Mapping[str, Any] = field(default_factory=dict)
     logs: LogRules = field(default_factory=LogRules)
+    ignored: tuple[str, ...] = ()
 
 
 _EPILOG = (
@@ -233,6 +235,37 @@ def _check_urls(endpoint: str) -> None:
                 )
 
 
+def _check_one_url(endpoint: str) -> None:
+    """Nodes would meet by one run's URL, and a script that names none train another run. Raises ConfigError."""
+    urls = [part.strip() for part in endpoint.split(",") if is_url(part.strip())]
+    run = environment.place_of_run()[0]
+    if run and urls and _place(urls[0]) != _place(run):
+        from checkpoint.storage import redact
+
+        raise ConfigError(
+            f"--rdzv-endpoint={redact(urls[0])} and ELASTIC_URL={redact(run)} name two runs, and one command starts "
+            "one\n"
+            "  state  nothing was started\n"
+            "  next   give both the run's URL, or unset ELASTIC_URL where the script names the URL itself"
+        )
+
+
+def _place(url: str) -> str:
+    """The same for two ways to write one place."""
+    protocol, separator, path = url.partition("://")
+    if separator and protocol not in ("file", "local"):
+        return url.rstrip("/")
+    return os.path.realpath(path if separator else url)
+
+
+def _ignored(options: Any, hosts: str, nodes_max: int) -> tuple[str, ...]:
+    """What --standalone makes void, as it was given."""
+    given = [f"--rdzv-endpoint={hosts}"] if hosts else []
+    given += [f"--rdzv-id={options.rdzv_id}"] if options.rdzv_id != "none" else []
+    given += [f"--nnodes={options.nnodes}"] if nodes_max > 1 else []
+    return tuple(given) if options.standalone else ()
+
+
 def _check_nodes(given: str) -> None:
     """torchrun's own words name no flag."""
     least, colon, most = str(given).partition(":")
@@ -254,8 +287,10 @@ def parse(argv: Sequence[str]) -> Arguments:
     is_empty = options.rdzv_endpoint is not None and not options.rdzv_endpoint.strip(" ,")
     options.rdzv_endpoint = options.rdzv_endpoint or ""
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
+    named = [part.strip() for part in options.rdzv_endpoint.split(",")]
     _check_nodes(options.nnodes)
     _check_urls(options.rdzv_endpoint)
+    _check_one_url(options.rdzv_endpoint)
     try:
         options.nproc_per_node = _counted(options.nproc_per_node)
         with _nobody_asks_for_gpus():
@@ -316,6 +351,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         local_addr=config.local_addr,
         ports=port_range(options.port_range) if options.port_range is not None else None,
         rdzv_endpoint=config.rdzv_endpoint,
+        ignored=_ignored(options, ",".join(one for one in named if one and not is_url(one)), config.max_nodes),
         rdzv={} if one_node else config.rdzv_configs,
         logs=LogRules(
             log_dir=log_dir,

@@ -8,7 +8,8 @@
 
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
           A published hub that does not answer may be moving: the node waits a while for the next one, and then for a
-          round, too. One that has another secret, it does not wait for: nobody else would be found there.
+          round, too. One that has another secret, or is of another elastic-training, it does not wait for: nobody else
+          would be found there.
           Where the first of a round is lost before it has published the hub, those who are left meet in another round.
 Leaves    who may join, and everything after hello, to the hub.
 
@@ -51,6 +52,7 @@ from elastic.launch.rendezvous.store import (
     meeting_places,
 )
 from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
+from elastic.membership.release import release
 from elastic.membership.written_hub import hub_in
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
@@ -60,7 +62,8 @@ _HUB_S = 15.0  # from a round to the hub of its first node, which publishes it a
 
 
 class NodesMissing(ElasticError, TimeoutError):
-    """Too few nodes met by the deadline, or the place where they meet cannot be reached, or has another secret."""
+    """Too few nodes met by the deadline, or the place where they meet cannot be reached, or has another secret, or the
+    run is of another elastic-training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,8 @@ class _Meets:
                 "  next   look at the URL in --rdzv-endpoint and at its credentials on this node"
             )
             raise NodesMissing(why) from self._by_url.failure
+        if self._by_url.hubs.other_release is not None:
+            raise self._of_another_release(*self._by_url.hubs.other_release)
         if self._by_url.found is None:
             return None
         connected, nonce = self._by_url.found
@@ -257,6 +262,8 @@ class _Meets:
                 _met()
                 joined = self._joins(connected, published["nonce"], kept)
                 return self._leave_word(joined, found.endpoint, store)
+            if self._hubs.other_release is not None:
+                raise self._of_another_release(*self._hubs.other_release)
             if (meeting := self.by_url()) is not None:
                 _met()
                 if self._by_storage is not None:
@@ -415,6 +422,17 @@ class _Meets:
             + self._unreachable("hub    ")
             + "  state  nothing was started here, and the run goes on without this node\n"
             f"  next   {SAME_FOR_ALL}"
+        )
+
+    def _of_another_release(self, where: str, theirs: str | None) -> NodesMissing:
+        here = release() or "that is not installed, and has no version"
+        there = f"elastic-training {theirs}" if theirs is not None else "a version before those that say which they are"
+        return NodesMissing(
+            f"this node has elastic-training {here}, and run {self._run_id!r} is of {there}, as its node at {where} "
+            "says\n"
+            "  state  nothing was started here, and the run goes on without this node\n"
+            "  next   install here what the run has; or end it on all nodes, and start all of them with one version: "
+            "they go on from what is saved"
         )
 
     def _did_not_meet(self, where: str, backend: Any, error: Exception | None) -> NodesMissing:

@@ -64,6 +64,8 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     try:
         arguments = parse(argv)
         say = Console(quiet=False).warn
+        if arguments.ignored:
+            say(f"--standalone is one node, without a rendezvous: {', '.join(arguments.ignored)} has no effect")
         secret = _secret(arguments, environ, say)
         status = _run(arguments, environ, secret, waits or _at_once, say, early, preloaded=preloaded)
         if arguments.nodes_max > 1:

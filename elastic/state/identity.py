@@ -18,6 +18,7 @@ import torch
 
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.membership.environment import processor_settings
+from elastic.membership.release import release
 from elastic.state import compiled, gpu_kernels
 from elastic.state.processor import libraries, processor
 
@@ -49,6 +50,7 @@ def identity(
         "scheduler": {name: type(scheduler).__qualname__ for name, scheduler in schedulers.items()},
         "compiled": compiled.is_compiled(models),
         "compiler": compiled.settings(models),
+        "elastic": release(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -73,18 +75,25 @@ def identity(
     return dict(json.loads(json.dumps(found)))  # as it will be read back: tuples are lists
 
 
-NEVER_ACCEPTED = frozenset({"seed", "batch_size", "dataset_length", "last_batch", "order", "epochs"})
+_OF_EXAMPLES = frozenset({"seed", "batch_size", "dataset_length", "last_batch", "order", "epochs"})
 """Fields that say which examples a step reads. With another value a run would skip some and repeat others."""
+_OF_THE_RUNNING = frozenset({"elastic"})
+"""Workers that run together must have these equal, or they do not understand each other. Saved, they are on record
+alone: a later version reads what an earlier one has saved."""
+NEVER_ACCEPTED = _OF_EXAMPLES | _OF_THE_RUNNING
 
 
-def check(here: Identity, recorded: Identity, *, accept: Collection[str], where: str) -> dict[str, tuple[Any, Any]]:
+def check(
+    here: Identity, recorded: Identity, *, accept: Collection[str], where: str, saved: bool = False
+) -> dict[str, tuple[Any, Any]]:
     """The differences that `accept` names, as field -> (here, recorded). Raises IdentityMismatch for any other.
 
     where  who recorded it, for the message, such as "checkpoint step 1200"
+    saved  that is a checkpoint; else a process of the run
     """
     differing = {
         name: (here.get(name), recorded.get(name))
-        for name in sorted(here.keys() | recorded.keys())
+        for name in sorted((here.keys() | recorded.keys()) - (_OF_THE_RUNNING if saved else set()))
         if here.get(name) != recorded.get(name) and (name in recorded or name not in _ADDED)
     }
     refused = {name: pair for name, pair in differing.items() if name not in set(accept) - NEVER_ACCEPTED}
@@ -96,7 +105,12 @@ def check(here: Identity, recorded: Identity, *, accept: Collection[str], where:
         )
         names = ", ".join(repr(name) for name in sorted(set(refused) - NEVER_ACCEPTED))
         ways = f"set {'them' if len(refused) > 1 else 'it'} back, or start under a new URL"
-        if refused.keys() & NEVER_ACCEPTED:
+        if refused.keys() & _OF_THE_RUNNING:
+            ways = (
+                "install one version of elastic-training on all nodes; to change it, end the run on all of them, and "
+                "start it again from what is saved"
+            )
+        elif refused.keys() & _OF_EXAMPLES:
             ways += "; what decides which examples a step reads cannot be accepted: some would be skipped"
         else:
             ways += f", or give up the same bits with Run(accept=[{names}])"

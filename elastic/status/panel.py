@@ -13,7 +13,6 @@ from rich.text import Text
 
 from elastic.events import words
 
-LINES = 2
 _BAR = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic.status import panel
 from elastic.status.terminal_guard import TerminalGuard
 
+LINES = 2  # of the status
 _EVERY_S = 0.5
 _ROWS_MIN = 8
 _CLOSE_S = 1.0
@@ -28,19 +28,25 @@ def wanted(fd: int, environ: Mapping[str, str]) -> bool:
     return os.isatty(fd) and environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
+def _drawn(status: dict[str, Any], now_t: float, width: int) -> list[str]:
+    from elastic.status import panel  # which loads rich: in vain where there is no terminal
+
+    return panel.lines(status, now_t, width)
+
+
 class StatusTerminal:
-    """fd: of the terminal   draw: status, unix seconds and columns to lines"""
+    """fd: of the terminal   draw: status, unix seconds and columns to lines; None: as panel.py does"""
 
     def __init__(
         self,
         fd: int,
         *,
-        draw: Callable[[dict[str, Any], float, int], list[str]] = panel.lines,
-        lines: int = panel.LINES,
+        draw: Callable[[dict[str, Any], float, int], list[str]] | None = None,
+        lines: int = LINES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fd = fd
-        self._draw = draw
+        self._draw = draw or _drawn
         self._lines = lines
         self._clock = clock
         self._status: dict[str, Any] | None = None

@@ -111,6 +111,7 @@ ALLOWED = (
         "_run_module_as_main _shutdown _run_exitfuncs",
         "elastic/launch/processes/main_module.py elastic/launch/processes/ending.py",
     ),
+    Allowed("threads that an interpreter's end would wait for", "_threads_queues", "checkpoint/storage/answering.py"),
     Allowed("how argparse fills a description", "_fill_text", "checkpoint/cli/usage.py"),
     Allowed("types that have no other name", "_SubParsersAction _Hash", "checkpoint/cli checkpoint/format"),
     Allowed("a storage's identity, an OrderedDict's attributes", "_cdata _metadata", "checkpoint/format"),

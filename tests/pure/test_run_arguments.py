@@ -201,3 +201,34 @@ def test_a_url_that_nothing_opens_is_refused_by_the_name_of_what_gave_it(
         parse([nodes, "--rdzv-backend=c10d", *flags, script])
     monkeypatch.setenv("ELASTIC_URL", "s3://bucket/run")
     parse([nodes, "--rdzv-backend=c10d", "--rdzv-endpoint=host1", script])
+
+
+@pytest.mark.parametrize("nodes", ["--standalone", "--nnodes=1", "--nnodes=1:2"])
+def test_two_urls_for_one_run_are_refused_by_the_names_of_both(
+    script: str, nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them lost without a word: nodes met by the one, and `Trainer(strategy="elastic")` trained at the other."""
+    meet = [nodes, "--rdzv-backend=c10d"]
+    monkeypatch.setenv("ELASTIC_URL", "s3://bucket/other")
+    with pytest.raises(
+        ConfigError, match=r"--rdzv-endpoint=s3://bucket/run and ELASTIC_URL=s3://bucket/other (.|\n)*next"
+    ):
+        parse([*meet, "--rdzv-endpoint=host1,s3://bucket/run", script])
+    monkeypatch.setenv("ELASTIC_URL", "s3://key:hidden@bucket/other")
+    with pytest.raises(ConfigError) as refused:
+        parse([*meet, "--rdzv-endpoint=/runs/lm7", script])
+    assert "hidden" not in str(refused.value)
+
+    alike = {"s3://bucket/run": "s3://bucket/run/", str(tmp_path): f"file://{tmp_path}/", "runs": "./runs/"}
+    for variable, endpoint in alike.items():
+        monkeypatch.setenv("ELASTIC_URL", variable)
+        parse([*meet, f"--rdzv-endpoint={endpoint}", script])
+
+
+def test_what_standalone_makes_void_is_known_as_it_was_given(script: str) -> None:
+    """torchrun ignores it, too, and says in its log by what it goes."""
+    rdzv = ["--rdzv-backend=c10d", "--rdzv-id=job", "--rdzv-endpoint=host1:29400,s3://bucket/run,host2"]
+    ignored = parse(["--standalone", "--nnodes=1:4", *rdzv, script]).ignored
+    assert ignored == ("--rdzv-endpoint=host1:29400,host2", "--rdzv-id=job", "--nnodes=1:4")
+    assert parse(["--standalone", "--rdzv-endpoint=s3://bucket/run", script]).ignored == ()
+    assert parse(["--nnodes=1", *rdzv, script]).ignored == ()

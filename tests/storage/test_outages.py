@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from checkpoint import Checkpointer, StorageError
 from checkpoint.cli import main, opened_run
 from checkpoint.storage import AlreadyThere, Storage, open_storage
+from checkpoint.storage import fsspec as fsspec_storage
 from checkpoint.storage.local import LocalStorage
 from checkpoint.storage.redact import Scrubber
 from checkpoint.storage.retry import RetryingStorage
@@ -243,6 +245,44 @@ def test_whoever_lists_what_does_not_answer_is_told_so_in_time(silent: str, sche
     with pytest.raises(StorageError, match=r"no answer within \d s") as caught:
         storage.list("events")
     assert (caught.value.operation, caught.value.attempts) == ("list", 1)
+
+
+@pytest.mark.parametrize("ask", ["get", "size"])
+@pytest.mark.parametrize("scheme", ["http://", "simplecache::http://"])
+def test_an_object_of_a_server_that_does_not_answer_is_not_absent(
+    silent: str, scheme: str, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chained, it was waited for until aiohttp's five minutes were over. And fsspec says of whatever goes wrong that
+    there is no such file, which a run would have believed."""
+    monkeypatch.setattr(fsspec_storage, "_READ_S", 0.5)
+    with pytest.raises(StorageError, match=r"(?i)timeout"):
+        getattr(open_storage(f"{scheme}{silent}/x", retry_s=0), ask)("commits/1")
+
+
+NEVER_ANSWERS = """
+import asyncio, sys, threading
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from checkpoint.errors import StorageError
+from checkpoint.storage import open_storage
+
+class Resolves(AsyncFileSystem):
+    "As aiohttp, which looks names up in its loop's pool."
+    protocol = "resolves"
+    async def _find(self, path, **_):
+        await asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+
+fsspec.register_implementation("resolves", Resolves)
+try:
+    open_storage("resolves://host/run", retry_s=0, answer_s=0.5).list("commits")
+except StorageError as error:
+    sys.exit(3 if "no answer within" in str(error) else 1)
+"""
+
+
+def test_a_command_that_gave_a_storage_up_ends() -> None:
+    """The end of an interpreter joins the threads of all pools: the prompt came back when the resolver gave up."""
+    assert subprocess.run([sys.executable, "-c", NEVER_ANSWERS], check=False, timeout=60).returncode == 3
 
 
 def test_a_server_that_refuses_connections_is_no_empty_folder() -> None:

@@ -17,6 +17,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,7 @@ from elastic.membership.messages.messages import (
     parse,
 )
 from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.release import release
 from elastic.membership.succession.node_report import NodeReport
 
 
@@ -464,4 +466,4 @@ class HubLink:
             where = hub.where(asks)
         else:
             where = HubIs()
-        return {"to": None, **as_message(where)}
+        return {"to": None, **as_message(replace(where, release=release()))}

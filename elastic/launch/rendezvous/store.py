@@ -47,7 +47,7 @@ class MeetingPlaces:
 def meeting_places(endpoint: str) -> MeetingPlaces:
     """Of --rdzv-endpoint: hosts, and the run's URL or folder, separated by commas. Raises ConfigError."""
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
-    urls = [part for part in parts if "://" in part or part.startswith(("/", "./", "../"))]
+    urls = [part for part in parts if addresses.is_url(part)]
     if len(urls) > 1:
         raise ConfigError(f"--rdzv-endpoint takes one or more HOST:PORT and one URL of the run, found {endpoint}")
     hosts = tuple(dict.fromkeys(part for part in parts if part not in urls))

@@ -170,7 +170,13 @@ class Saver:
             found.meta["identity"],
             accept=self._config.accept,
             where=f"checkpoint step {found.step} in {self.where}",
+            saved=True,
         )
+        if (there := found.meta["identity"].get("elastic")) != (here := self._identity["elastic"]):
+            self._console.say(
+                f"checkpoint step {found.step} was saved by elastic-training {there or 'of an earlier version'}, and "
+                f"the run goes on with {here}"
+            )
         self.accepted = sorted(accepted)
         for name, (here, there) in accepted.items():
             self._console.say(f"accepted: {name} is {here} here and was {there}; the bits of the result may differ")
