@@ -34,11 +34,11 @@ from rich.table import Table
 from tests.benchmarks import harness
 from tests.benchmarks import recovery_loopback as loopback
 from tests.benchmarks.harness import interruptible, progress
-from tests.benchmarks.recovery_events import Cost
+from tests.benchmarks.recovery_events import Cost, During
 from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Stuck, Watched, kill, running, strike
 
 ONE_NODE = [*ELASTIC, "--standalone"]
-SETTLED_STEPS = 8
+SETTLED_STEPS, FEW_STEPS = 8, 5
 CALM_STEPS = 40
 APART_S = 1.5  # one fault at a time: until then the agent has forked the next spare process
 BIG = ["--width=4900", "--batch-size=16"]
@@ -71,17 +71,26 @@ class Part:
         return self.of(lambda cost: cost.total - cost.step)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What one join cost the survivors: seconds until they computed again, and that they waited for the newcomer then
+    (recovery_events.py); their step while the state was under way; seconds of the transfer."""
+
+    pause: float
+    wait: float
+    during: During
+    transfer: float
+
+
 @dataclass(frozen=True)
 class Big:
-    """Joins with a large model: seconds of the survivors' pauses (recovery_events.py), where steps take all processors
-    and where they leave them idle; of the transfer, and its bytes; seconds that gloo and TCP alone take for as many
-    bytes between as many processes."""
+    """Joins with a large model: what they cost where steps take all processors, and where they leave them idle; a
+    transfer's bytes; seconds that gloo and TCP alone take for as many bytes between as many processes."""
 
     workers: int
     size: int
-    busy: list[tuple[float, float]]
-    away: list[tuple[float, float]]
-    transfers: list[float]
+    busy: list[Joined]
+    away: list[Joined]
     gloo: list[float]
     tcp: list[float]
 
@@ -134,15 +143,7 @@ class Bench:
         leaves = self._part("leave", "SIGTERM, 4 workers", 4, [])
         joins = Part("a node joins 3 workers", 1.0, os.getloadavg()[0])
         self.parts["join"] = joins
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        nodes = [
-            *ELASTIC,
-            "--nnodes=1:2",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{port}",
-            "--rdzv-id=bench",
-        ]
+        nodes = _two_nodes()
         with self._running([*nodes, "--nproc-per-node=3"], []) as watched:
             for _ in progress("a node joins, and is told to leave", range(count)):
                 before = watched.settled(3, steps=SETTLED_STEPS)
@@ -167,25 +168,31 @@ class Bench:
                 part.costs.append(watched.events.cost(at, step, before, after.workers, after, ended=ended))
 
     def large(self, count: int, workers: int = 3) -> None:
-        busy, transfers, size = self._joins("a large state", BIG, count, workers)
-        away, _, _ = self._joins("a large state, steps on an accelerator", AWAY, count, workers)
+        busy, size = self._joins("a large state", BIG, count, workers)
+        away, _ = self._joins("a large state, steps on an accelerator", AWAY, count, workers)
         gloo, tcp = (loopback.seconds(kind, workers, size) for kind in ("gloo", "tcp"))
-        self.big = Big(workers, size, busy, away, transfers, gloo, tcp)
+        self.big = Big(workers, size, busy, away, gloo, tcp)
 
-    def _joins(
-        self, what: str, arguments: list[str], count: int, workers: int
-    ) -> tuple[list[tuple[float, float]], list[float], int]:
-        """Seconds of pauses and of transfers, and a transfer's bytes."""
-        pauses, transfers, size = [], [], 0
-        with self._running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=True) as watched:
+    def _joins(self, what: str, arguments: list[str], count: int, workers: int) -> tuple[list[Joined], int]:
+        """A node of one worker joins one of the others, and leaves again. With it, a transfer's bytes."""
+        found, size = list[Joined](), 0
+        nodes, before_it = _two_nodes(), workers - 1
+        with self._running([*nodes, f"--nproc-per-node={before_it}"], arguments, observed=True) as watched:
             for _ in progress(what, range(count)):
-                cost = self._fault(watched, workers, kill)
+                before = watched.settled(before_it, steps=FEW_STEPS)
+                step, begun = watched.events.median_step(before), time.time()
+                node = watched.start([*nodes, "--nproc-per-node=1"], [*arguments, *self._device])
+                after = watched.settled(workers, steps=2)
+                pauses = watched.events.pauses(after, before.workers)
+                assert pauses is not None
                 took = next(event for event in reversed(watched.events.others) if event.get("role") == "takes")
-                assert cost.pauses is not None
-                pauses.append(cost.pauses)
-                transfers.append(took["seconds"])
+                during = watched.events.during(begun, step, after, before.workers)
+                found.append(Joined(pause=pauses[0], wait=pauses[1], during=during, transfer=took["seconds"]))
                 size = took["bytes"]
-        return pauses, transfers, size
+                (newcomer,) = after.workers - before.workers
+                self._fault(watched, workers, tell_to_leave, newcomer, back=False)
+                watched.end(node)
+        return found, size
 
     def _fault(
         self,
@@ -233,6 +240,14 @@ class Bench:
         """The median step of an undisturbed run."""
         with self._running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments) as watched:
             return watched.events.median_step(watched.settled(workers, steps=CALM_STEPS))
+
+
+def _two_nodes() -> list[str]:
+    """The launcher of each."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"]
+    return [*ELASTIC, "--nnodes=1:2", *where]
 
 
 def stop(worker: str) -> tuple[float, None]:
@@ -330,12 +345,14 @@ def big_table(big: Big) -> Table:
     )
     for column in ("", "seconds, median (least)", "GB/s", "÷ gloo alone", "÷ TCP alone"):
         table.add_column(column, justify="left" if not column else "right")
+    transfers = [one.transfer for one in big.busy]
     rows = {
-        "survivors, until they compute again": [at_boundary for at_boundary, _ in big.busy],
-        "then, waiting for the newcomer": [waited for _, waited in big.busy],
-        "as on an accelerator: until they compute again": [at_boundary for at_boundary, _ in big.away],
-        "then, waiting for it": [waited for _, waited in big.away],
-        "the transfer, until applied": big.transfers,
+        "survivors, until they compute again": [one.pause for one in big.busy],
+        "then, waiting for the newcomer": [one.wait for one in big.busy],
+        "as on an accelerator: until they compute again": [one.pause for one in big.away],
+        "then, waiting for it": [one.wait for one in big.away],
+        "the transfer, until applied": transfers,
+        "as on an accelerator": [one.transfer for one in big.away],
         "gloo send/recv alone": big.gloo,
         "TCP alone": big.tcp,
     }
@@ -343,8 +360,24 @@ def big_table(big: Big) -> Table:
     for name, values in rows.items():
         middle = statistics.median(values)
         spread = f"{middle:.2f} ({min(values):.2f})"
-        speed = f"{big.size / 1e9 / middle:.2f}" if values in (big.transfers, big.gloo, big.tcp) else ""
+        speed = f"{big.size / 1e9 / middle:.2f}" if values in (transfers, big.gloo, big.tcp) else ""
         table.add_row(name, spread, speed, f"{middle / gloo:.2f}", f"{middle / tcp:.2f}")
+    return table
+
+
+def during_table(big: Big) -> Table:
+    table = Table(title="the survivors' steps while that state is under way, in steps just before; medians (largest)")
+    for column in ("", "a step before, s", "times as long", "its computing alone", "steps it is under way in"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, joins in {"steps take all processors": big.busy, "as on an accelerator": big.away}.items():
+        during = [one.during for one in joins]
+
+        def spread(values: list[float]) -> str:
+            return f"{statistics.median(values):.2f} ({max(values):.2f})"
+
+        step = f"{statistics.median(one.step for one in during):.2f}"
+        whole, computing = (spread([getattr(one, which) for one in during]) for which in ("whole", "computing"))
+        table.add_row(name, step, whole, computing, f"{max(one.steps for one in during)}")
     return table
 
 
@@ -417,6 +450,7 @@ def main() -> None:
             console.print(breakdown_table(part))
     if bench.big is not None:
         console.print(big_table(bench.big))
+        console.print(during_table(bench.big))
     console.print(aims_table({key: part for key, part in bench.parts.items() if part.costs}))
     console.print(f"load {' '.join(f'{x:.1f}' for x in os.getloadavg())}")
     if options.json is not None:

@@ -14,9 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from elastic.events.event import Event
+from tests.benchmarks.recovery_moments import computing
 
 ViewKey = tuple[int, int]  # claim and generation: one of them is higher after each recovery
 _MEDIAN_OF = 40
+_TAKES = "takes"  # the role in a transfer of who receives it
 _MOMENTS = ("form", "formed", "transfer", "data", "exchange", "update", "applied")
 
 
@@ -35,6 +37,22 @@ class View:
 
     key: ViewKey
     workers: frozenset[str]
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class During:
+    """Of survivors, whose steps were under way while others received the state.
+
+    step       median seconds of a step just before
+    whole      of the step in which others joined, the pause and all waiting included, in such steps
+    computing  of that step, in those of the steps just before; recovery_moments.py says what is counted
+    steps      how many of a survivor's steps the transfer was under way in
+    """
+
+    step: float
+    whole: float
+    computing: float
     steps: int
 
 
@@ -179,23 +197,48 @@ class Events:
         exchanges = [max(first[worker]["exchange"] for worker in group) for group in (survivors, newcomers)]
         return max(boundaries), max(0.0, exchanges[1] - exchanges[0])
 
+    def during(self, at: float, step: float, after: View, survivors: frozenset[str]) -> During:
+        """Medians of the survivors'.
+
+        at     what is later than that is not just before: those who join have begun
+        step   see During
+        after  the view in which others joined
+        """
+        whole, factors, steps = [], [], []
+        took = next(event for event in reversed(self.others) if event.get("role") == _TAKES)
+        for worker in survivors:
+            joined = self._in(worker, after.key)[0].t
+            times = [applied.t for applied in self.applied[worker]]
+            whole.append(joined - max(t for t in times if t < joined))
+            event = self._first_event(worker, after.key)
+            before = [seconds for t, seconds in event["computed"] if t <= at]
+            seconds = computing(event["passed"])
+            assert seconds is not None
+            factors.append(seconds / statistics.median(before))
+            begun_t = took["t"] - took["seconds"]
+            steps.append(sum(later > begun_t and earlier < took["t"] for earlier, later in pairwise(times)))
+        return During(
+            step=step,
+            whole=statistics.median(whole) / step,
+            computing=statistics.median(factors),
+            steps=max(steps),
+        )
+
     def _first_step(self, worker: str, key: ViewKey) -> dict[str, float]:
         """When it first passed each moment, from the forming of this view on."""
-        applied = self._in(worker, key)[0]
-        event = min(
-            (
-                one
-                for one in self.others
-                if one["event"] == "moments" and one["worker"] == worker and one["t"] >= applied.t
-            ),
-            key=lambda one: float(one["t"]),
-        )
+        event = self._first_event(worker, key)
         formed = max(t for moment, t in event["passed"] if moment == "form")
         passed: dict[str, float] = {}
         for moment, t in event["passed"]:
             if t >= formed:
                 passed.setdefault(moment, t)
         return passed
+
+    def _first_event(self, worker: str, key: ViewKey) -> Event:
+        """What it noted of the first step that it applied in this view."""
+        applied = self._in(worker, key)[0]
+        told = [one for one in self.others if one["event"] == "moments" and one["worker"] == worker]
+        return min((one for one in told if one["t"] >= applied.t), key=lambda one: float(one["t"]))
 
     def _moments(self, at: float, survivors: frozenset[str]) -> dict[str, float]:
         """The last survivor's first passing of each, on the way to its first step after `at`."""

@@ -249,7 +249,7 @@ class Fleet:
         (message,) = self._heard_by_hub[node].feed(line)
         if message["say"] == "hello":
             self._heard_by_hub[node].longest = LONG_LINE_MAX
-            self.hub.takes(node, parse(TO_HUB, message), message, self.wires[node])  # type: ignore[arg-type]
+            self.hub.takes(node, parse(TO_HUB, message), self.wires[node])  # type: ignore[arg-type]
         else:
             self.hub.hear(node, message)
 

@@ -1,6 +1,9 @@
 """A worker dies, which its agent hears before its process is gone, while a node leaves or the run's hub is lost.
 
-Promises  the others go on in the same processes and end with the bits of an undisturbed run, and nothing is left.
+Promises  the others go on in the same processes and end with the bits of an undisturbed run, and nothing is left; the
+          report says who was lost, and of what.
+
+The first node of a run is there alone until the second one joins: so it has the hub, and the first ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.faults import At, Kill, KillAgent, LeaveNode, Plan
+from elastic.drill.faults import At, Fault, Join, Kill, KillAgent, LeaveNode, Plan
+from elastic.report.report import report
 
-STEPS, STEP = 60, 20
-NODES: dict[str, Any] = {"workers": 4, "nodes": 2, "nodes_max": 3, "launcher": "elastic", "steps": STEPS, "seed": 7}
+STEPS, JOINED, STEP = 60, 3, 20
+NODES: dict[str, Any] = {"workers": 2, "nodes": 1, "nodes_max": 2, "launcher": "elastic", "steps": STEPS, "seed": 7}
+HUB = 0  # the first rank of its node
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
@@ -29,30 +34,55 @@ def judged(run: Cluster, reference: End) -> End:
     return end
 
 
+def disturbed(cluster: MakeCluster, undisturbed: Undisturbed, *faults: Fault) -> End:
+    plan = Plan((Join(At(JOINED, "forward")), *faults))
+    return judged(cluster(plan=plan, **NODES), undisturbed(steps=STEPS, seed=7))
+
+
+def workers(end: End) -> list[str]:
+    """By rank, once both nodes are there."""
+    return next(list(event["workers"]) for event in end.events if event.get("world_size") == 4 and "workers" in event)
+
+
+def lost(end: End) -> dict[str, str]:
+    """And of what, as a report says it."""
+    return {worker: cause for change in report(end.events).view_changes for worker, cause in change.lost.items()}
+
+
+def taken_over(end: End) -> list[str]:
+    """What each node said that came to be the run's hub. No event tells of it: workers write those."""
+    return [line for line in end.output.splitlines() if "this node is the run's hub now, after " in line]
+
+
 @pytest.mark.nightly(sample=1, of="early deaths")
 @pytest.mark.parametrize("phase", ["backward", "in_exchange", "applied"])
-@pytest.mark.parametrize(("leaves", "dies"), [(0, 1), (0, 2), (2, 0), (2, 3)])
+@pytest.mark.parametrize(("leaves", "dies"), [(HUB, 1), (HUB, 2), (2, 0), (2, 3)])
 def test_a_worker_is_killed_while_a_node_leaves(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, leaves: int, dies: int, phase: str
 ) -> None:
-    """Of the node that leaves, or of the other one; one of the two nodes has the hub, which hands over."""
-    faults = (LeaveNode(leaves, At(STEP, "forward")), Kill(dies, At(STEP, phase)))
-    end = judged(elastic_cluster(plan=Plan(faults), **NODES), elastic_undisturbed(steps=STEPS, seed=7))
+    """Of the node that leaves, or of the other one. Where the hub's leaves, it hands over."""
+    faults = LeaveNode(leaves, At(STEP, "forward")), Kill(dies, At(STEP, phase))
+    end = disturbed(elastic_cluster, elastic_undisturbed, *faults)
     of_its_own_node = leaves // 2 == dies // 2
     assert end.exit_code in ({0, 1} if of_its_own_node else {0}), end.output
     # Nobody else is lost: each of the others has left or finished.
     ended = {event["worker"] for event in end.events if event["event"] in ("left", "finished")}
-    first = next(event["workers"] for event in end.events if event["event"] == "view_formed")
-    assert len(set(first) - ended) == 1, end.output
+    assert set(workers(end)) - ended == {workers(end)[dies]}, end.output
+    assert lost(end) == {workers(end)[dies]: "SIGKILL"}, end.output
+    handed_over = [line for line in taken_over(end) if line.endswith(", which leaves")]
+    assert (len(handed_over), len(taken_over(end))) == ((1, 1) if leaves == HUB else (0, 0)), end.output
 
 
 @pytest.mark.nightly(sample=1, of="early deaths")
-@pytest.mark.parametrize(("agent_of", "dies"), [(0, 2), (2, 0), (0, 3), (2, 1)])
+@pytest.mark.parametrize(("agent_of", "dies"), [(HUB, 2), (2, 0), (HUB, 3), (2, 1)])
 def test_a_worker_is_killed_while_the_agent_of_another_node_is(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, agent_of: int, dies: int
 ) -> None:
-    """One of the two agents has the hub, so in half of the cases the other one takes over, and in it a worker is dying.
+    """In half of the cases it has the hub: the other agent takes over, and in its node a worker is dying.
     Later in the step the loss of the agent may be known before, and the other never comes to its moment."""
-    faults = (KillAgent(agent_of, At(STEP, "forward")), Kill(dies, At(STEP, "backward")))
-    end = judged(elastic_cluster(plan=Plan(faults), **NODES), elastic_undisturbed(steps=STEPS, seed=7))
+    faults = KillAgent(agent_of, At(STEP, "forward")), Kill(dies, At(STEP, "backward"))
+    end = disturbed(elastic_cluster, elastic_undisturbed, *faults)
     assert end.exit_code == -signal.SIGKILL, end.output
+    assert len(taken_over(end)) == (agent_of == HUB), end.output
+    node = workers(end)[agent_of : agent_of + 2]
+    assert set(lost(end)) == {*node, workers(end)[dies]}, end.output

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 from elastic.membership.messages.messages import TO_HUB, TO_WORKER, parse
@@ -97,6 +100,32 @@ def test_a_hub_that_takes_over_knows_whom_the_run_has_lost() -> None:
     stage.told("C", "hello", places=1, report=report.document())
     assert stage.over("C0").view == "C0"
     assert stage.only("view")["not_lost"] == ["B0"], "A0 was"
+
+
+def test_a_hub_that_takes_over_looks_through_the_view_once_however_many_nodes_report_it() -> None:
+    """Each of 2,048 reports was compared with all of 16,384 workers: a third of the time of a takeover."""
+
+    class Workers(list[str]):
+        looked_through = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Workers.looked_through += 1
+            return super().__iter__()
+
+    looks = []
+    for nodes in (2, 3):
+        names = "ABC"[:nodes]
+        view = parse(TO_WORKER, {"say": "view", **trains(1, nodes=nodes).only("view")})
+        view = replace(view, workers=Workers(view.workers))
+        stage = Stage(nodes=0, nodes_max=nodes, takes_over=True)
+        Workers.looked_through = 0
+        for node in names:
+            report = NodeReport()
+            report.note_said(parse(TO_HUB, {"say": "started", "worker": f"{node}0", "local_rank": 0}))
+            report.note_ordered(f"{node}0", replace(view, workers=[*view.workers]))
+            stage.told(node, "hello", places=1, report={**report.document(), "view": view})
+        looks.append(Workers.looked_through - nodes)  # less what is copied above
+    assert looks[0] == looks[1]
 
 
 def test_when_all_are_killed_their_replacements_start_from_storage_together() -> None:

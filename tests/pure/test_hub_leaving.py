@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elastic.membership.exit_statuses import CUT_SHORT
 from elastic.membership.rules.next_view import BOUNDARY
-from tests.kit.stage import trains
+from tests.kit.stage import MID_STEP, trains
 
 
 def test_a_worker_that_leaves_is_released_and_not_replaced() -> None:
@@ -29,6 +31,45 @@ def test_a_leaving_worker_that_is_killed_is_not_replaced(when: str) -> None:
     assert stage.view == "A0 A2"
     if when == "after":
         assert stage.killed("A1").orders == []
+
+
+@pytest.mark.parametrize("said", ["nothing", "leaving"])
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"signal": "SIGKILL", "expected": True}, "SIGKILL"),
+        ({"code": 3, "expected": True}, "exit status 3"),
+        ({"signal": "SIGTERM"}, "SIGTERM"),
+    ],
+)
+def test_one_that_was_told_to_leave_and_is_killed_before_it_may_go_is_lost_with_its_cause(
+    said: str, how: dict[str, Any], cause: str
+) -> None:
+    """Its agent has seen how it ended; a report says who was lost, and had nothing to say of why."""
+    stage = trains(3)
+    if said == "leaving":
+        stage.leaves("A1")
+    stage.worker("A1", "exited", **{"code": None, "signal": None, "step": 7, "t": 5.0, **how})
+    stage.over("A0 A2", BOUNDARY if said == "leaving" else MID_STEP)
+    assert stage.view == "A0 A2"
+    (gone,) = stage.only("view")["gone"]
+    assert (gone["worker"], gone["cause"], gone["step"], gone["t"]) == ("A1", cause, 7, 5.0)
+    assert stage.only("view")["not_lost"] == []
+
+
+def test_of_those_that_were_told_to_leave_in_order_or_in_no_view_nobody_is_told_as_lost() -> None:
+    stage = trains(4)
+    spare = stage.started("A0")
+    stage.killed(spare, "SIGTERM", expected=True)
+    stage.ends("A1", 0, expected=True)
+    stage.leaves("A2")
+    stage.over("A0 A3", BOUNDARY)
+    assert stage.view == "A0 A3"
+    assert stage.only("view")["gone"] == []
+    stage.killed("A2", expected=True)
+    stage.killed("A3")
+    stage.over("A0")
+    assert [gone["worker"] for gone in stage.only("view")["gone"]] == ["A3"]
 
 
 def test_one_that_leaves_all_of_a_sudden_breaks_the_view() -> None:

@@ -474,6 +474,31 @@ def test_another_is_asked_where_one_stays_in_its_storage_and_who_waits_too_long_
     assert "A may be going on elsewhere" in run.said("B", "run_is_over")[-1]["why"]
 
 
+@pytest.mark.parametrize("dies", ["before it is asked", "once it was asked", "under the hub before"])
+def test_a_worker_that_is_dying_is_not_asked_for_the_claim(dies: str) -> None:
+    """Its agent says that it has ended before its process is gone. What is asked of it goes to a process that reads
+    nothing any more, and the others would stand still for as long as one has to answer."""
+    run = Run("ABC", witness=True)
+    if dies == "under the hub before":
+        run.is_killed("B", "B0", step=7)
+        run.moves("BC", lost="A")
+    else:
+        run.orders(run.hub.lost(0.0, "A", dead=False))
+    if dies == "before it is asked":
+        run.is_killed("B", "B0", step=7)
+    run.over("C" if dies != "once it was asked" else "BC")
+    asked_before = len(run.said("B", "claim"))
+    if dies == "once it was asked":
+        assert asked_before == 1
+        run.is_killed("B", "B0", step=7)
+    run.later(2.6)  # those who are fewer than half of the nodes let others try first
+    assert len(run.said("C", "claim")) == 1
+    run.later(30.0)
+    assert len(run.said("B", "claim")) == asked_before
+    run.claims("C")
+    assert run.view("C") == "C0"
+
+
 @pytest.mark.parametrize("answers", [False, True])
 def test_newcomers_hear_that_one_who_is_away_may_go_on_under_a_claim_of_this_hub_s_asking(answers: bool) -> None:
     """Its agent's beacon stands in that claim, and answers them: they would take the next one, and evict others."""

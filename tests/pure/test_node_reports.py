@@ -168,7 +168,7 @@ def _hub_is_told(message: dict[str, Any], *, knows_it: bool) -> None:
             opened.enter_context(closing(theirs))
             connection = LoopConnection(loop, ours, lambda _: None, lambda _: None)
             said = parse(TO_LISTENER, hello)
-            here.takes(said.node, said, hello, connection)
+            here.takes(said.node, said, connection)
             here.settle()
             return theirs
 

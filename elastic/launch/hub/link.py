@@ -444,7 +444,7 @@ class HubLink:
         hello, connection = caller.hello, caller.connection
         connection.takes_long_lines()
         if self._serving is not None:
-            caller.heard.append(self._serving.takes(hello.node, hello, caller.said[0], connection))
+            caller.heard.append(self._serving.takes(hello.node, hello, connection))
             for message in caller.said[1:]:
                 caller.heard[0](message)
         elif self._client is not None and time.monotonic() - caller.since_s > rules.CALLER_S:

@@ -77,7 +77,7 @@ class HubServer:
     def others(self) -> list[str]:
         return list(self._nodes)
 
-    def takes(self, node: str, hello: Hello, message: Message, connection: LoopConnection) -> Callable[[Message], None]:
+    def takes(self, node: str, hello: Hello, connection: LoopConnection) -> Callable[[Message], None]:
         """A node of the run has come; what it says from now on goes to what is returned."""
         if node in self._nodes:  # it has lost its connection, and we have not yet
             self.ended(self._nodes[node])
@@ -92,7 +92,7 @@ class HubServer:
             lease.heard(time.monotonic())
             self.hear(node, message)
 
-        self.hear(node, message)
+        self._hear(node, hello)
         return heard
 
     def ended(self, connection: LoopConnection) -> None:

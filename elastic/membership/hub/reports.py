@@ -50,6 +50,7 @@ class Reports:
         self._beacon = beacon
         self._fresh = False  # one came since the last look at who was moved on from
         self._forms_under_another = False  # hub, maybe: the present view
+        self._learned: NewView | None = None  # that all nodes report, as one object
 
     def may_come_back(self, node: str, report: NodeReport) -> bool:
         """Whether what its workers are in is what the others are in, too."""
@@ -75,6 +76,7 @@ class Reports:
             self._endings.happened(now_s, one_before.at(node), age_s=one_before.at_s)
         if report.view is not None and self._is_newer(report.view):
             self._workers.learn(report.view)
+            self._learned = report.view
             self._takeover.learned_of_view(now_s)
             self._forms_under_another = True
         self._fresh = True
@@ -110,6 +112,8 @@ class Reports:
 
     def _is_newer(self, view: NewView) -> bool:
         """Than the present one. Of two with one generation, which two sides have published, at most one has met."""
+        if view is self._learned:  # its workers are not compared for each node, which would grow with the square
+            return False
         generation = self._workers.generation
         if view.generation != generation or tuple(view.workers) == self._workers.view:
             return view.generation > generation

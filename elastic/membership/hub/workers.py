@@ -29,9 +29,6 @@ class WorkerStatus(Enum):
     STARTING, DIFFERENT, READY, MEMBER, BETWEEN_VIEWS, LEAVING, FINISHED = (auto() for _ in range(7))
 
 
-_IN_ORDER = (WorkerStatus.LEAVING, WorkerStatus.FINISHED)
-
-
 @dataclass
 class Worker:
     id: str
@@ -55,6 +52,11 @@ class Worker:
     released: bool = False
     safe: bool = False  # released, and what it holds is not lost with it
     within: int = 0  # the generation of the view that it was told of last
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing is lost with it, if it ends now."""
+        return self.safe or self.status == WorkerStatus.FINISHED
 
     @property
     def has_a_step(self) -> bool:
@@ -110,7 +112,7 @@ class Workers:
 
     def remove(self, id: str) -> Worker:
         worker = self._known.pop(id)
-        if worker.safe or worker.status == WorkerStatus.FINISHED:
+        if worker.in_order:
             self._went.add(id)
         return worker
 
@@ -185,7 +187,7 @@ class Workers:
     def note_gone(self, worker: Worker, cause: str, exited: Exited) -> None:
         """The next view tells of it, unless it went in order."""
         facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
-        if worker.status not in _IN_ORDER:
+        if not worker.in_order:
             self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
             self._lost.add(worker.id)
 

@@ -149,14 +149,23 @@ def parse(kinds: Mapping[str, type], message: Message) -> Any:
     """The message as one of these kinds. Raises WireError."""
     if not _is_shallow(message, _NESTED_MAX):
         raise WireError(f"more than {_NESTED_MAX} lists and objects in each other")
+    return parse_nested(kinds, message)
+
+
+def parse_nested(kinds: Mapping[str, type], message: Message) -> Any:
+    """As `parse`, of one that lies in a message that was parsed. Raises WireError."""
     try:
         return codec.parse(kinds, message)
     except NotAMessage as wrong:
         raise WireError(str(wrong)) from None
 
 
-def _is_shallow(value: dict[str, Any] | list[Any], most: int) -> bool:
-    for one in value.values() if isinstance(value, dict) else value:
-        if isinstance(one, (dict, list)) and (most <= 1 or not _is_shallow(one, most - 1)):
-            return False
-    return True
+def _is_shallow(message: Message, most: int) -> bool:
+    """A takeover looks through a report of each node."""
+    within: list[Any] = [message]
+    for _ in range(most):
+        parts = [one.values() if isinstance(one, dict) else one for one in within]
+        within = [one for part in parts for one in part if isinstance(one, (dict, list))]
+        if not within:
+            return True
+    return False

@@ -31,7 +31,7 @@ from elastic.membership.messages.messages import (
     ViewIsOver,
     Witness,
     as_message,
-    parse,
+    parse_nested,
 )
 from elastic.membership.messages.wire import WireError
 from elastic.membership.succession.ended_before import EndedBefore, ended_before, with_exit
@@ -231,7 +231,7 @@ class _OneOfThem(Started):
 def _view(message: Any) -> NewView | None:
     if message is None or isinstance(message, NewView):  # many nodes report one, which was read once
         return message
-    view = parse(TO_WORKER, _object(message))
+    view = parse_nested(TO_WORKER, _object(message))
     if not isinstance(view, NewView):
         raise WireError(f"no view: {str(message)[:80]}")
     return view
@@ -255,7 +255,7 @@ def _worker(document: Any) -> ReportedWorker:
     one = made(_OneOfThem, _object(document))
     worker = ReportedWorker(one.worker, one.local_rank, one.generation)
     for message in one.said:
-        said = parse(TO_HUB, _object(message))
+        said = parse_nested(TO_HUB, _object(message))
         if type(said) not in _KEPT or said.worker != worker.worker:
             raise WireError(f"among the last words of {worker.worker}: {str(message)[:80]}")
         worker.said[_KEPT[type(said)]] = said
