@@ -112,7 +112,8 @@ def become(program: dict[str, Any], mark: str) -> None:
 
 
 def run(argv: Sequence[str], path: Sequence[str]) -> None:
-    """As `python *argv` with PYTHONPATH; `-m elastic run` knows that torch is loaded as its workers would load it."""
+    """As `python *argv` with PYTHONPATH; `-m elastic run`, also where it is called later, knows that torch is
+    loaded as its workers would load it."""
     sys.path[1:1] = [folder for folder in path if folder not in sys.path[1:]]
     for folder in path:
         if os.path.exists(custom := os.path.join(folder, "sitecustomize.py")):
@@ -127,6 +128,10 @@ def run(argv: Sequence[str], path: Sequence[str]) -> None:
         from elastic.launch.run_command import main as elastic_run
 
         sys.exit(elastic_run(argv[3:], preloaded=True))
+    if argv[1] == "elastic.drill.inject.latecomer":
+        from elastic.drill.inject.latecomer import main as latecomer
+
+        sys.exit(latecomer(argv[2:], preloaded=True))
     runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
 
 
