@@ -143,7 +143,9 @@ def run(argv: Sequence[str], path: Sequence[str]) -> None:
         sys.exit(latecomer(argv[2:], preloaded=True))
     if argv[1] == "torch.distributed.run":
         from elastic.launch.processes.ending import end
+        from elastic.launch.rendezvous.caller_names import name_callers_quickly
 
+        name_callers_quickly()
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         end(0)  # the interpreter of who only launches need not be taken apart
     runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
