@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from elastic.drill.faults.registry import KINDS
 from elastic.drill.hosts.hosts import ORPHANS_S, Hosts
 from elastic.drill.hosts.on_hosts import OnHosts
 from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
+from elastic.drill.inject.node_hosting import NodeHosting, ThisMachine
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.judge.review import end_violations, final_states, review
@@ -66,9 +67,12 @@ class Drill:
     """
     folder  the drill's, made by `run` and removed by it unless it is worth keeping
     location  both runs live: there, or elsewhere
+    this_machine, hosts  what makes the nodes of a run
     """
 
     folder: Path
+    this_machine: Callable[[], NodeHosting] = ThisMachine
+    hosts: type[Hosts] = Hosts
 
     def __init__(self, options: Options, console: Console) -> None:
         self._options = options
@@ -255,7 +259,7 @@ class Drill:
         hosting = None
         if plan is not None and plan.hosts:
             orphans_s = ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in plan.faults) else 0.0)
-            hosting = OnHosts(Hosts(nodes, self.folder / "hosts", orphans_s=orphans_s), url)
+            hosting = OnHosts(self.hosts(nodes, self.folder / "hosts", orphans_s=orphans_s), url)
         cluster = Cluster(
             options.script,
             options.args,
@@ -271,7 +275,7 @@ class Drill:
             module=options.module,
             ready=True,
             overrides=overrides,
-            hosting=hosting,
+            hosting=hosting or self.this_machine(),
         )
         self._clusters.append(cluster)
         return WatchedRun(cluster, self._console, plan, hosting)

@@ -26,6 +26,7 @@ from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
 from elastic.drill.machine.node import Node
+from elastic.drill.report.follow import Follow
 from elastic.errors import ConfigError, ElasticError
 from elastic.events.event import Event
 from elastic.events.reading import read_events
@@ -184,10 +185,12 @@ class Cluster:
         holds = (lambda e: e["event"] == event) if isinstance(event, str) else event
         self._start_once()
         deadline = time.monotonic() + within_s
+        follow, events = Follow(self.evidence), list[Event]()
         while True:
             self._look()
             ended = not self._running()
-            for found in self.events():
+            events += follow.new()  # each is read once, and asked about again: it may depend on what else there is
+            for found in events:
                 if holds(found):
                     return found
             if ended:

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic.drill.both_runs import Drill
 
 HOLDS, BROKEN, CANNOT = 0, 1, 2
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
     """0 every invariant holds, 1 one is broken, 128 + n ended by signal n; 2 the drill could not be run as asked, or
-    not every fault struck."""
+    not every fault struck.
+
+    drill  what is made of the options; None: Drill
+    """
     from elastic.drill.interruption import Interrupted, interruptible
     from elastic.drill.plan.options import parse
 
@@ -28,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
             from elastic.drill.both_runs import CannotRun, Drill
 
             try:
-                found = Drill(options, Console(highlight=False)).run()
+                found = (drill or Drill)(options, Console(highlight=False)).run()
             except CannotRun as cannot:
                 print(f"elastic drill: {cannot}", file=sys.stderr)
                 return CANNOT

@@ -41,6 +41,7 @@ from elastic.errors import ElasticError
 from elastic.launch.hub.announcement import HubAnnouncement, replace_hub
 from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
 from elastic.launch.net import addresses
+from elastic.launch.rendezvous.caller_names import name_callers_quickly
 from elastic.launch.rendezvous.round import Refusals, Round, participants
 from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 from elastic.launch.rendezvous.store import (
@@ -242,6 +243,7 @@ class _Meets:
         """None: that store is lost, or the others meet elsewhere by now."""
         unsigned, store = found.backend, found.store
         backend = SignedBackend(unsigned, self._run_id, self._secret)
+        name_callers_quickly()
         handler = create_handler(store, backend, found.params)
         looking = store.clone()
         where = found.endpoint or "localhost"

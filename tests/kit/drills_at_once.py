@@ -1,4 +1,4 @@
-"""Random drills, two at a time: each counts its own processes, files and shared memory only."""
+"""Random drills, one here or two at a time: each counts its own processes, files and shared memory only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.kit.run_drills import run_one
 
 ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("SEED") or 41)
@@ -23,6 +25,13 @@ def run_all(which: Sequence[str], shared: Path | None = None) -> None:
     shared  a folder for drills of several tests, whose undisturbed runs are done once; it stays
     """
     folder = shared if shared is not None else Path(tempfile.mkdtemp(prefix="elastic-soak-"))
+    held = run_one(which[0], folder) if len(which) == 1 else _run_at_once(which, folder)
+    assert held, f"a drill failed: what it printed is above, and its folder in {folder}"
+    if shared is None:
+        shutil.rmtree(folder)
+
+
+def _run_at_once(which: Sequence[str], folder: Path) -> bool:
     running = [
         subprocess.Popen([sys.executable, "-m", "tests.kit.run_drills", str(folder), *which[job::AT_ONCE]], cwd=ROOT)
         for job in range(min(AT_ONCE, len(which)))
@@ -31,9 +40,7 @@ def run_all(which: Sequence[str], shared: Path | None = None) -> None:
         statuses = [one.wait() for one in running]
     finally:
         end(running)
-    assert not any(statuses), f"a drill failed: what it printed is above, and its folder in {folder}"
-    if shared is None:
-        shutil.rmtree(folder)
+    return not any(statuses)
 
 
 def end(running: Sequence[subprocess.Popen[bytes]]) -> None:

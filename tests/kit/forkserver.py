@@ -35,7 +35,11 @@ FRESH = "TESTS_FRESH_INTERPRETER"
 """A variable; where a program's environment has it, the program is a fresh interpreter."""
 _ROOT = Path(__file__).parents[2]
 _READY_S = 120.0
-_PROGRAMS = (("-m", "elastic", "run"), ("-m", "torch.distributed.run"))
+_PROGRAMS = (
+    ("-m", "elastic", "run"),
+    ("-m", "elastic.drill.inject.latecomer"),
+    ("-m", "torch.distributed.run"),
+)
 OTHERS = (
     "torch._dynamo",
     "torch.distributed.run",

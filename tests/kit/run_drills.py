@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from elastic.drill.both_runs import BASELINE, FAULTED, CannotRun, Drill
+from elastic.drill.both_runs import BASELINE, FAULTED, CannotRun
 from elastic.drill.cluster import Cluster, Overrides
 from elastic.drill.faults import Fault
 from elastic.drill.interruption import Interrupted, interruptible
@@ -36,6 +36,7 @@ from elastic.drill.report.findings import Findings
 from elastic.drill.watched_run import WatchedRun
 from elastic.errors import ConfigError
 from elastic.events.event import Event
+from tests.kit.forked_drill import ForkedDrill
 from tests.kit.random_drills import RandomDrill, random_drill, random_host_drill
 from tests.kit.target_drills import TARGETS, target_drill
 
@@ -44,7 +45,7 @@ OWN = "own"
 WITHIN_S, A_JOIN_S = 240, 60  # each run of a drill, which takes some 15 s on a machine that does nothing else
 
 
-class SharedDrill(Drill):
+class SharedDrill(ForkedDrill):
     """A drill that looks for its undisturbed run in `shared`, and leaves it there for others.
 
     Beside OWN, which the script takes for its run's URL, it may write files, whose names may be part of its state: they
@@ -93,10 +94,15 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(argv[0]).resolve()
     try:
         with interruptible():
-            held = [run(*_drill(which), folder) for which in argv[1:]]
+            held = [run_one(which, folder) for which in argv[1:]]
     except Interrupted as interrupted:
         return interrupted.status
     return 0 if all(held) else 1
+
+
+def run_one(which: str, folder: Path) -> bool:
+    """Whether it held. folder: absolute"""
+    return run(*_drill(which), folder)
 
 
 def _drill(which: str) -> tuple[RandomDrill, str]:

@@ -15,20 +15,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import s3fs
 
-from elastic.drill.command import BROKEN, CANNOT, HOLDS, main
+from elastic.drill import command as drill_command
+from elastic.drill.command import BROKEN, CANNOT, HOLDS
 from elastic.drill.machine.processes import MARK
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.events.reading import read_events
+from tests.kit.forked_drill import ForkedDrill
 from tests.kit.s3 import s3_server
 
 PROGRAMS = Path(__file__).parents[1] / "kit" / "programs"
 SMALL = str(PROGRAMS / "small.py")
+
+
+def main(argv: Sequence[str]) -> int:
+    return drill_command.main(argv, drill=ForkedDrill)
 
 
 @pytest.fixture
@@ -218,7 +224,7 @@ def test_all_that_stands_around_a_worker_can_fail(here: Path, capsys: pytest.Cap
     """Helpers are killed, memory runs out, data hangs, storage fails: and the script has loader processes."""
     faults = (
         "--slow 2@step=2,shares=5 --exception 1@step=6 --oom 2@step=12,phase=forward --kill-warm 1@step=16 "
-        "--kill-writer @step=60 --kill-loader 2@step=66 --stick-loader 1@step=70 --kill-agent 1@step=90 "
+        "--kill-writer @step=60 --kill-loader 2@step=66 --stick-loader 1@step=70 --kill-agent 0@step=90 "
         "--hang-limit 3 --storage-errors 0.03 --seed 4"
     )
     script = [SMALL, "--", "own", "--steps", "120", "--num-workers", "1", "--unhurried", "3"]
@@ -277,7 +283,7 @@ def test_a_script_that_fails_without_faults_is_shown_and_no_verdict_is_given(
 ) -> None:
     """It cannot be said what faults do to it."""
     (here / "broken.py").write_text("import elastic\nraise SystemExit('no data here')\n")
-    assert main(["broken.py", "--kill", "1@step=1"]) == CANNOT
+    assert drill_command.main(["broken.py", "--kill", "1@step=1"]) == CANNOT
     shown = capsys.readouterr()
 
     assert "never came to `with elastic.Run(…)`" in shown.err

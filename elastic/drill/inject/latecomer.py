@@ -21,7 +21,8 @@ _LOOK_S = 0.02
 _IMPORTS = ("agent", "hub.link", "meeting", "workers.logs")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], *, preloaded: bool | None = None) -> int:
+    """preloaded: see run_command.main"""
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
                 raise SystemExit(1)
             run_once(starter.loop, _LOOK_S)
 
-    return run_command.main(arguments, waits=stand_ready)
+    return run_command.main(arguments, waits=stand_ready, preloaded=preloaded)
 
 
 if __name__ == "__main__":

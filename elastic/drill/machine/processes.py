@@ -28,12 +28,13 @@ def pid_in(worker: str) -> int:
 def marked(folder: Path) -> list[int]:
     """The pids of the drill in `folder` that still run (zombies do not), this process excepted."""
     mark = f"{MARK}={folder}".encode()
+    own = str(os.getpid())
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for pid in os.listdir("/proc"):
+        if pid.isdigit() and pid != own:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as environ:
+                if mark in (shown := environ.read()) and mark in shown.split(b"\0"):  # it has not ended meanwhile
+                    found.append(int(pid))
     return found
 
 

@@ -4,4 +4,5 @@ store            at which of the named hosts it is
 written_meeting  or at which that is written at the run's URL
 round            a round of the rendezvous
 state            what nodes leave there, signed
+caller_names     torch's records of it, without a search for their names
 """
