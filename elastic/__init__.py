@@ -11,7 +11,7 @@ with elastic.Run("runs/digits", model=model, optimizer=optimizer, dataset=datase
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
 
-run, orders, errors   what users import from here
+run, orders, errors   what users import from here; version: all processes of a run have the same
 config                what a run is configured with
 loop                  one worker's training loop
 data, group, state    examples; sums over a view; what must survive
@@ -44,6 +44,7 @@ from elastic.errors import (
     StepError,
     WeightsNotFinite,
 )
+from elastic.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from elastic import orders

@@ -53,8 +53,8 @@ from elastic.launch.rendezvous.store import (
     meeting_places,
 )
 from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
-from elastic.membership.release import release
 from elastic.membership.written_hub import hub_in
+from elastic.version import __version__
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1
@@ -175,8 +175,8 @@ class _Meets:
                 "  next   look at the URL in --rdzv-endpoint and at its credentials on this node"
             )
             raise NodesMissing(why) from self._by_url.failure
-        if self._by_url.hubs.other_release is not None:
-            raise self._of_another_release(*self._by_url.hubs.other_release)
+        if self._by_url.hubs.other_version is not None:
+            raise self._of_another_version(*self._by_url.hubs.other_version)
         if self._by_url.found is None:
             return None
         connected, nonce = self._by_url.found
@@ -264,8 +264,8 @@ class _Meets:
                 _met()
                 joined = self._joins(connected, published["nonce"], kept)
                 return self._leave_word(joined, found.endpoint, store)
-            if self._hubs.other_release is not None:
-                raise self._of_another_release(*self._hubs.other_release)
+            if self._hubs.other_version is not None:
+                raise self._of_another_version(*self._hubs.other_version)
             if (meeting := self.by_url()) is not None:
                 _met()
                 if self._by_storage is not None:
@@ -426,12 +426,11 @@ class _Meets:
             f"  next   {SAME_FOR_ALL}"
         )
 
-    def _of_another_release(self, where: str, theirs: str | None) -> NodesMissing:
-        here = release() or "that is not installed, and has no version"
+    def _of_another_version(self, where: str, theirs: str | None) -> NodesMissing:
         there = f"elastic-training {theirs}" if theirs is not None else "a version before those that say which they are"
         return NodesMissing(
-            f"this node has elastic-training {here}, and run {self._run_id!r} is of {there}, as its node at {where} "
-            "says\n"
+            f"this node has elastic-training {__version__}, and run {self._run_id!r} is of {there}, as its node at "
+            f"{where} says\n"
             "  state  nothing was started here, and the run goes on without this node\n"
             "  next   install here what the run has; or end it on all nodes, and start all of them with one version: "
             "they go on from what is saved"

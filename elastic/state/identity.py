@@ -18,9 +18,9 @@ import torch
 
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.membership.environment import processor_settings
-from elastic.membership.release import release
 from elastic.state import compiled, gpu_kernels
 from elastic.state.processor import libraries, processor
+from elastic.version import __version__
 
 Identity = dict[str, Any]
 
@@ -50,7 +50,7 @@ def identity(
         "scheduler": {name: type(scheduler).__qualname__ for name, scheduler in schedulers.items()},
         "compiled": compiled.is_compiled(models),
         "compiler": compiled.settings(models),
-        "elastic": release(),
+        "elastic": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

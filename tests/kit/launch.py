@@ -41,6 +41,7 @@ class Launch:
         workers: int | None = None,
         torchrun: Sequence[str] = ("--standalone", "--max-restarts=0"),
         env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="launch-")).resolve()
         launcher = ["-m", "torch.distributed.run", *torchrun, f"--nproc-per-node={workers}"] if workers else []
@@ -49,7 +50,7 @@ class Launch:
         marked[NOTICES] = "none"  # of the cloud that runs the tests
         with (self._folder / "output").open("wb") as output:
             environ = {**os.environ, **marked, **(env or {})}
-            self.process = forkserver.start(command, env=environ, cwd=ROOT, output=output.fileno())
+            self.process = forkserver.start(command, env=environ, cwd=cwd, output=output.fileno())
 
     @property
     def output(self) -> str:

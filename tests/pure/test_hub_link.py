@@ -31,7 +31,7 @@ from elastic.membership.messages.messages import (
     as_message,
 )
 from elastic.membership.messages.wire import LINE_MAX, Lines, encode
-from elastic.membership.release import release
+from elastic.version import __version__
 
 RUN = "known to the run"
 WITHIN_S = 30.0
@@ -278,7 +278,7 @@ def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(op
         one.accepts().say(HubIs())
     node.turn_until(other.is_called)
     node.turn_until(caller.is_told)
-    assert caller.hears() == [{"to": None, **as_message(HubIs(release=release()))}]
+    assert caller.hears() == [{"to": None, **as_message(HubIs(version=__version__))}]
 
 
 def test_who_is_sent_to_itself_asks_the_next_one(opened: ExitStack, node: Node) -> None:

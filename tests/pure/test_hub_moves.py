@@ -618,7 +618,7 @@ def test_a_hub_that_has_handed_over_decides_nothing_and_says_where_to_go() -> No
     run.orders(run.hub.lost(0.1, "B", dead=False))
     run.orders(run.hub.lost(0.1, "C", dead=False))
     run.later(30.0)
-    assert run.heard["X"] == [{"say": "hub_is", "address": "10.0.0.66", "port": 1, "stays": False}]
+    assert run.heard["X"] == [{"say": "hub_is", "address": "10.0.0.66", "port": 1, "stays": False, "version": None}]
 
 
 def test_who_is_in_no_view_knows_of_it_by_the_roster() -> None:

@@ -56,8 +56,8 @@ from elastic.membership.messages.messages import (
     parse,
 )
 from elastic.membership.messages.wire import Message, WireError
-from elastic.membership.release import release
 from elastic.membership.succession.node_report import NodeReport
+from elastic.version import __version__
 
 
 class HubLink:
@@ -466,4 +466,4 @@ class HubLink:
             where = hub.where(asks)
         else:
             where = HubIs()
-        return {"to": None, **as_message(replace(where, release=release()))}
+        return {"to": None, **as_message(replace(where, version=__version__))}

@@ -16,7 +16,7 @@ from checkpoint.net.transport import TransportError, receive
 from elastic.launch.net.dialing import Address
 from elastic.membership.messages.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Lines, Message, encode
-from elastic.membership.release import release
+from elastic.version import __version__
 
 _CONNECT_S = _ANSWER_S = 5.0
 _LOOK_S = 1.0
@@ -28,7 +28,7 @@ class HubLookup:
     """
     own      where this agent listens: it may be written there, and is not asked
     refused  who was found there has had another secret than this node, for a while
-    other_release  who was found there is of the run, and of another elastic-training than this node: where, and which
+    other_version  who was found there is of the run, and of another elastic-training than this node: where, and which
     """
 
     def __init__(self, secret: str | None, own: Address) -> None:
@@ -36,7 +36,7 @@ class HubLookup:
         self._own = own
         self._unreachable: dict[str, str] = {}
         self._refused: tuple[str, float] | None = None  # where, and since when
-        self.other_release: tuple[str, str | None] | None = None
+        self.other_version: tuple[str, str | None] | None = None
 
     @property
     def refuses(self) -> bool:
@@ -65,9 +65,9 @@ class HubLookup:
         try:
             found = self._ask(at, hub["nonce"])
             self._refused = None
-            if isinstance(found, _OtherRelease):
-                self.other_release = where, found.release
-                self._unreachable[where] = f"is of elastic-training {found.release or 'of another version'}"
+            if isinstance(found, _OtherVersion):
+                self.other_version = where, found.version
+                self._unreachable[where] = f"is of elastic-training {found.version or 'of another version'}"
                 return None
             if isinstance(found, HubIs) and found.address is not None and (found.address, found.port) != self._own:
                 return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
@@ -82,7 +82,7 @@ class HubLookup:
             self._refused = None
         return None
 
-    def _ask(self, at: Address, nonce: str) -> HubIs | Refusal | _OtherRelease | None:
+    def _ask(self, at: Address, nonce: str) -> HubIs | Refusal | _OtherVersion | None:
         """Where the hub is now."""
         transport, lines = client_side(self._secret), Lines()
         said: list[Message] = []
@@ -94,17 +94,17 @@ class HubLookup:
                     raise ConnectionError("it hangs up on agents of this run")
                 said = lines.feed(arrived)
         said[0].pop("to", None)
-        if said[0][WORD] == _HUB_IS and (theirs := said[0].get("release")) != release():
-            return _OtherRelease(theirs if isinstance(theirs, str) else None)
+        if said[0][WORD] == _HUB_IS and (theirs := said[0].get("version")) != __version__:
+            return _OtherVersion(theirs if isinstance(theirs, str) else None)
         found = parse(TO_AGENT, said[0])
         return found if isinstance(found, HubIs | Refusal) else None
 
 
 @dataclass(frozen=True)
-class _OtherRelease:
-    """release: None: of an elastic-training that did not say which yet"""
+class _OtherVersion:
+    """version: None: of an elastic-training that did not say which yet"""
 
-    release: str | None
+    version: str | None
 
 
 class LookupByUrl:

@@ -184,12 +184,12 @@ class Handover:
 @dataclass(frozen=True, kw_only=True)
 class HubIs:
     """From an agent that was asked. address: None: it is being looked for   stays: it may not go on without others
-    release: of elastic-training, there; see release.py. Whoever asks looks at it first: all else may be new to it"""
+    version: of elastic-training, there; see version.py. Whoever asks looks at it first: all else may be new to it"""
 
     address: str | None = None
     port: int = 0
     stays: bool = False
-    release: str | None = None
+    version: str | None = None
 
     def __post_init__(self) -> None:
         if self.address is not None:
