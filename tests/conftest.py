@@ -5,6 +5,7 @@ What holds of every test: it leaves the process's signal handlers as it found th
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -84,6 +85,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid not in left]
     if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
         items[:] = _for_workers(items, workers)
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported and collected by now stays, and each collection of garbage looked through it: 0.4 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def _for_workers(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
