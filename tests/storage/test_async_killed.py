@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from checkpoint import (
     CheckpointError,
     digest,
 )
+from tests.kit.forkserver import piped
 from tests.storage.beside import SEED, WITHIN_S, Make, Trainer, ended, gone, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -54,9 +54,8 @@ def test_a_restart_goes_on_from_what_its_dead_predecessor_had_staged(tmp_path: P
         "runs.save(2, state(2), blocking=False)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    ended = subprocess.run(command, check=False, timeout=120, cwd=Path(__file__).parents[2])
-    assert ended.returncode == -signal.SIGKILL
+    with piped([sys.executable, "-c", program, str(tmp_path)]) as predecessor:
+        assert predecessor.wait(timeout=120) == -signal.SIGKILL
     options = {"target_protocol": "file", "target_options": {}, "faults": {"seed": 0, "rules": []}}
     here = state(9)
     with Checkpointer(f"faulty://{tmp_path}", storage_options=options) as runs:
