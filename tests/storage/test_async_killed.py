@@ -23,6 +23,7 @@ from checkpoint import (
     digest,
 )
 from tests.kit.forkserver import piped
+from tests.kit.sampling import NIGHTLY
 from tests.storage.beside import SEED, WITHIN_S, Make, Trainer, ended, gone, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -124,7 +125,7 @@ def test_a_writer_killed_at_any_moment_costs_at_most_what_was_under_way(tmp_path
     runs.save(1, state(1, 50_000), blocking=False).wait(WITHIN_S)
     long_s = time.monotonic() - began_s
     last, failed = 1, 0
-    for round in range(24):
+    for round in range(24 if NIGHTLY else 12):
         step = 2 + 2 * round
         saving = runs.save(step, state(step, 50_000), blocking=False)
         if round % 6:  # else at once, which hits the save on a machine however busy
