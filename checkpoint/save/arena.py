@@ -18,8 +18,6 @@ import os
 import weakref
 from collections.abc import Sequence
 
-import numpy as np
-
 from checkpoint.forks import close_in_children
 from checkpoint.memory import free_bytes, mapped
 
@@ -55,6 +53,8 @@ class Arena:
 
     def touch(self) -> None:
         """Gives every page its place in this process, so that no copy waits for it."""
+        import numpy as np  # which a writer process, whose arena is another's, does without
+
         np.frombuffer(self.memory, np.uint8)[::PAGE] = 0
 
     def close(self) -> None:

@@ -26,8 +26,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from checkpoint.memory import POPULATE_READ, mapped, on_this_machine
 from checkpoint.storage.base import AlreadyThere, Buffer, Missing
 
@@ -112,6 +110,8 @@ class LocalStorage:
             raise Missing(key) from None
         except OSError:  # an older kernel, a file that cannot be read, or is cut short: reading it says why
             return None
+        import numpy as np  # as below
+
         return np.frombuffer(memory, np.uint8).data
 
     def list(self, prefix: str) -> dict[str, int]:
@@ -225,6 +225,8 @@ def _is_aligned(content: memoryview) -> bool:
     """Whether the bytes are worth a write around the page cache, which takes them from whole pages of memory only."""
     if len(content) < _DIRECT_BYTES_MIN:
         return False
+    import numpy as np  # only large objects need it: a writer process begins in two thirds of the time
+
     address: int = np.frombuffer(content, np.uint8).ctypes.data
     return address % mmap.PAGESIZE == 0
 

@@ -94,5 +94,8 @@ def _held(thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, torch.n
     else:
         entries = getattr(thing, "__dict__", {})
     for key, value in list(entries.items()):
-        for path, module in _held(value, depth - 1, seen):
-            yield f".{key}{path}", module
+        if isinstance(value, torch.nn.Module):
+            yield f".{key}", value
+        elif depth > 1 and not isinstance(value, _OPAQUE):
+            for path, module in _held(value, depth - 1, seen):
+                yield f".{key}{path}", module

@@ -2,6 +2,7 @@
 
     ForkedMachine().start(command, …)   as elastic.drill.inject.node_hosting.ThisMachine
     start(command, …)          as subprocess.Popen
+    piped(command, …)          as subprocess.Popen with text pipes, of `-c` and of any module, too
     start_machine(command, …)  as elastic.drill.hosts.hosts.Hosts.boot
 
 A program whose PYTHONPATH is another, which may change any module of ours, is forked before they are imported.
@@ -14,6 +15,7 @@ Leaves    programs whose imports are what a test is about: those start afresh, b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -88,6 +90,24 @@ def start(command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathL
     )
 
 
+def piped(command: Sequence[str], *, cwd: str | os.PathLike[str] = _ROOT) -> Piped:
+    """A program in a session of its own, with this process's environment, that is spoken to; it is no child of ours."""
+    assert command[0] == sys.executable
+    env = dict(os.environ)
+    ours: list[int] = []
+    theirs: list[int] = []
+    for is_input in (True, False, False):
+        reads, writes = os.pipe()
+        ours.append(writes if is_input else reads)
+        theirs.append(reads if is_input else writes)
+    try:
+        forked = _server(env).start(command[1:], env, os.fspath(cwd), theirs[1], stdin=theirs[0], errors=theirs[2])
+    finally:
+        for end in theirs:
+            os.close(end)
+    return Piped(forked, ours)
+
+
 def start_machine(
     command: Sequence[str],
     machine: Mapping[str, Any],
@@ -141,6 +161,50 @@ class Forked:
         return self.returncode
 
 
+class Piped:
+    """A forked program with pipes; as subprocess.Popen with text=True, and in a `with` it is killed at the end."""
+
+    def __init__(self, forked: Forked, ends: Sequence[int]) -> None:
+        self.pid = forked.pid
+        self._forked = forked
+        self.stdin = os.fdopen(ends[0], "w", encoding="utf-8")
+        self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end in ends[1:])
+
+    def __enter__(self) -> Piped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.communicate()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.returncode
+
+    def poll(self) -> int | None:
+        return self._forked.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        return self._forked.wait(timeout)
+
+    def send_signal(self, sig: int) -> None:
+        self._forked.send_signal(sig)
+
+    def kill(self) -> None:
+        self._forked.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Waits for its end; then what it has written, which must be less than pipes hold. A second time: nothing."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        self.wait(timeout)
+        said = tuple("" if one.closed else one.read() for one in (self.stdout, self.stderr))
+        self.stdout.close()
+        self.stderr.close()
+        return said[0], said[1]
+
+
 class _Forkserver:
     """Runs until this process ends, and is no child of it: tests count children."""
 
@@ -166,13 +230,17 @@ class _Forkserver:
         cwd: str,
         output: int,
         machine: Mapping[str, Any] | None = None,
+        *,
+        stdin: int | None = None,
+        errors: int | None = None,
     ) -> Forked:
         status, its = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
         request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": cwd, "machine": machine}).encode()
         assert len(request) < MESSAGE_MAX
         try:
-            socket.send_fds(self._requests, [request], [null, output, output, its])
+            streams = [null if stdin is None else stdin, output, output if errors is None else errors]
+            socket.send_fds(self._requests, [request], [*streams, its])
         finally:
             os.close(null)
             os.close(its)

@@ -128,6 +128,10 @@ def run(argv: Sequence[str], path: Sequence[str]) -> None:
         if os.path.exists(custom := os.path.join(folder, "sitecustomize.py")):
             runpy.run_path(custom)
             break
+    if argv[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *argv[2:]], ""
+        exec(compile(argv[1], "<string>", "exec"), {"__name__": "__main__"})
+        return
     if argv[0] != "-m":
         sys.argv, sys.path[0] = list(argv), os.path.dirname(os.path.abspath(argv[0]))
         runpy.run_path(argv[0], run_name="__main__")

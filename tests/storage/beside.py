@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from checkpoint import (
     digest,
 )
 from checkpoint.save.writer import WRITER_MODULE
+from tests.kit.forkserver import piped
 
 Make = Callable[..., Checkpointer]
 WITHIN_S = 240.0
@@ -108,22 +108,14 @@ class Trainer:
     """A training process that saves when it is told to."""
 
     def __init__(self, url: Path, size: int = 1000) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(url), str(size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
+        self.process = piped([sys.executable, "-c", TRAINER, str(url), str(size)])
         assert self.hear()[0] == "claimed"
 
     def tell(self, command: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> list[str]:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().split()
 
     def save(self, step: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,6 +22,7 @@ from checkpoint.save.in_flight import InFlightSaves, Rules
 from checkpoint.save.resources import WriterResources
 from checkpoint.save.writer.messages import DropArena, Serve
 from checkpoint.storage import open_storage
+from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
 
@@ -77,11 +77,10 @@ def test_without_memory_for_the_arena_training_waits_and_the_log_says_how_much_i
         "    runs.warm(state(1, 50_000))\n"
         "    for step in (1, 2): print(runs.save(step, state(step, 50_000), blocking=False).wait(60).step)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True, cwd=Path(__file__).parents[2]
-    )
-    [said, *steps] = done.stdout.splitlines()
+    with piped([sys.executable, "-c", program, str(tmp_path)]) as trainer:
+        output, errors = trainer.communicate(timeout=120)
+        assert trainer.returncode == 0, errors
+    [said, *steps] = output.splitlines()
     assert "training waits for each commit" in said
     assert "bytes of shared memory are needed" in said
     assert steps == ["1", "2"]

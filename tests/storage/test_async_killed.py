@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,8 @@ from checkpoint import (
     CheckpointError,
     digest,
 )
+from tests.kit.forkserver import piped
+from tests.kit.sampling import NIGHTLY
 from tests.storage.beside import SEED, WITHIN_S, Make, Trainer, ended, gone, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -54,9 +55,8 @@ def test_a_restart_goes_on_from_what_its_dead_predecessor_had_staged(tmp_path: P
         "runs.save(2, state(2), blocking=False)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    ended = subprocess.run(command, check=False, timeout=120, cwd=Path(__file__).parents[2])
-    assert ended.returncode == -signal.SIGKILL
+    with piped([sys.executable, "-c", program, str(tmp_path)]) as predecessor:
+        assert predecessor.wait(timeout=120) == -signal.SIGKILL
     options = {"target_protocol": "file", "target_options": {}, "faults": {"seed": 0, "rules": []}}
     here = state(9)
     with Checkpointer(f"faulty://{tmp_path}", storage_options=options) as runs:
@@ -125,7 +125,7 @@ def test_a_writer_killed_at_any_moment_costs_at_most_what_was_under_way(tmp_path
     runs.save(1, state(1, 50_000), blocking=False).wait(WITHIN_S)
     long_s = time.monotonic() - began_s
     last, failed = 1, 0
-    for round in range(24):
+    for round in range(24 if NIGHTLY else 12):
         step = 2 + 2 * round
         saving = runs.save(step, state(step, 50_000), blocking=False)
         if round % 6:  # else at once, which hits the save on a machine however busy

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -23,9 +23,11 @@ from checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, Stor
 from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
 from checkpoint.runs.holder import Free, Held, Wait, decide
 from checkpoint.storage import Buffer, Storage, open_storage
+from tests.kit.forkserver import Piped, piped
 from tests.storage.cut import CutAfter
 
 Make = Callable[..., Checkpointer]
+Holder: TypeAlias = "subprocess.Popen[str] | Piped"
 STATE = {"w": torch.arange(6.0)}
 
 # Claims the URL given as first argument, says so, and stays until it is killed.
@@ -41,13 +43,16 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a holder in a process of its own, and waits until it has saved."""
-    started: list[subprocess.Popen[str]] = []
+def start() -> Iterator[Callable[..., Holder]]:
+    """Starts a holder in a process of its own, `a_child` of ours or not, and waits until it has saved."""
+    started: list[Holder] = []
 
-    def run(url: Path, job: str = "") -> subprocess.Popen[str]:
+    def run(url: Path, job: str = "", *, a_child: bool = False) -> Holder:
         command = [sys.executable, "-c", HOLDER, str(url), job]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if a_child:
+            process: Holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        else:
+            process = piped(command)
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
@@ -61,7 +66,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_of_two_jobs_on_one_folder_exactly_one_goes_on(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], checkpointer: Make
+    tmp_path: Path, start: Callable[..., Holder], checkpointer: Make
 ) -> None:
     """An accidental second launch must not kill a week-long run; the death of the first must not block the second."""
     holder = start(tmp_path)
@@ -81,10 +86,10 @@ def test_of_two_jobs_on_one_folder_exactly_one_goes_on(
 
 
 def test_a_stopped_holder_is_replaced_after_the_grace(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], checkpointer: Make
+    tmp_path: Path, start: Callable[..., Holder], checkpointer: Make
 ) -> None:
     """Its port accepts, and nobody answers: no proof of death, so the grace is given."""
-    holder = start(tmp_path)
+    holder = start(tmp_path, a_child=True)
     holder.send_signal(signal.SIGSTOP)
     os.waitpid(holder.pid, os.WUNTRACED)  # on a busy machine its threads go on, and answer, until the kernel has come
     lines: list[str] = []
@@ -93,7 +98,7 @@ def test_a_stopped_holder_is_replaced_after_the_grace(
 
 
 def test_a_restart_of_the_same_job_waits_for_its_dying_predecessor(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], checkpointer: Make
+    tmp_path: Path, start: Callable[..., Holder], checkpointer: Make
 ) -> None:
     holder = start(tmp_path, "job-9")
     with pytest.raises(ClaimHeld, match="still answers"):
