@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import is_
 from types import MethodType, ModuleType
 from typing import Any
@@ -66,12 +66,12 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-def holders(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """Objects with attributes, each once; the nearest first."""
+def holders(roots: tuple[Any, ...], *, beside: Collection[str] = ()) -> Iterator[Any]:
+    """Objects with attributes, each once; the nearest first. beside: packages whose objects are not looked into"""
     waiting, seen, found = deque(roots), set[int](), 0
     while waiting and found < _HOLDERS:
         one = waiting.popleft()
-        if id(one) in seen or isinstance(one, _CLOSED):
+        if id(one) in seen or isinstance(one, _CLOSED) or type(one).__module__.partition(".")[0] in beside:
             continue
         seen.add(id(one))
         if isinstance(one, Mapping):

@@ -6,8 +6,9 @@ iterator that `dataset[i]` draws from) makes the result depend on that, too. Mos
 file, a cache, a log. So where a read has changed an attribute it is made once more, with the same random numbers: what
 is not the same is refused.
 
-Promises  no second read where none of the attributes that are looked at has changed; after it, these are as the first
-          has left them: who counts reads counts one.
+Promises  no second read where none of the attributes that are looked at has changed. Nothing is written to but counts
+          and lists of data sets and of the collate function that both reads have changed alike: who keeps account of
+          reads has each once. Objects of this package, which a data set may hold, are not looked into.
 Leaves    what is kept in closures, globals, files and large arrays, and what a later read than the next depends on.
 """
 
@@ -30,6 +31,7 @@ from elastic.state.trained_set import listed
 _EXAMPLES = 4  # that are asked, and a batch
 _ITEMS_MAX = 10_000  # of a container
 _BYTES_MAX = 1 << 20  # of an array
+_OURS = ("elastic", "checkpoint")
 
 
 class ReadAgain:
@@ -59,7 +61,7 @@ class ReadAgain:
         before = self._attributes()
         given = read()
         changed = [name for attributes in before for name in attributes.changed()]
-        if changed and not self._is_the_same(given, read):
+        if changed and not self._is_the_same(given, read, before):
             raise ReadOrderError(
                 f"{what} gave something else when it was read a second time\n"
                 f"  found     it depends on what was read before; reading has changed {listed(changed)};\n"
@@ -67,48 +69,53 @@ class ReadAgain:
             )
         return given
 
-    def _is_the_same(self, given: Any, read: Callable[[], Any]) -> bool:
-        first, after = digest_of(given), self._attributes()
+    def _is_the_same(self, given: Any, read: Callable[[], Any], before: list[_Attributes]) -> bool:
+        first, between = digest_of(given), [attributes.again() for attributes in before]
         try:
             return digest_of(read()) == first
         except Exception:  # the script's own, which may raise anything: it was read, and that is enough
             return True
         finally:
-            for attributes in after:
-                attributes.put_back()
+            for then, now in zip(before, between, strict=True):
+                if now.holder is self._roots[1] or hasattr(type(now.holder), "__getitem__"):
+                    now.take_back(then)
 
     def _attributes(self) -> list[_Attributes]:
-        return [_Attributes(holder) for holder in holders(self._roots)]
+        return [_Attributes(holder) for holder in holders(self._roots, beside=_OURS)]
 
 
 class _Attributes:
-    """Of one object, and what containers among them hold."""
+    """Of one object, and what containers among them hold, at one moment."""
 
     def __init__(self, holder: Any) -> None:
-        self._kind = type(holder).__name__
-        self._now: dict[str, Any] = vars(holder)
-        self._then = dict(self._now)
-        self._inside = {key: held for key, value in self._now.items() if (held := _inside(value)) is not None}
+        self.holder = holder
+        self._then = dict(vars(holder))
+        self._inside = {key: held for key, value in self._then.items() if (held := _inside(value)) is not None}
+
+    def again(self) -> _Attributes:
+        """Now."""
+        return _Attributes(self.holder)
 
     def changed(self) -> list[str]:
-        """Names; an iterator is always one, for nobody sees how far it is."""
-        keys = self._now.keys() | self._then.keys()
-        return [f"{self._kind}.{key}" for key in sorted(keys, key=str) if self._has_changed(key)]
+        """Since that moment. An iterator is always, for nobody sees how far it is."""
+        now, kind = vars(self.holder), type(self.holder).__name__
+        keys = sorted({**self._then, **now}, key=str)
+        return [f"{kind}.{key}" for key in keys if self._has_changed(key, now)]
 
-    def put_back(self) -> None:
-        """What has changed, and nothing else: a thread of the data set's may read the rest."""
-        for key in [key for key in {**self._now, **self._then} if self._has_changed(key)]:
-            if key in self._then:
-                self._now[key] = self._then[key]
-                if key in self._inside:
-                    _fill(self._then[key], self._inside[key])
-            else:
-                del self._now[key]
+    def take_back(self, before: _Attributes) -> None:
+        """What the second of two reads has counted or noted. This is between them, `before` ahead of them."""
+        now = vars(self.holder)
+        for key in [key for key in before._then if key in self._then and key in now]:
+            first, second, value = before._then[key], self._then[key], now[key]
+            if _counted(first, second) and _counted(second, value) and value - second == second - first:
+                now[key] = second
+            elif second is value and key in self._inside and key in before._inside:
+                _take_back(value, before._inside[key], self._inside[key])
 
-    def _has_changed(self, key: str) -> bool:
-        if key not in self._now or self._now[key] is not self._then.get(key, self):
+    def _has_changed(self, key: str, now: dict[str, Any]) -> bool:
+        if key not in now or now[key] is not self._then.get(key, self):
             return True
-        value = self._now[key]
+        value = now[key]
         if hasattr(type(value), "__next__"):
             return True
         return key in self._inside and not _same_inside(self._inside[key], _inside(value))
@@ -119,28 +126,11 @@ def _inside(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy() if value.nbytes <= _BYTES_MAX and value.dtype != object else None
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.layout is torch.strided and value.nbytes <= _BYTES_MAX else None
+        small = value.device.type == "cpu" and value.layout is torch.strided and value.nbytes <= _BYTES_MAX
+        return value.detach().clone() if small else None
     if not isinstance(value, (list, dict, set, deque)) or len(value) > _ITEMS_MAX:
         return None
-    return list(value.items()) if isinstance(value, dict) else list(value)
-
-
-def _fill(value: Any, held: Any) -> None:
-    if isinstance(value, np.ndarray):
-        if value.flags.writeable:
-            np.copyto(value, held)
-    elif isinstance(value, torch.Tensor):
-        if not _same_inside(held, value):
-            with torch.no_grad():
-                value.copy_(held)
-    else:
-        value.clear()
-        if isinstance(value, dict):
-            dict.update(value, held)  # a Counter's own counts
-        elif isinstance(value, set):
-            value.update(held)
-        else:
-            value.extend(held)
+    return dict(value) if isinstance(value, dict) else list(value)
 
 
 def _same_inside(then: Any, now: Any) -> bool:
@@ -148,9 +138,24 @@ def _same_inside(then: Any, now: Any) -> bool:
         return now is not None and digest_of(then) == digest_of(now)
     if now is None or len(then) != len(now):
         return False
-    if then and isinstance(then[0], tuple):
-        return all(
-            type(other) is tuple and len(one) == len(other) and all(map(is_, one, other))
-            for one, other in zip(then, now, strict=True)
-        )
+    if isinstance(then, dict):
+        return all(map(is_, then, now)) and all(map(is_, then.values(), now.values()))
     return all(map(is_, then, now))
+
+
+def _take_back(value: Any, first: Any, second: Any) -> None:
+    """Of a list, what was appended to it in both reads; of a dict, what was counted in both."""
+    if isinstance(value, dict):
+        for key in [key for key in second if key in value]:
+            one, two, now = first.get(key, 0), second[key], value[key]
+            if _counted(one, two) and _counted(two, now) and now - two == two - one:
+                value[key] = two
+    elif isinstance(value, (list, deque)):
+        more = len(second) - len(first)
+        if more > 0 and len(value) - len(second) == more and all(map(is_, second, value)):
+            for _ in range(more):
+                value.pop()
+
+
+def _counted(one: Any, other: Any) -> bool:
+    return type(one) is type(other) is int and one != other

@@ -184,6 +184,43 @@ def test_a_collate_function_that_writes_to_its_examples_is_not_asked() -> None:
     assert collates.batches == 2
 
 
+class Holder:
+    """As a run, a trainer or a prefetcher that a data set holds: it changes by itself."""
+
+    def __init__(self) -> None:
+        self.received, self.beats, self.given = torch.zeros(3), 0, [1, 2]
+
+
+def test_what_a_data_set_holds_is_not_written_to() -> None:
+    """A thread had received into a tensor, and it was put back."""
+    holder = Holder()
+
+    def beside(of: Kept, index: int) -> float:
+        holder.received += 1.0
+        holder.beats += 1
+        holder.given = [*holder.given, index]
+        return 0.0
+
+    read(Kept(holder, beside))
+    assert holder.beats == LENGTH + 4  # the first four examples are read twice
+    assert holder.received.tolist() == [float(holder.beats)] * 3
+
+
+def test_a_run_that_a_data_set_holds_is_not_looked_into() -> None:
+    loader = Loader(Kept(0, counts), seed=0, observer=Observer())
+    before = {key: id(value) for key, value in vars(loader).items()}
+    reads: list[int] = []
+
+    def touches(of: Kept, index: int) -> float:
+        loader.__dict__["touched"] = index
+        reads.append(index)
+        return 0.0
+
+    read(Kept(loader, touches))
+    assert reads == [*range(LENGTH)]
+    assert before.items() <= {key: id(value) for key, value in vars(loader).items()}.items()
+
+
 def test_what_is_not_changed_by_reading_is_read_once() -> None:
     reads: list[int] = []
 
