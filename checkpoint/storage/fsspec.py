@@ -296,7 +296,7 @@ def _all_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers(filesystem: Any) -> Iterator[Any]:
     """It, and what it is a cache or a view of."""
-    while filesystem is not None:
+    while isinstance(filesystem, fsspec.AbstractFileSystem):  # pyarrow's have another filesystem beneath
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
 

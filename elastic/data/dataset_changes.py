@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from operator import is_
 from types import MethodType, ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from elastic.state.attributes import is_plain
 
 _HOLDERS = 256  # objects, of which the first ones are the nearest
+_LOOKED_AT = 10_000  # objects
 _ITEMS = 64  # of a list: a longer one holds data
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
@@ -53,6 +54,10 @@ class _Noted:
         return any(_within(now[key]) != seen for key, seen in self._within.items())
 
 
+def package_of(one: Any) -> str:
+    return str(type(one).__module__).partition(".")[0]
+
+
 def _within(value: Any) -> Any:
     """What tells whether it has changed, while it is the same object; None: it cannot, or nobody would know."""
     if isinstance(value, torch.Tensor):
@@ -69,12 +74,12 @@ def _is_same(one: Any, other: Any) -> bool:
 def holders(roots: tuple[Any, ...], *, beside: Collection[str] = ()) -> Iterator[Any]:
     """Objects with attributes, each once; the nearest first. beside: packages whose objects are not looked into"""
     waiting, seen, found = deque(roots), set[int](), 0
-    while waiting and found < _HOLDERS:
+    while waiting and found < _HOLDERS and len(seen) < _LOOKED_AT:
         one = waiting.popleft()
-        if id(one) in seen or isinstance(one, _CLOSED) or type(one).__module__.partition(".")[0] in beside:
+        if id(one) in seen or isinstance(one, _CLOSED) or package_of(one) in beside:
             continue
         seen.add(id(one))
-        if isinstance(one, Mapping):
+        if isinstance(one, dict):  # no other mapping, which may be an open file
             waiting.extend(one.values() if len(one) <= _ITEMS else ())
         elif isinstance(one, (list, tuple)):
             waiting.extend(one if len(one) <= _ITEMS else ())

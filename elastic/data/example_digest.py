@@ -12,9 +12,13 @@ import xxhash
 
 
 def digest_of(example: Any) -> str | None:
-    """XXH3-64, hexadecimal, of an example's values; None where it holds something whose bytes are not known."""
+    """XXH3-64, hexadecimal, of an example's values; None where it holds something whose bytes are not known, or that
+    does not let itself be looked at."""
     sha = xxhash.xxh3_64()
-    return sha.hexdigest() if _fed(sha, example) else None
+    try:
+        return sha.hexdigest() if _fed(sha, example) else None
+    except Exception:  # objects of the script's, which may raise anything
+        return None
 
 
 def _fed(sha: Any, value: Any) -> bool:
@@ -30,7 +34,10 @@ def _fed(sha: Any, value: Any) -> bool:
         if value.dtype.hasobject:
             return False
         sha.update(f"{value.dtype.str}{value.shape}".encode())
-        sha.update(np.ascontiguousarray(value).tobytes())
+        if value.dtype.names is not None:  # between fields may lie bytes that nobody has written
+            fields: Any = value
+            return all(_fed(sha, fields[name]) for name in value.dtype.names)
+        sha.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         return True
     if isinstance(value, bytes | bytearray):
         sha.update(f"b{len(value)}:".encode())

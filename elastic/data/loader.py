@@ -339,6 +339,8 @@ class _Reader:
         if first is None or not first.may_collate_again:
             return self.collate_fn(examples)
         streams, content = (own.state(), default_streams()), digest_of(examples)
+        if content is None:  # nobody would see that it has written to them
+            return self.collate_fn(examples)
 
         def collate() -> Any:
             if digest_of(examples) != content:

@@ -92,7 +92,7 @@ def _generators(holder: Any, seen: set[int]) -> Iterator[Any]:
         seen.add(id(one))
         if isinstance(one, (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)):
             yield one
-        elif isinstance(one, Mapping):
+        elif isinstance(one, dict):  # no other mapping, which may be an open file
             waiting.extend(one.values() if len(one) <= _ITEMS else ())
         elif isinstance(one, (list, tuple)):
             waiting.extend(one if len(one) <= _ITEMS else ())

@@ -9,7 +9,8 @@ is not the same is refused.
 Promises  no second read where none of the attributes that are looked at has changed. Nothing is written to but counts
           and lists of data sets and of the collate function that both reads have changed alike: who keeps account of
           reads has each once. Objects of this package, which a data set may hold, are not looked into.
-Leaves    what is kept in closures, globals, files and large arrays, and what a later read than the next depends on.
+Leaves    what is kept in closures, globals, files and large arrays; what a later read than the next depends on; data
+          sets that hold threads or queues; what is made of objects whose bytes are not known.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastic.data.dataset_changes import holders
+from elastic.data.dataset_changes import holders, package_of
 from elastic.data.example_digest import digest_of
 from elastic.errors import ReadOrderError
 from elastic.state.trained_set import listed
@@ -32,6 +33,7 @@ _EXAMPLES = 4  # that are asked, and a batch
 _ITEMS_MAX = 10_000  # of a container
 _BYTES_MAX = 1 << 20  # of an array
 _OURS = ("elastic", "checkpoint")
+_OF_THREADS = ("threading", "queue", "multiprocessing", "concurrent", "asyncio")
 
 
 class ReadAgain:
@@ -63,14 +65,17 @@ class ReadAgain:
         changed = [name for attributes in before for name in attributes.changed()]
         if changed and not self._is_the_same(given, read, before):
             raise ReadOrderError(
-                f"{what} gave something else when it was read a second time\n"
-                f"  found     it depends on what was read before; reading has changed {listed(changed)};\n"
+                f"{what} gave something else when it was made a second time\n"
+                f"  found     making it has changed {listed(changed)}, so it depends on what was read before; or it\n"
+                "            depends on a clock, or on random numbers that nobody has seeded, as of default_rng();\n"
                 "            how many examples a process reads, and in which order, depends on the world size"
             )
         return given
 
     def _is_the_same(self, given: Any, read: Callable[[], Any], before: list[_Attributes]) -> bool:
         first, between = digest_of(given), [attributes.again() for attributes in before]
+        if first is None:  # nobody would see a difference
+            return True
         try:
             return digest_of(read()) == first
         except Exception:  # the script's own, which may raise anything: it was read, and that is enough
@@ -81,7 +86,11 @@ class ReadAgain:
                     now.take_back(then)
 
     def _attributes(self) -> list[_Attributes]:
-        return [_Attributes(holder) for holder in holders(self._roots, beside=_OURS)]
+        """None where threads may be at work, for one of which a second read could wait."""
+        every = list(holders(self._roots, beside=_OURS))
+        if any(package_of(one) in _OF_THREADS for one in every):
+            return []
+        return [_Attributes(holder) for holder in every]
 
 
 class _Attributes:

@@ -65,7 +65,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
         arguments = parse(argv)
         say = Console(quiet=False).warn
         if arguments.ignored:
-            say(f"--standalone is one node, without a rendezvous: {', '.join(arguments.ignored)} has no effect")
+            say(f"--standalone is one node, without a rendezvous; of no effect: {', '.join(arguments.ignored)}")
         secret = _secret(arguments, environ, say)
         status = _run(arguments, environ, secret, waits or _at_once, say, early, preloaded=preloaded)
         end(status)

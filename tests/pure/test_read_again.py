@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import queue
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,97 @@ def test_a_run_that_a_data_set_holds_is_not_looked_into() -> None:
     read(Kept(loader, touches))
     assert reads == [*range(LENGTH)]
     assert before.items() <= {key: id(value) for key, value in vars(loader).items()}.items()
+
+
+class Opaque:
+    """Of which nobody knows the bytes."""
+
+
+def test_what_cannot_be_compared_is_made_once() -> None:
+    """A collate function that writes to examples would write twice, and nobody would see it."""
+
+    class Divides(Collates):
+        def __call__(self, examples: list[Any]) -> list[Any]:  # type: ignore[override]
+            self.batches += 1
+            return [one["x"].div_(2) for one in examples]
+
+    class Doubles(Kept):
+        def __getitem__(self, index: int) -> Any:
+            self.kept += 1
+            self.gives[index]["x"] = self.gives[index]["x"] * 2  # type: ignore[index]
+            return self.gives[index]  # type: ignore[index]
+
+    def stored() -> Any:
+        return [{"id": Opaque(), "x": torch.ones(1)} for _ in range(LENGTH)]
+
+    batches = read(stored(), collate_fn=Divides(depends=False))
+    assert [float(x) for one in batches for x in one.batch] == [0.5] * LENGTH
+    batches = read(Doubles(0, stored()), collate_fn=list)
+    assert [float(example["x"]) for one in batches for example in one.batch] == [2.0] * LENGTH
+
+
+class Raises(dict[str, Any]):
+    """As an example that does not let itself be looked at."""
+
+    def items(self) -> Any:
+        raise KeyError("items")
+
+
+@pytest.mark.parametrize(
+    "example", [Raises(), torch.ones(2, dtype=torch.complex64).conj(), torch.empty(2, device="meta")]
+)
+def test_an_example_that_cannot_be_looked_at_is_none_that_raises(example: Any) -> None:
+    class Counting(Kept):
+        def __getitem__(self, index: int) -> Any:
+            self.kept += 1
+            return example
+
+    loader = Loader(Counting(0, counts), seed=0, observer=Observer(), collate_fn=list, on_bad_example="skip")
+    indices = np.arange(4, dtype=np.int64)
+    loader.open([Examples(indices=indices, visits=np.zeros_like(indices))])
+    assert loader.next().left_out == ()
+
+
+def test_a_mapping_that_is_an_open_file_is_not_read() -> None:
+    """As of numpy.load, or h5py's, which a data set may have closed again."""
+
+    class Opened(Mapping[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            raise ValueError("it is closed")
+
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Iterator[str]:
+            return iter("x")
+
+    def opens(of: Kept, index: int) -> float:
+        of.kept = Opened()
+        return 0.0
+
+    read(Kept(None, opens))
+
+
+def test_a_data_set_with_a_queue_that_is_filled_once_for_each_read_is_read_once() -> None:
+    """A second read would wait for what nobody puts."""
+    filled: queue.Queue[float] = queue.Queue()
+    for _ in range(LENGTH):
+        filled.put(0.0)
+    read(Kept(filled, lambda of, index: of.kept.get(timeout=60)))
+    assert filled.empty()
+
+
+def test_bytes_between_the_fields_of_a_structure_are_not_compared() -> None:
+    kind = np.dtype([("a", np.uint8), ("b", np.float64)], align=True)
+
+    class Structured(Kept):
+        def __getitem__(self, index: int) -> Any:
+            self.kept += 1
+            memory = np.full(kind.itemsize, self.kept, dtype=np.uint8).view(kind)
+            memory["a"], memory["b"] = 1, 2.0
+            return memory
+
+    read(Structured(0, counts), collate_fn=list)
 
 
 def test_what_is_not_changed_by_reading_is_read_once() -> None:

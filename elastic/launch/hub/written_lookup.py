@@ -66,9 +66,11 @@ class HubLookup:
             found = self._ask(at, hub["nonce"])
             self._refused = None
             if isinstance(found, _OtherVersion):
-                self.other_version = where, found.version
-                self._unreachable[where] = f"is of elastic-training {found.version or 'of another version'}"
+                its = found.version or "that does not say its version"
+                self._unreachable[where] = f"has an elastic-training {its}, and this node has {__version__}"
+                self.other_version = (where, found.version) if found.knows_hub else None
                 return None
+            self.other_version = None
             if isinstance(found, HubIs) and found.address is not None and (found.address, found.port) != self._own:
                 return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
             knows_none = "is no hub, and knows of none"
@@ -95,16 +97,17 @@ class HubLookup:
                 said = lines.feed(arrived)
         said[0].pop("to", None)
         if said[0][WORD] == _HUB_IS and (theirs := said[0].get("version")) != __version__:
-            return _OtherVersion(theirs if isinstance(theirs, str) else None)
+            return _OtherVersion(theirs if isinstance(theirs, str) else None, said[0].get("address") is not None)
         found = parse(TO_AGENT, said[0])
         return found if isinstance(found, HubIs | Refusal) else None
 
 
 @dataclass(frozen=True)
 class _OtherVersion:
-    """version: None: of an elastic-training that did not say which yet"""
+    """version: None: of an elastic-training that did not say which yet   knows_hub: else it may be about to end"""
 
     version: str | None
+    knows_hub: bool
 
 
 class LookupByUrl:
