@@ -15,7 +15,7 @@ STEPS = 240
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, for a clock that is wrong")
 
 
-@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 @pytest.mark.parametrize("host", [1, 2])
 def test_a_clock_that_is_an_hour_off_changes_nothing(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], host: int

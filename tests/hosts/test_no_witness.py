@@ -16,7 +16,7 @@ STEPS = 240
 NOT_SHARED = "the folder is not shared"
 
 
-@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_three_of_five_go_on_without_a_witness(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -36,7 +36,7 @@ def test_three_of_five_go_on_without_a_witness(
     assert end.verdict.redone <= 1
 
 
-@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_crashed_host_of_three_is_gone_on_without_and_one_that_is_left_alone_waits(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -50,7 +50,7 @@ def slurm(hosts: Callable[[int], Hosts], tmp_path: Path) -> Slurm:
     return Slurm(lab, tmp_path / "slurm")
 
 
-@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 @pytest.mark.parametrize("why", ["scancel", "an urgent job", "the end of its allocation"])
 def test_a_job_leaves_whole_is_queued_again_and_goes_on(
     slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path, why: str

@@ -53,7 +53,7 @@ def shown(beginning: str) -> str:
 REHEARSALS = shown("elastic run --standalone").splitlines()
 
 
-@pytest.mark.nightly(sample=1, of="the spot page")
+@pytest.mark.nightly(sample=1, of="drills of hosts")
 @pytest.mark.parametrize("command", REHEARSALS)
 def test_a_rehearsal(hosts: Callable[[int], Hosts], tmp_path: Path, command: str) -> None:
     if "--hosts" in command:

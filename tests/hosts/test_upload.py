@@ -18,7 +18,7 @@ STEPS = 240
 EVERY = 60  # steps: before the next of these saves is due there is time enough
 
 
-@pytest.mark.nightly(sample=2, of="hosts in rarer trouble")
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_survivors_go_on_before_an_upload_s_end_and_save_under_their_own_claim(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint import Checkpointer, StorageError
@@ -320,6 +321,22 @@ class NamesErrorsItself(MemoryFileSystem):  # type: ignore[misc]  # it has no ty
 def test_a_folder_that_is_not_there_is_empty_whatever_a_filesystem_calls_it() -> None:
     fsspec.register_implementation("namesitself", NamesErrorsItself, clobber=True)
     assert open_storage("namesitself://share/run", retry_s=0).list("commits") == {}
+
+
+def test_what_wraps_a_filesystem_that_is_none_of_fsspecs_is_a_storage(tmp_path: Path) -> None:
+    """As hdfs://, by pyarrow, whose own filesystems have no protocol."""
+    arrow = pytest.importorskip("pyarrow.fs")
+
+    class Wrapped(ArrowFSWrapper):  # type: ignore[misc]
+        protocol = "wrapped"
+
+        def __init__(self, **_: Any) -> None:
+            super().__init__(arrow.LocalFileSystem())
+
+    fsspec.register_implementation("wrapped", Wrapped, clobber=True)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "one").write_bytes(b"12")
+    assert open_storage(f"wrapped://{tmp_path}", retry_s=0).list("commits") == {"commits/one": 2}
 
 
 class AnswersOnce(LocalStorage):
