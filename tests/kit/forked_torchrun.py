@@ -15,10 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
-import select
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,45 +23,12 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
+from tests.kit.forked_process import Forked
+
 _MESSAGE_MAX, _FDS_MAX = 1 << 17, 4
 _PR_SET_CHILD_SUBREAPER = 36
 _WITHIN_S = 60.0
 _READ_WHEN_LOADED = ("PYTHON", "LD_", "KMP_", "GOMP_", "MKL_", "ATEN_", "MALLOC_", "GLIBC_", "PYTORCH")
-
-
-class Worker:
-    """Of torchrun, whose child it is; as subprocess.Popen."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._pidfd = os.pidfd_open(pid)
-
-    def poll(self) -> int | None:
-        return self._ended(within_s=0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
-        ended = self._ended(within_s=timeout)
-        if ended is None:
-            raise subprocess.TimeoutExpired(f"forked {self.pid}", timeout or 0.0)
-        return ended
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _ended(self, *, within_s: float | None) -> int | None:
-        if self.returncode is None and select.select([self._pidfd], [], [], within_s)[0]:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            os.close(self._pidfd)
-        return self.returncode
 
 
 def fork_workers(hide: Callable[[], None], show: Callable[[Mapping[str, str]], None]) -> dict[str, Any] | None:
@@ -89,7 +53,8 @@ def fork_workers(hide: Callable[[], None], show: Callable[[Mapping[str, str]], N
             return start_fresh(handler, args, env)
         output = handler._stdout.fileno() if handler._stdout else 1
         errors = handler._stderr.fileno() if handler._stderr else 2
-        return Worker(_ask(ours, args[2:], env, [0, output, errors]))
+        pid = _ask(ours, args[2:], env, [0, output, errors])
+        return Forked(pid, os.pidfd_open(pid), lambda _: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     SubprocessHandler._popen = start  # type: ignore[method-assign, assignment]
     return None

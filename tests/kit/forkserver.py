@@ -19,8 +19,6 @@ import contextlib
 import functools
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +29,7 @@ from typing import Any
 from elastic.drill.inject.node_hosting import ThisMachine
 from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import MARK
+from tests.kit.forked_process import Forked
 from tests.kit.forkserver_process import MESSAGE_MAX, ROOM
 
 FRESH = "TESTS_FRESH_INTERPRETER"
@@ -120,47 +119,6 @@ def start_machine(
     return _server(env).start(command[1:], env, os.fspath(cwd), output, machine)
 
 
-class Forked:
-    """A forked program; as subprocess.Popen."""
-
-    def __init__(self, pid: int, status: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._status = status
-
-    def __del__(self) -> None:
-        if self.returncode is None:
-            os.close(self._status)
-
-    def poll(self) -> int | None:
-        return self._ended(within_s=0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
-        ended = self._ended(within_s=timeout)
-        if ended is None:
-            raise subprocess.TimeoutExpired(f"forked {self.pid}", timeout or 0.0)
-        return ended
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _ended(self, *, within_s: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], within_s)[0]:
-            said = os.read(self._status, 16)
-            os.close(self._status)
-            assert said, "the forkserver has ended, so nobody knows how its programs did"
-            self.returncode = int(said)
-        return self.returncode
-
-
 class Piped:
     """A forked program with pipes; as subprocess.Popen with text=True, and in a `with` it is killed at the end."""
 
@@ -245,7 +203,13 @@ class _Forkserver:
             os.close(null)
             os.close(its)
         pid = json.loads(self._requests.recv(MESSAGE_MAX))["pid"]
-        return Forked(pid, status)
+        return Forked(pid, status, _status)
+
+
+def _status(reads: int) -> int:
+    said = os.read(reads, 16)
+    assert said, "the forkserver has ended, so nobody knows how its programs did"
+    return int(said)
 
 
 @functools.cache
