@@ -43,6 +43,11 @@ def test_a_view_that_began_from_storage_and_is_lost_before_it_trains_goes_on_wit
     assert {view.nodes for view in simulate(2511971).line if view.generation == 3} == {frozenset("b"), frozenset("c")}
 
 
+def test_a_worker_whose_node_was_with_another_hub_leaves_the_view_that_it_is_in() -> None:
+    """a publishes a view with b's worker, and is cut off from b, whose own hub tells that worker of another one."""
+    assert {"a", "b", "c"} <= simulate(2881).line[-1].nodes
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -147,9 +147,13 @@ class Workers:
         return [worker for worker in self.members() if worker.status == WorkerStatus.LEAVING and not worker.released]
 
     def view_is_over(self, said: ViewIsOver) -> bool:
-        """For a worker that has left the present view. Whether it was in it."""
+        """For a worker that has left the view that it was told of last. Whether it was in it.
+
+        The present one; or, of a node that was with another hub when that was published, the one before, or another
+        side's.
+        """
         worker = self._known[said.worker]
-        if worker.status != WorkerStatus.MEMBER or said.generation != self.generation:
+        if worker.status != WorkerStatus.MEMBER or said.generation != worker.within:
             return False
         worker.status, worker.at = WorkerStatus.BETWEEN_VIEWS, said.at
         worker.stands(said)
@@ -160,7 +164,7 @@ class Workers:
         """A worker of the present view waits to be released. Whether it is one."""
         worker = self._known[said.worker]
         between = worker.status == WorkerStatus.BETWEEN_VIEWS
-        if not (between or worker.status == WorkerStatus.MEMBER) or said.generation != self.generation:
+        if not (between or worker.status == WorkerStatus.MEMBER) or said.generation != worker.within:
             return False
         worker.at, worker.since_s = worker.at if between else BOUNDARY, now_s
         worker.status, worker.joins = WorkerStatus.LEAVING, said.joins
