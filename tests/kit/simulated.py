@@ -239,6 +239,8 @@ class World:
                 node.tells("unstarted", local_rank=order.message["local_rank"])
             else:
                 node.requests.append(order.message["local_rank"])
+        elif order.message["say"] == "take_note":
+            node.tells("noted", generation=order.message["generation"], nodes=order.message["nodes"])
         elif order.message["say"] == "full" and node.over is None and not node.leaving:
             self._waits(node)
         elif order.message["say"] == "roster" and node.over is None:

@@ -26,7 +26,11 @@ class Stage:
             self.comes("ABC"[i], workers)
 
     def heard(self, orders: list[Order]) -> Stage:
+        """Agents have noted what they are to note at once."""
         self.orders = orders
+        for order in [order for order in orders if order.message["say"] == "take_note"]:
+            noted = {"say": "noted", "generation": order.message["generation"], "nodes": order.message["nodes"]}
+            self.orders = [*self.orders, *self.hub.receive(self.now_s, order.node, noted)]
         return self
 
     def told(self, node: str, say: str, **facts: Any) -> Stage:

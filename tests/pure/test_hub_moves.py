@@ -48,6 +48,8 @@ class Run:
             said = parse(TO_AGENT if order.worker is None else TO_WORKER, order.message)
             self.reports[order.node].note_ordered(order.worker, said)
             self.heard[order.node].append(order.message)
+            if order.message["say"] == "take_note":
+                self.tell(order.node, "noted", generation=order.message["generation"], nodes=order.message["nodes"])
 
     def meets(self, nodes: str) -> None:
         for node in nodes:

@@ -48,6 +48,11 @@ def test_a_worker_whose_node_was_with_another_hub_leaves_the_view_that_it_is_in(
     assert {"a", "b", "c"} <= simulate(2881).line[-1].nodes
 
 
+def test_a_node_that_has_lost_its_worker_is_counted_on_one_side() -> None:
+    """c's worker is killed, and it is cut off from a, which it lets go on alone, before the view that follows."""
+    assert [set(view.nodes) for view in simulate(9618).line[:3]] == [set("abc"), set("a"), set("ad")]
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -57,7 +57,7 @@ def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
     ],
 )
 def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, verdict: str) -> None:
-    found = may_go_on(known, present=present, left=left, dead=dead)
+    found = may_go_on(known, present=present, knowing=present, left=left, dead=dead)
     if isinstance(found, GoOn | Stay):
         assert verdict == ("on" if isinstance(found, GoOn) else "stay")
     else:
@@ -66,7 +66,7 @@ def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, v
 
 def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first() -> None:
     """A firewall that says so may be all that is between two sides, and those behind it go on."""
-    alone = {"present": "a", "left": "", "dead": ""}
+    alone = {"present": "a", "knowing": "a", "left": "", "dead": ""}
     assert isinstance(may_go_on([view("ab")], **alone, refusing="b"), Stay)
     assert isinstance(may_go_on([view("abcde")], **alone, refusing="bcde"), Stay)
     assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
@@ -75,7 +75,7 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
-    found = may_go_on([view("abcd")], present="ab", left="", dead="")
+    found = may_go_on([view("abcd")], present="ab", knowing="ab", left="", dead="")
     assert isinstance(found, Stay)
     assert "2 of the 4 nodes of view 1" in found.why
     assert "c, d may be going on elsewhere" in found.why
@@ -129,6 +129,15 @@ def test_whoever_is_left_goes_on_in_the_end(faults: int) -> None:
     searched = explore(begin, states_max=400_000, rules=Rules(generations=3, hubs=3, regroups=True))
     assert searched.complete
     assert not searched.stuck()
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_who_is_counted_and_in_no_part_of_the_next_view_knows_of_it(kills: int) -> None:
+    """Its workers were killed, and it may go to the other side: it would be counted there once more."""
+    begin = first(WORLDS["a majority counts"], faults=2, kills=kills)
+    searched = explore(begin, states_max=400_000, rules=Rules(generations=2, hubs=2))
+    assert searched.complete
+    assert any(hub.ahead is not None for world in searched.leads_to for hub in world.hubs)
 
 
 def test_newcomers_take_no_run_from_those_who_go_on_with_it() -> None:
@@ -208,6 +217,16 @@ def _what_refuses_is_dead(
 
 def _whoever_is_here(granted: object, **here: object) -> bool:
     return True
+
+
+def _who_is_here_is_counted(*known: Any, present: set[str], **gone: Any) -> GoOn | NeedsClaim | Stay:
+    return may_go_on(*known, present=present, **{**gone, "knowing": present})
+
+
+def test_the_search_finds_a_node_that_is_counted_on_two_sides() -> None:
+    begin = first(WORLDS["a majority counts"], faults=2, kills=1)
+    with pytest.raises(AssertionError, match="trained after"):
+        explore(begin, states_max=60_000, rules=Rules(may_go_on=_who_is_here_is_counted, generations=2, hubs=2))
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,12 @@ from elastic.membership.messages.messages import (
     HubIs,
     InFull,
     MovedOn,
+    Noted,
     Ping,
     Refusal,
     Roster,
     RunIsOver,
+    TakeNote,
     as_message,
     parse,
 )
@@ -234,6 +236,8 @@ class HubLink:
                 self._seeker.welcomed([(name, (address, port)) for name, address, port in nodes])
                 if self._client is not None:
                     self._client.welcomed(self._seeker.roster)
+            case TakeNote(generation=generation, nodes=nodes):
+                self.tell(as_message(Noted(generation=generation, nodes=nodes)))
             case Handover():
                 if self._client is not None:
                     self._seek(left=True)

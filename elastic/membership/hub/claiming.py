@@ -6,13 +6,15 @@ learn why nobody goes on meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd
 from elastic.membership.hub.workers import Workers
-from elastic.membership.messages.messages import Claimed, MovedOn, TakeClaim
+from elastic.membership.messages.messages import Claimed, MovedOn, TakeClaim, TakeNote
 from elastic.membership.messages.wire import Message
-from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.going_on import GoingOn, NeedsNote
 from elastic.membership.succession.node_report import number_of
 from elastic.membership.succession.succession import GoOn, NeedsClaim, Stay
 
@@ -44,16 +46,21 @@ class Claiming:
         self._stays: str | None = None  # and why
         self._storage_said: str | None = None  # of why it could not be asked, people know
 
-    def may_go_on(self, now_s: float, generation: int) -> bool:
+    def may_go_on(self, now_s: float, generation: int, nodes: Collection[str]) -> bool:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way.
 
-        generation  of the next view
+        generation, nodes  see GoingOn.verdict
         """
         survivors = {worker.id: worker.node for worker in self._workers.survivors() if worker.has_a_step}
-        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()))
+        holding = set(survivors.values())
+        verdict = self._going_on.verdict(now_s, self._nodes, holding=holding, generation=generation, nodes=nodes)
         if isinstance(verdict, GoOn) or (isinstance(verdict, NeedsClaim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it
+        if isinstance(verdict, NeedsNote):
+            for node in sorted(verdict.nodes):
+                self._out.tell(node, TakeNote(generation=generation, nodes=sorted(nodes)))
+            self._wait_at_most(now_s, "those who are in no part of the next view have not noted it")
         if isinstance(verdict, NeedsClaim):
             ask = self._going_on.asks(now_s, generation, survivors)
             if ask is not None:

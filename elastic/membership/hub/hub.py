@@ -16,7 +16,7 @@ Who says what, when, and what follows is one table: docs/internals/protocol.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from elastic.membership.hub.admission import WITHOUT, Admission
 from elastic.membership.hub.claiming import Claiming
@@ -47,6 +47,7 @@ from elastic.membership.messages.messages import (
     Leaving,
     MovedOn,
     NewView,
+    Noted,
     OnBoard,
     Ping,
     Put,
@@ -67,7 +68,7 @@ from elastic.membership.rules.next_view import next_view
 from elastic.membership.succession.going_on import GoingOn
 from elastic.membership.succession.node_report import number_of
 
-_OF_AGENTS = (Started, Unstarted, Sighted, Bye, Ping)
+_OF_AGENTS = (Started, Unstarted, Sighted, Noted, Bye, Ping)
 _NOT_LOST_MAX = 256  # of those not in the next view that it names: with more, a status counts some of them as lost
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 
@@ -183,6 +184,8 @@ class Hub:
                 self._on_witness(said)
             case HasRead(claim=claim):
                 self._going_on.has_read(node, claim)
+            case Noted(generation=generation, nodes=nodes):
+                self._going_on.noted(node, generation, nodes)
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():
@@ -348,13 +351,17 @@ class Hub:
             self._joining.ask_to_regroup(now_s, running, newcomers)
             self._release.while_others_train(now_s)
             return
-        if self._anybody() and not self._may_go_on(now_s):
+        survivors = self._workers.survivors()
+        complete = survivors or (newcomers and self._joining.gathered(now_s, newcomers, self._start_s))
+        chosen = self._chosen(survivors, newcomers) if complete else []
+        if self._anybody() and not self._may_go_on(now_s, {worker.node for worker in chosen}):
             return
         if self._release.before_next_view(newcomers):
             return  # somebody saves what nobody else holds
-        survivors = self._workers.survivors()
-        if survivors or (newcomers and self._joining.gathered(now_s, newcomers, self._start_s)):
-            self._form(now_s, survivors, newcomers)
+        if self._workers.survivors() != survivors:  # one that is ahead comes into the next view, and leaves then
+            self._decide(now_s)
+        elif complete:
+            self._form(now_s, survivors, newcomers, chosen)
         elif self._end.begun and not self._workers.members() and (self._end.finished or not self._anybody()):
             self._finish(failed=self._end.loss is not None, why=self._end.loss or "")
 
@@ -365,10 +372,22 @@ class Hub:
     def _next_generation(self) -> int:
         return max(self.generation, self._takeover.above) + 1
 
-    def _may_go_on(self, now_s: float) -> bool:
-        return not self._reports.awaits_others(now_s) and self._claiming.may_go_on(now_s, self._next_generation)
+    def _may_go_on(self, now_s: float, nodes: Collection[str]) -> bool:
+        """nodes: of the next view; none where none would be formed yet"""
+        if self._reports.awaits_others(now_s):
+            return False
+        return self._claiming.may_go_on(now_s, self._next_generation, nodes)
 
-    def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
+    def _chosen(self, survivors: Sequence[Worker], newcomers: Sequence[Worker]) -> list[Worker]:
+        """For the next view. Who had not received the state from the others before the last one broke is a newcomer."""
+        holders = [worker for worker in survivors if worker.has_a_step]
+        if holders and len(holders) < len(survivors):
+            newcomers = self._joining.newcomers([worker for worker in survivors if not worker.has_a_step])
+        going_on = [worker.candidate() for worker in holders or survivors]
+        chosen = next_view(going_on, [worker.candidate() for worker in newcomers])
+        return [self._workers[candidate.worker] for candidate in chosen]
+
+    def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker], chosen: list[Worker]) -> None:
         """Nobody trains: the next view, if there are nodes enough.
 
         Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
@@ -387,13 +406,10 @@ class Hub:
         if self._stands_still(now_s, survivors):
             self._decide(now_s)
             return
-        holders = [worker for worker in survivors if worker.has_a_step]
-        if holders:  # who has not received the state from them before the view broke joins as a newcomer
+        if any(worker.has_a_step for worker in survivors):
             for worker in survivors:
                 worker.status = worker.status if worker.has_a_step else WorkerStatus.READY
-            survivors, newcomers = holders, self._joining.newcomers()
-        chosen = next_view([worker.candidate() for worker in survivors], [worker.candidate() for worker in newcomers])
-        self._publish(now_s, [self._workers[candidate.worker] for candidate in chosen])
+        self._publish(now_s, chosen)
         self._decide(now_s)
 
     def _stands_still(self, now_s: float, survivors: Sequence[Worker]) -> bool:

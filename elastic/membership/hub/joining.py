@@ -66,9 +66,10 @@ class Joining:
         self._identity = said.identity if self._identity is None else self._identity
         self._going_on.is_here(worker.node, said.newest)
 
-    def newcomers(self) -> list[Worker]:
-        """Those that are ready to join, node by node. A run that is finished needs none."""
+    def newcomers(self, others: Sequence[Worker] = ()) -> list[Worker]:
+        """Those that are ready to join, node by node. A run that is finished needs none. others: who join as they do"""
         ready = [worker for worker in self._workers if worker.status == WorkerStatus.READY and not self._end.finished]
+        ready += others
         place = {node: index for index, node in enumerate(self._nodes)}
         return sorted(ready, key=lambda worker: (place[worker.node], worker.local_rank))
 

@@ -113,6 +113,17 @@ class Bye:
     """This node has no workers any more, and gets none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """To `take_note`: what it names is known here, and is said to each hub from now on."""
+
+    generation: int
+    nodes: list[str]
+
+    def __post_init__(self) -> None:
+        within(1, len(self.nodes), PLACES_MAX)
+
+
 # agent -> agent
 
 
@@ -153,6 +164,21 @@ class Roster:
     def __post_init__(self) -> None:
         check_addresses(self.nodes)
         within(0, len(self.outside), PLACES_MAX)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeNote:
+    """Of the view that is to come, by a node that is in none of it: it is counted for this one, and for no other that
+    it does not know of.
+
+    nodes  that have a worker in it
+    """
+
+    generation: int
+    nodes: list[str]
+
+    def __post_init__(self) -> None:
+        within(1, len(self.nodes), PLACES_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)

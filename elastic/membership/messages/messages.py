@@ -26,6 +26,7 @@ from elastic.membership.messages.agent_messages import (
     InFull,
     KillHung,
     MovedOn,
+    Noted,
     Ping,
     Refusal,
     Roster,
@@ -34,6 +35,7 @@ from elastic.membership.messages.agent_messages import (
     Start,
     Started,
     Status,
+    TakeNote,
     Unstarted,
     WhereIsTheHub,
 )
@@ -69,8 +71,22 @@ _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all
 
 FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | HasRead | Claimed | Failed | Finished
 ToItsAgent = FromWorker | RunStatus
-ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Bye | Ping
-ToAgent = Start | Status | KillHung | RunIsOver | Ping | Roster | Full | InFull | Handover | HubIs | MovedOn | Refusal
+ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Noted | Bye | Ping
+ToAgent = (
+    Start
+    | Status
+    | KillHung
+    | RunIsOver
+    | Ping
+    | Roster
+    | TakeNote
+    | Full
+    | InFull
+    | Handover
+    | HubIs
+    | MovedOn
+    | Refusal
+)
 ToWorker = (
     NewView
     | OnBoard
@@ -108,6 +124,7 @@ TO_HUB: Mapping[str, type] = {
     "unstarted": Unstarted,
     "exited": Exited,
     "sighted": Sighted,
+    "noted": Noted,
     "bye": Bye,
     "ping": Ping,
 }
@@ -119,6 +136,7 @@ TO_AGENT: Mapping[str, type] = {
     "run_is_over": RunIsOver,
     "ping": Ping,
     "roster": Roster,
+    "take_note": TakeNote,
     "full": Full,
     "in_full": InFull,
     "handover": Handover,

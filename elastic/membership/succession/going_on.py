@@ -44,6 +44,16 @@ class Ask:
     at_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class NeedsNote:
+    """Those who are counted, and in no part of the next view, are to note it first.
+
+    nodes  who have not been asked for that yet
+    """
+
+    nodes: frozenset[str]
+
+
 class GoingOn:
     """Of one hub.
 
@@ -60,6 +70,8 @@ class GoingOn:
         self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
         self._sees: set[str] = set()  # nodes of a view of which the storage was the witness: they have one
         self._granted: frozenset[str] | None = None
+        self._next: _View | None = None  # that those who are in no part of it are to note
+        self._noted: dict[str, bool] = {}  # who was asked for that -> whether it has
         self._alone_since_s: float | None = None
         self._ask: Ask | None = None  # whose answer counts
         self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
@@ -91,6 +103,7 @@ class GoingOn:
         the next claim."""
         for nodes in self._knowing.values():
             nodes.discard(node)
+        self._noted.pop(node, None)
         if self._granted is not None and node in self._granted:
             self._granted = None
         if self._ask is not None and node in self._ask.nodes:
@@ -128,7 +141,7 @@ class GoingOn:
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
-        found = self._may_go_on(present)
+        found = self._may_go_on(present, present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
 
     def may_be_elsewhere(self, *, took_over: bool) -> bool:
@@ -163,7 +176,7 @@ class GoingOn:
         self._knowing = {_view(view): self._knows(view) for view in self._known}
         self._knowing[_view(fresh)] = set(nodes)
         self._unsure &= self._granted is None
-        self._granted = self._alone_since_s = self._ask = None
+        self._granted = self._alone_since_s = self._ask = self._next = None
         self._patience_s = _PATIENCE_S
         return witness
 
@@ -258,14 +271,28 @@ class GoingOn:
         return nodes_of(theirs) if (number_of(theirs) or 0) > (number_of(self.claim) or 0) else None
 
     def verdict(
-        self, now_s: float, present: Collection[str], *, holding: Collection[str]
-    ) -> GoOn | NeedsClaim | Stay | str:
+        self,
+        now_s: float,
+        present: Collection[str],
+        *,
+        holding: Collection[str],
+        generation: int,
+        nodes: Collection[str],
+    ) -> GoOn | NeedsClaim | NeedsNote | Stay | str:
         """A text: it is not time yet, and why.
 
         present  nodes that are here
         holding  those of them whose workers hold the state
+        generation, nodes  of the next view; none where no view would be formed yet
         """
-        found = self._may_go_on(present)
+        if self._next != (generation, frozenset(nodes)):
+            self._next, self._noted = (generation, frozenset(nodes)), {}
+        noted = {node for node, has_answered in self._noted.items() if has_answered}
+        found = self._may_go_on(present, noted.union(nodes) if nodes else present)
+        if isinstance(found, Stay) and not isinstance(self._may_go_on(present, present), Stay):
+            to_ask = frozenset(present).difference(nodes, self._noted)
+            self._noted.update(dict.fromkeys(to_ask, False))
+            return NeedsNote(nodes=to_ask)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")
@@ -281,6 +308,11 @@ class GoingOn:
         if now_s - self._alone_since_s < LET_FIRST_S[found.size]:
             return found.why
         return found if now_s >= self._again_s else found.why
+
+    def noted(self, node: str, generation: int, nodes: Collection[str]) -> None:
+        """It knows of that view, should it be the next one."""
+        if node in self._noted and self._next == (generation, frozenset(nodes)):
+            self._noted[node] = True
 
     def asks(self, now_s: float, generation: int, holding: Mapping[str, str]) -> Ask | None:
         """Who is to be asked for the claim now; None: one of them was, and has a while to answer.
@@ -306,8 +338,9 @@ class GoingOn:
         self._busy.discard(worker)
         self._unanswered.discard(worker)
 
-    def _may_go_on(self, present: Collection[str]) -> GoOn | NeedsClaim | Stay:
-        return may_go_on(self._known, present=present, left=self._left, dead=self._dead, refusing=self._refusing)
+    def _may_go_on(self, present: Collection[str], knowing: Collection[str]) -> GoOn | NeedsClaim | Stay:
+        gone = {"left": self._left, "dead": self._dead, "refusing": self._refusing}
+        return may_go_on(self._known, present=present, knowing=knowing, **gone)
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""

@@ -28,6 +28,7 @@ from elastic.membership.messages.messages import (
     Saved,
     Started,
     TakeClaim,
+    TakeNote,
     ViewIsOver,
     Witness,
     as_message,
@@ -106,6 +107,8 @@ class NodeReport:
             self.generation = max(self.generation, said.generation)
         if isinstance(said, Roster):
             self._note_roster(said)
+        if isinstance(said, TakeNote):
+            self._note_next(said)
         if isinstance(said, TakeClaim) and worker is not None:
             self.asked.add(worker)
         if not isinstance(said, NewView):
@@ -131,6 +134,13 @@ class NodeReport:
         if nodes and roster.generation > max((one.generation for one in self.known), default=0):
             fresh = KnownView(generation=roster.generation, nodes=nodes, claim=roster.claim)
             self.known = (*(one for one in self.known if one.met), fresh)
+
+    def _note_next(self, said: TakeNote) -> None:
+        """Of a view that may be published next; others may stand in those that were."""
+        self.generation = max(self.generation, said.generation)
+        fresh = KnownView(generation=said.generation, nodes=frozenset(said.nodes))
+        if fresh not in self.known:
+            self.known = (*self.known, fresh)
 
     def without_workers(self) -> NodeReport:
         """Of a node whose workers are of no use any more: what it knows of views that others may be in stays."""

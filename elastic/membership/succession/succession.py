@@ -12,7 +12,9 @@ of its own processes a machine's kernel knows that they have ended.
 
 A view trains only once all of its workers have met in it, and whoever decides knows the last view of each node that is
 with it. So the sides that may go on from one view, or from the one that came of it, always share a node or the claim:
-the argument of dynamic voting (Jajodia and Mutchler, 1990), with the storage as a witness that has every vote.
+the argument of dynamic voting (Jajodia and Mutchler, 1990), with the storage as a witness that has every vote. A node
+that is counted and is in no part of the next view, for its workers have lost the state, notes that view first: it
+would be counted once more on another side.
 tests/pure/test_succession.py tries all interleavings of a small world.
 """
 
@@ -76,6 +78,7 @@ def may_go_on(
     known: Iterable[KnownView],
     *,
     present: Collection[str],
+    knowing: Collection[str],
     left: Collection[str],
     dead: Collection[str],
     refusing: Collection[str] = (),
@@ -83,6 +86,7 @@ def may_go_on(
     """
     known    the last views of all nodes that are present: those that they have met in, and what was published since
     present  nodes that are here
+    knowing  those of them that know of the next view before anybody trains in it: its own, and who has noted it
     left     nodes that said that they go
     dead     nodes of this machine whose process has ended, as its kernel says; the claim is needed all the same,
              because storage knows nothing of processes
@@ -96,11 +100,12 @@ def may_go_on(
     for view in bases:
         missing = view.nodes - set(present) - set(left)
         here = view.nodes & set(present)
+        voters = view.nodes - set(left) - set(dead)
+        counted = view.claim is None or view.counted
+        if counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
+            return Stay(_stay(view, here, missing))
         if not missing:
             continue
-        voters = view.nodes - set(left) - set(dead)
-        if (view.claim is None or view.counted) and _side_size(len(here), len(voters)) != SideSize.MOST:
-            return Stay(_stay(view, here, missing))
         if view.claim is not None:
             sizes.append(_side_size(len(here), len(voters - set(refusing))))
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"

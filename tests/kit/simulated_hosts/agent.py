@@ -212,6 +212,8 @@ class Agent:
                 if self.at_hub is not None:
                     _, at, wire = self.at_hub
                     self.at_hub = next((name for name, its in roster if its == at), self.at_hub[0]), at, wire
+            case "take_note":
+                self.tell({"say": "noted", "generation": message["generation"], "nodes": message["nodes"]})
             case "handover":
                 self._seek(left=True)
             case "hub_is":

@@ -184,7 +184,7 @@ def of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Smal
             node = world.of(name)
             if all(one.generation < hub.published.generation for one in node.known):
                 yield world.set(name, known=node.known | {hub.published})
-    known = frozenset(one for name in here for one in world.of(name).known)
+    known = frozenset(one for name in here for one in world.of(name).known if one != hub.ahead)
     if hub.published is not None:
         known |= {hub.published}
     newest = max(known, key=lambda one: one.generation)
@@ -198,7 +198,8 @@ def of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Smal
         return
     fresh = KnownView(generation=newest.generation + 1, nodes=survivors)
     claim = max([hub.claim, *(one.claim or 0 for one in known)])
-    for found in _verdicts(world, hub, known, here, rules):
+    yield from _notes(world, number, hub, known, here, rules, fresh)
+    for found in dict.fromkeys(_verdicts(world, hub, known, here, rules, fresh)):
         match found:
             case GoOn():
                 if rules.regroups or fresh.nodes != newest.nodes:
@@ -248,7 +249,8 @@ def _of_newcomers(
         known, knowing=knowing, left=hub.left, asked=number > 0 or bool(hub.unanswered - here)
     )
     view = KnownView(generation=newest.generation + 1, nodes=newcomers, claim=newest.claim)
-    for found in _verdicts(world, hub, known, here, rules):
+    yield from _notes(world, number, hub, known, here, rules, replace(view, claim=None))
+    for found in dict.fromkeys(_verdicts(world, hub, known, here, rules, replace(view, claim=None))):
         if not isinstance(found, Stay):
             anew = world.anew | {Anew(view, hub.node, elsewhere)}
             yield _published(world._replace(anew=anew), number, view)
@@ -258,16 +260,51 @@ def _published(world: Small, number: int, view: KnownView) -> Small:
     return world.set_hub(number, published=view, granted=None, asked=None)
 
 
+def _notes(
+    world: Small,
+    number: int,
+    hub: HubOf,
+    known: frozenset[KnownView],
+    here: set[str],
+    rules: Rules,
+    fresh: KnownView,
+) -> Iterator[Small]:
+    """Those who are counted, and in no part of the next view, are asked to note it, and do."""
+    if hub.ahead != fresh:
+        without, with_all = (_verdicts(world, hub, known, here, rules, fresh, noted=noted) for noted in (set(), here))
+        if any(
+            isinstance(one, Stay) and not isinstance(other, Stay) for one, other in zip(without, with_all, strict=True)
+        ):
+            yield world.set_hub(number, ahead=fresh)
+        return
+    for name in here - fresh.nodes:
+        node = world.of(name)
+        if fresh not in node.known:
+            yield world.set(name, known=node.known | {fresh}, over=max(node.over, fresh.generation))
+
+
 def _verdicts(
-    world: Small, hub: HubOf, known: frozenset[KnownView], here: set[str], rules: Rules
+    world: Small,
+    hub: HubOf,
+    known: frozenset[KnownView],
+    here: set[str],
+    rules: Rules,
+    fresh: KnownView,
+    noted: set[str] | None = None,
 ) -> list[GoOn | NeedsClaim | Stay]:
     """Of one that knows nothing of those who are not here; and of one that knows who of them is dead, and to whom a
-    firewall says so of all."""
+    firewall says so of all.
+
+    fresh  the next view   noted: who knows of it beside its own nodes; None: who has said so
+    """
+    if noted is None:
+        noted = {name for name in here if hub.ahead == fresh and fresh in world.of(name).known}
     dead = {name for name, node in world.nodes if not node.alive}
     absent = {name for name, _ in world.nodes} - here
-    silence = rules.may_go_on(known, present=here, left=hub.left, dead=set(), refusing=set())
-    word = rules.may_go_on(known, present=here, left=hub.left, dead=dead, refusing=absent)
-    return [silence] if silence == word else [silence, word]
+    who = {"present": here, "knowing": fresh.nodes | noted, "left": hub.left}
+    silence = rules.may_go_on(known, **who, dead=set(), refusing=set())
+    word = rules.may_go_on(known, **who, dead=dead, refusing=absent)
+    return [silence, word]
 
 
 def answered(world: Small, asking: Asking, rules: Rules) -> Small:

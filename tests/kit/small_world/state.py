@@ -36,7 +36,8 @@ class Node(NamedTuple):
 
 
 class HubOf(NamedTuple):
-    """asked    for which nodes the claim is being asked for, if none of them has been away since
+    """ahead    the next view, which those who are in no part of it are to note
+    asked    for which nodes the claim is being asked for, if none of them has been away since
     granted  the number of the claim that it has won, and its nodes
     left     nodes that have said that they go
     unanswered  workers that were asked, and may have answered to another hub
@@ -44,6 +45,7 @@ class HubOf(NamedTuple):
     """
 
     node: str
+    ahead: KnownView | None = None
     asked: frozenset[str] | None = None
     granted: tuple[int, frozenset[str]] | None = None
     published: KnownView | None = None
