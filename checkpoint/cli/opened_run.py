@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import fsspec
-
 from checkpoint.cli.screen import Advance, Screen
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from checkpoint.format.manifest import Commit
@@ -170,6 +168,8 @@ def _check(url: str) -> None:
         raise _bad(url, "it is empty", "give a folder or a URL; is a variable of your shell unset?")
     path = _local(url)
     if path is None:
+        import fsspec
+
         protocol = url.partition("://")[0].split("::")[-1]
         try:
             fsspec.get_filesystem_class(protocol)
