@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from checkpoint.format.marks import PerRank
     from checkpoint.format.tree import encode
     from checkpoint.load.loaded import Loaded
-    from checkpoint.load.reader import Checkpoint, Verified
+    from checkpoint.load.reader import Checkpoint
+    from checkpoint.load.verify import Verified
     from checkpoint.runs.claims import Claim
     from checkpoint.save.handle import Saving
     from checkpoint.save.helping.helper import Helper
@@ -112,7 +113,7 @@ _HOMES = {
     "PerRank": "format.marks",
     "Saving": "save.handle",
     "Storage": "storage.base",
-    "Verified": "load.reader",
+    "Verified": "load.verify",
     "decode": "format.decoding",
     "digest": "format.hashing",
     "encode": "format.tree",

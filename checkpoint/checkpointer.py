@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.errors import CheckpointError, NoCheckpoint
 from checkpoint.format.document import Tree
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Patterns
@@ -22,12 +22,13 @@ from checkpoint.load.into_state import LoadRules
 from checkpoint.load.loaded import Loaded, Skipped
 from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.read_ahead import spool_into
-from checkpoint.load.reader import Checkpoint, Verified, read_commit, verify
+from checkpoint.load.reader import Checkpoint, read_commit
 from checkpoint.load.spool import Spool
+from checkpoint.load.verify import Verified, verify
 from checkpoint.local import LocalProcess
 from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim, read_claim
-from checkpoint.runs.history import History, read_history, read_manifest
+from checkpoint.runs.history import History, list_commits, read_history, read_manifest
 from checkpoint.runs.moved_beacon import NamedBeacon, write_beacon
 from checkpoint.runs.retention import Sweeper
 from checkpoint.runs.sweeps import Sweeps
@@ -514,17 +515,11 @@ class Checkpointer:
 
     def list(self) -> list[Commit]:
         """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
-        history = self._history()
-        found = [self._read_commit(id, True) for id in history.lineage] + [
-            self._read_commit(id, False) for id in history.outside
-        ]
-        return [commit for commit in found if commit is not None]
+        return list_commits(self._storage, self._history(), self._log)
 
     def verify(self, *, step: int | None = None) -> Sequence[Verified]:
         """Reads every byte of every commit (or of those of `step`), newest first, and says what is damaged."""
-        history = self._history()
-        listed = [(id, True) for id in history.lineage] + [(id, False) for id in history.outside]
-        return [verify(self._storage, id, inside) for id, inside in listed if step is None or id.step == step]
+        return verify(self._storage, self._history(), step=step)
 
     def sweep(self) -> Sequence[str]:
         """Removes what runs/retention.py says, and returns its names. Nothing where this process holds no claim."""
@@ -607,13 +602,6 @@ class Checkpointer:
         if self._tenure.held is None:  # else it has waited for them
             self._tenure.wait_for_orphans()
         self._settle()
-
-    def _read_commit(self, id: CommitId, in_lineage: bool) -> Commit | None:
-        try:
-            return read_manifest(self._storage, id).as_commit(in_lineage=in_lineage)
-        except CorruptCheckpoint as damage:
-            self._log(f"{id} is not listed: {damage}")
-            return None
 
 
 def _ignored(*what: object, **how: object) -> None:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse(arguments)
     screen = Screen()
     try:
-        from checkpoint.cli.commands import COMMANDS  # only now: torch takes seconds, and --help needs none of it
+        from checkpoint.cli.commands import COMMANDS  # only now: --help needs none of it
 
         status = COMMANDS[asked.command](asked, screen)
         sys.stdout.flush()

@@ -1,5 +1,7 @@
 """What each command of `checkpoint` does: asks opened_run.py for a run, and screen.py to show what it found.
 
+Only `export` and `import` load torch, which takes seconds; `diff` does to tell how far apart numbers of 8 bits are.
+
 Each takes what was asked and the screen, and returns its answer as an exit status: YES, NO, or an error that main()
 turns into UNKNOWN.
 """
@@ -36,7 +38,7 @@ _NOT_VALUES = {
 
 def ls(asked: argparse.Namespace, screen: Screen) -> int:
     with _opened(asked.url, asked, screen) as run:
-        commits, now_s = run.checkpoints.list(), time.time()
+        commits, now_s = run.list(), time.time()
         if asked.json:
             screen.document([_commit_document(commit, now_s) for commit in commits])
         elif commits:
@@ -48,9 +50,9 @@ def ls(asked: argparse.Namespace, screen: Screen) -> int:
 def verify(asked: argparse.Namespace, screen: Screen) -> int:
     with _opened(asked.url, asked, screen) as run:
         run.need(asked.step)
-        total = sum(commit.bytes for commit in run.checkpoints.list() if asked.step in (None, commit.step))
+        total = sum(commit.bytes for commit in run.list() if asked.step in (None, commit.step))
         with screen.progress("verifying", total) as advance, run.counting(advance):
-            found = run.checkpoints.verify(step=asked.step)
+            found = run.verify(asked.step)
     whole = sum(one.ok for one in found)
     if asked.json:
         keys = ("name", "step", "in_lineage", "ok", "problems")
@@ -132,14 +134,19 @@ def export(asked: argparse.Namespace, screen: Screen) -> int:
 
 
 def import_(asked: argparse.Namespace, screen: Screen) -> int:
-    from checkpoint.cli.importing import JOB, import_state  # only here, as in export
+    from checkpoint.checkpointer import Checkpointer  # only here, as in export
+    from checkpoint.cli.importing import JOB, import_state
     from checkpoint.sources.find import open_source
 
     source = open_source(asked.source, asked.form)
     origin = Path(asked.source).name
-    with _opened(asked.url, asked, screen, job=JOB) as run:
+    with (
+        _opened(asked.url, asked, screen) as run,
+        Checkpointer(run.storage, retry_s=asked.retry_s, log=screen.warn, job=JOB) as holder,
+    ):
         done = import_state(
             run,
+            holder,
             source,
             step=asked.step,
             part=asked.part,
@@ -202,8 +209,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Screen], int]] = {
 
 
 @contextlib.contextmanager
-def _opened(url: str, asked: argparse.Namespace, screen: Screen, *, job: str | None = None) -> Iterator[OpenedRun]:
-    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen, job=job) as run:
+def _opened(url: str, asked: argparse.Namespace, screen: Screen) -> Iterator[OpenedRun]:
+    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen) as run:
         yield run
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import torch
-
-from checkpoint.format.dtypes import NAMES
+from checkpoint.format.dtypes import StoredDtype
 from checkpoint.format.hashing import digest_entry
 from checkpoint.format.leaves import Array, children, is_mapping
 from checkpoint.load.stream import Stream
@@ -51,6 +49,6 @@ def _digest(stream: Stream, sequences: Sequence[Named]) -> list[str]:
 
 def _stored_form(leaf: Array, size: int) -> tuple[str, list[int]]:
     """An array is stored, and counts, as its bytes."""
-    if isinstance(leaf.dtype, torch.dtype):
-        return NAMES[leaf.dtype], list(leaf.shape)
+    if isinstance(leaf.dtype, StoredDtype):
+        return leaf.dtype.name, list(leaf.shape)
     return "uint8", [size]

@@ -39,7 +39,9 @@ import torch
 from checkpoint.errors import CheckpointError
 from checkpoint.format.decoding import decode
 from checkpoint.format.document import TAG, Document
+from checkpoint.format.dtypes import StoredDtype
 from checkpoint.format.leaves import Array, children, is_mapping
+from checkpoint.format.tensors import torch_dtype
 from checkpoint.load.pieces import Bytes
 from checkpoint.load.stream import Stream
 
@@ -209,7 +211,7 @@ def write_dcp(stream: Stream, parts: dict[str, Document], folder: Path) -> Expor
     from checkpoint.cli.export_dcp import Lazily
 
     leaves = [leaf for part, document in parts.items() for leaf in stream.entries(document, part)]
-    tensors = {leaf.name: leaf for _, leaf in leaves if isinstance(leaf, Array) and isinstance(leaf.dtype, torch.dtype)}
+    tensors = {leaf.name: leaf for _, leaf in leaves if isinstance(leaf, Array) and isinstance(leaf.dtype, StoredDtype)}
     lazily = Lazily(stream, tensors)
     arrays = {
         leaf.name: torch.tensor(stream.read(leaf.name))
@@ -284,8 +286,8 @@ def _named_tensors(stream: Stream, parts: dict[str, Document]) -> tuple[dict[str
 
 def _torch_dtype(leaf: Array) -> torch.dtype | None:
     """None for text, times and whatever else torch has no dtype for."""
-    if isinstance(leaf.dtype, torch.dtype):
-        return leaf.dtype
+    if isinstance(leaf.dtype, StoredDtype):
+        return torch_dtype(leaf.dtype)
     try:
         return torch.from_numpy(np.empty(0, leaf.dtype.newbyteorder("="))).dtype
     except TypeError:
@@ -294,7 +296,7 @@ def _torch_dtype(leaf: Array) -> torch.dtype | None:
 
 def _native(data: Bytes, leaf: Array) -> Bytes:
     """An array's bytes in the order that torch has them in."""
-    if isinstance(leaf.dtype, torch.dtype) or leaf.dtype.isnative:
+    if isinstance(leaf.dtype, StoredDtype) or leaf.dtype.isnative:
         return data
     return data.view(leaf.dtype).astype(leaf.dtype.newbyteorder("=")).view(np.uint8)
 
@@ -309,7 +311,7 @@ def _untie(tensors: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]
     tied = {
         name: kept
         for name, leaf in tensors.items()
-        if isinstance(leaf.dtype, torch.dtype) and (kept := first.setdefault(leaf.name, name)) != name
+        if isinstance(leaf.dtype, StoredDtype) and (kept := first.setdefault(leaf.name, name)) != name
     }
     return {name: leaf for name, leaf in tensors.items() if name not in tied}, tied
 
@@ -320,7 +322,7 @@ def _forms(tensors: dict[str, Array]) -> dict[str, Form]:
     for name, leaf in tensors.items():
         form = _form(leaf)
         if form is None:
-            bad.append(f"{name} ({str(leaf.dtype).removeprefix('torch.')})")
+            bad.append(f"{name} ({leaf.dtype})")
         else:
             found[name] = form
     if bad:

@@ -10,7 +10,9 @@ import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from checkpoint.format.dtypes import StoredDtype
 from checkpoint.format.leaves import Array
+from checkpoint.format.tensors import torch_dtype
 from checkpoint.load.stream import Stream
 
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 2**17
@@ -34,8 +36,8 @@ class Lazily(DefaultSavePlanner):
         self._names: dict[int, str] = {}
         self._written: torch.Tensor | None = None
         for name, leaf in tensors.items():
-            assert isinstance(leaf.dtype, torch.dtype)
-            self.empty[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+            assert isinstance(leaf.dtype, StoredDtype)
+            self.empty[name] = torch.empty(leaf.shape, dtype=torch_dtype(leaf.dtype), device="meta")
             self._names[id(self.empty[name])] = name
 
     def lookup_object(self, index: MetadataIndex) -> Any:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checkpoint.checkpointer import Checkpointer
 from checkpoint.cli.opened_run import OpenedRun
 from checkpoint.cli.screen import Screen
 from checkpoint.errors import CheckpointError
@@ -50,10 +51,19 @@ class Imported:
 
 
 def import_state(
-    run: OpenedRun, source: Source, *, step: int, part: str | None, supersede: bool, screen: Screen, origin: str
+    run: OpenedRun,
+    holder: Checkpointer,
+    source: Source,
+    *,
+    step: int,
+    part: str | None,
+    supersede: bool,
+    screen: Screen,
+    origin: str,
 ) -> Imported:
     """Commits the source's state. Raises NotImported, UnsupportedValue, ClaimHeld, ClaimLost, StorageError, BadSource.
 
+    holder     takes the claim on the run's storage, as a job does
     part       the name under which the state holds what the source does; None: see `as_state`
     supersede  also where there are checkpoints, which this one is then the newer of, whatever their steps
     origin     the source's name, for people
@@ -61,7 +71,7 @@ def import_state(
     state = as_state(source.tree, part)
     documents(step, state, {})  # whatever cannot be saved is refused before anything is claimed
     _refuse_if_there_is_something(run, supersede, screen.warn)
-    claim = run.checkpoints.claim()
+    claim = holder.claim()
     if claim.resumed_from is not None and not supersede:
         _refuse_if_there_is_something(run, supersede, screen.warn)
     meta = {"imported": {"format": source.form, "from": origin}}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import fsspec
-
-from checkpoint.checkpointer import Checkpointer
 from checkpoint.cli.screen import Advance, Screen
 from checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from checkpoint.format.manifest import Commit
 from checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
 from checkpoint.load.newest import Search, none_whole
 from checkpoint.load.stream import Stream
-from checkpoint.runs.history import History, read_history, read_manifest
+from checkpoint.load.verify import Verified, verify
+from checkpoint.runs.history import History, list_commits, read_history, read_manifest
 from checkpoint.sources.source import some
 from checkpoint.storage import Buffer, Storage, open_storage
 from checkpoint.storage.redact import Scrubber, redact
@@ -31,13 +30,8 @@ class BadUrl(CheckpointError):
 
 
 @contextlib.contextmanager
-def opened(
-    url: str, options: dict[str, Any], *, retry_s: float, screen: Screen, job: str | None = None
-) -> Iterator[OpenedRun]:
-    """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`.
-
-    job  what a claim that is taken calls itself
-    """
+def opened(url: str, options: dict[str, Any], *, retry_s: float, screen: Screen) -> Iterator[OpenedRun]:
+    """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`."""
     _check(url)
     inner = open_storage(url, options, retry_s=retry_s, answer_s=max(ANSWER_S, retry_s))
     try:
@@ -48,11 +42,8 @@ def opened(
         except Exception as error:  # a filesystem refuses its options or its URL as it likes
             why = Scrubber(url, options)(f"{type(error).__name__}: {error}")
             raise _bad(url, f"its filesystem refuses it: {why}", "correct the URL and each --storage-option") from None
-        watched = WatchedStorage(inner)
-        checkpoints = Checkpointer(cast(Storage, watched), retry_s=retry_s, log=screen.warn, job=job)
         commits = tuple(id for key in keys if (id := commit_id(key)) is not None)
-        with checkpoints:
-            yield OpenedRun(url, watched, checkpoints, commits, screen)
+        yield OpenedRun(url, WatchedStorage(inner), commits, screen)
     finally:
         inner.close()
 
@@ -60,15 +51,7 @@ def opened(
 class OpenedRun:
     """A run's URL, its storage and its commits."""
 
-    def __init__(
-        self,
-        url: str,
-        watched: WatchedStorage,
-        checkpoints: Checkpointer,
-        commits: tuple[CommitId, ...],
-        screen: Screen,
-    ) -> None:
-        self.checkpoints = checkpoints
+    def __init__(self, url: str, watched: WatchedStorage, commits: tuple[CommitId, ...], screen: Screen) -> None:
         self.commits = commits
         self.storage = cast(Storage, watched)
         self.counting = watched.counting
@@ -78,7 +61,7 @@ class OpenedRun:
     @property
     def url(self) -> str:
         """Without credentials."""
-        return self.checkpoints.url
+        return self.storage.url
 
     def need(self, step: int | None) -> None:
         """Raises `NoCheckpoint`, with what there is, where there is no commit, or none of `step`."""
@@ -91,6 +74,14 @@ class OpenedRun:
                 f"  found  {'step' if len(steps) == 1 else 'steps'} {some(steps, _SHOWN)}\n"
                 "  state  nothing was read\n  next   choose one of these; checkpoint ls shows all"
             )
+
+    def list(self) -> list[Commit]:
+        """Every commit with a whole manifest, newest first; those outside the lineage come last."""
+        return list_commits(self.storage, self._history(), self._screen.warn)
+
+    def verify(self, step: int | None) -> Sequence[Verified]:
+        """Every commit, or those of `step`, byte by byte."""
+        return verify(self.storage, self._history(), step=step)
 
     def find(self, step: int | None) -> CommitId:
         """The newest commit, or that of `step`; one outside the lineage only where no other has this step."""
@@ -177,6 +168,8 @@ def _check(url: str) -> None:
         raise _bad(url, "it is empty", "give a folder or a URL; is a variable of your shell unset?")
     path = _local(url)
     if path is None:
+        import fsspec
+
         protocol = url.partition("://")[0].split("::")[-1]
         try:
             fsspec.get_filesystem_class(protocol)

@@ -7,5 +7,6 @@ manifest   what a commit consists of; pieces: of all its tensors, in columns
 draft      a save before its objects were written; shards: which piece of which tensor lies where
 names      the keys of a run's folder
 envelope   a document that hashes itself; hashing: with what
-dtypes     how a tensor's bytes are seen and named; dtensor: one rank's part of a DTensor
+dtypes     of stored tensors; kinds: what a value of a state is. Neither needs torch
+tensors    torch's, seen as bytes; dtensor: one rank's part of a DTensor
 """

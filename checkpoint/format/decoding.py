@@ -8,16 +8,18 @@ import re
 import struct
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree
-from checkpoint.format.dtypes import writable_bytes
+from checkpoint.format.dtypes import name_of
+from checkpoint.format.kinds import has_fixed_meaning, is_dense, is_sharded
 from checkpoint.format.marks import PerRank
-from checkpoint.format.tree import has_fixed_meaning, is_dense, is_sharded
+
+if TYPE_CHECKING:
+    import torch
 
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
 
@@ -104,12 +106,8 @@ class _Decoder:
                 if "metadata" in document:
                     ordered._metadata = self.value(document["metadata"], depth + 1)  # type: ignore[attr-defined]
                 return ordered
-            case "torch.Size":
-                return torch.Size(_sizes(document["items"]))
-            case "torch.dtype":
-                return _dtype(document["name"])
-            case "torch.device":
-                return torch.device(document["name"])
+            case "torch.Size" | "torch.dtype" | "torch.device":
+                return _of_torch(kind, document)
             case "tensor":
                 return self._tensor(document)
             case _ if kind == PER_RANK:
@@ -143,7 +141,7 @@ class _Decoder:
             raise ValueError(f"strides {stride} do not fit shape {tuple(stored.shape)}")
         name = document["name"]
         if name not in self._laid_out:
-            empty = torch.empty_strided(stored.shape, stride, dtype=stored.dtype, device=stored.device)
+            empty = stored.new_empty_strided(stored.shape, stride)
             self._laid_out[name] = stride, empty.copy_(stored)
         known, laid_out = self._laid_out[name]
         if known != stride:  # each would be a copy of its own, and a manifest may name any number
@@ -155,11 +153,11 @@ class _Decoder:
         stored = self._stored(document["name"])
         if not dtype.itemsize:
             raise ValueError("an array of elements without bytes")
-        if stored.dtype is not torch.uint8 or stored.dim() != 1 or stored.numel() != math.prod(shape) * dtype.itemsize:
+        if name_of(stored.dtype) != "uint8" or stored.dim() != 1 or stored.numel() != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{stored.numel()} stored bytes are no array {dtype} {shape}")
         if stored.is_meta:
             return np.broadcast_to(np.zeros((), dtype), shape)
-        return writable_bytes(stored.cpu()).view(dtype).reshape(shape)
+        return stored.cpu().numpy().view(dtype).reshape(shape)
 
 
 def _sizes(value: object) -> tuple[int, ...]:
@@ -168,8 +166,15 @@ def _sizes(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _dtype(name: object) -> torch.dtype:
-    """Any dtype of torch, also those whose tensors we do not store: a configuration may name them."""
+def _of_torch(kind: str, document: dict[str, Any]) -> Any:
+    import torch  # only here: few documents hold any of these, and `checkpoint ls` takes a fraction of its time
+
+    match kind:
+        case "torch.Size":
+            return torch.Size(_sizes(document["items"]))
+        case "torch.device":
+            return torch.device(document["name"])
+    name = document["name"]  # of any dtype, also those whose tensors we do not store: a configuration may name them
     found = getattr(torch, name, None) if type(name) is str else None
     if isinstance(found, torch.dtype):
         return found

@@ -1,23 +1,35 @@
-"""How a tensor's bytes are seen and named. Every dtype goes through its bytes, so every bit survives.
-
-Bytes are little-endian and in row-major order of the tensor's shape, whatever its strides in memory.
-"""
+"""The dtypes of stored tensors, by the names that torch gives them. Needs no torch."""
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-_NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64
-complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"""
+if TYPE_CHECKING:
+    import torch
 
-# Name in the manifest -> torch's dtype; an older torch simply lacks the youngest ones.
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
-NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
-# Of each width in bytes: what has no bits of its own meaning for whoever copies it.
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+@dataclass(frozen=True)
+class StoredDtype:
+    """itemsize  bytes of an element"""
+
+    name: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_OF_WIDTH = {
+    1: "bool uint8 int8 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
+    2: "uint16 int16 float16 bfloat16",
+    4: "uint32 int32 float32 complex32",
+    8: "uint64 int64 float64 complex64",
+    16: "complex128",
+}
+
+# By the name in the manifest.
+STORED = {name: StoredDtype(name, width) for width, names in _OF_WIDTH.items() for name in names.split()}
 
 # What safetensors calls them. A dtype that it lacks is stored as U8 with one more axis of itemsize bytes.
 SAFETENSORS = {
@@ -32,27 +44,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def flat_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes, flat: a view where it is contiguous on the CPU, else a copy.
-
-    By way of DLPack: after `numpy()` a tensor can never be resized again, which observers do to the model's buffers.
-    """
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return np.from_dlpack(_flat(plain).view(torch.uint8)).data
-
-
-def writable_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """A flat uint8 view into a contiguous CPU tensor that shares its memory."""
-    assert tensor.is_contiguous(), "a copy would be written to instead of the tensor"
-    return _flat(tensor).view(torch.uint8).numpy()
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat view. A single element counts as contiguous whatever its stride, which view() would keep."""
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+def nbytes(shape: tuple[int, ...], dtype: StoredDtype) -> int:
     """Bytes of a tensor of this shape, by exact integer arithmetic."""
     total = dtype.itemsize
     for size in shape:

@@ -48,7 +48,7 @@ def digest_entry(sha: hashlib._Hash, name: str, dtype: str, shape: list[int], da
 
 def _sorted(tree: Tree) -> Iterable[tuple[str, str, list[int], memoryview]]:
     """One tensor's bytes at a time: a tensor on a GPU is copied to the host, and let go of, before the next."""
-    from checkpoint.format.dtypes import (  # only here: the writer process hashes, and never loads torch
+    from checkpoint.format.tensors import (  # only here: the writer process hashes, and never loads torch
         NAMES,
         flat_bytes,
     )

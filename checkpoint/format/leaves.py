@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.decoding import decode, numpy_dtype
 from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, child
-from checkpoint.format.dtypes import name_of
+from checkpoint.format.dtypes import StoredDtype
 from checkpoint.format.pieces import StoredTensor
 
 _SHOWN = 60  # characters of a plain value
 _PAIRS, _ITEMS = ("dict", "OrderedDict", "Counter"), ("tuple", "torch.Size", PER_RANK)
 
-Dtype = torch.dtype | np.dtype[Any]
+Dtype = StoredDtype | np.dtype[Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Array:
         return self.dtype, self.shape
 
     def __str__(self) -> str:
-        kind = name_of(self.dtype) if isinstance(self.dtype, torch.dtype) else f"array {self.dtype}"
+        kind = self.dtype.name if isinstance(self.dtype, StoredDtype) else f"array {self.dtype}"
         return f"{kind} {list(self.shape)}"
 
 
@@ -66,7 +65,7 @@ def entry(document: Document, tensors: dict[str, StoredTensor]) -> Array | Value
     if kind == "ndarray":
         stored = tensors[document["name"]]
         dtype, shape = numpy_dtype(document["dtype"]), tuple(int(size) for size in document["shape"])
-        if not dtype.itemsize or stored.dtype is not torch.uint8:
+        if not dtype.itemsize or stored.dtype.name != "uint8":
             raise ValueError(f"no array has dtype {dtype}")
         if math.prod(stored.shape) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{math.prod(stored.shape)} stored bytes are no array {dtype} {shape}")

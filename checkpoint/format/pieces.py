@@ -17,11 +17,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.format.dtypes import nbytes
+from checkpoint.format.dtypes import StoredDtype, nbytes
 from checkpoint.format.shards import Piece
 
 Integers = NDArray[np.int64]
@@ -41,7 +40,7 @@ class StoredTensor:
     """
 
     name: str
-    dtype: torch.dtype
+    dtype: StoredDtype
     shape: tuple[int, ...]
     objects: Integers
     starts: Integers
@@ -68,7 +67,7 @@ class Table:
     """
 
     names: list[str]
-    dtypes: list[torch.dtype]
+    dtypes: list[StoredDtype]
     shapes: list[tuple[int, ...]]
     counts: Integers
     objects: Integers
@@ -181,7 +180,7 @@ class Table:
         return self.names[int(np.searchsorted(np.cumsum(self.counts), piece, side="right"))]
 
 
-def columns(entries: Sequence[tuple[str, torch.dtype, tuple[int, ...], list[Any]]]) -> Table:
+def columns(entries: Sequence[tuple[str, StoredDtype, tuple[int, ...], list[Any]]]) -> Table:
     """The table of these tensors, whose pieces are as the manifest has them. Not judged yet.
 
     Raises CorruptCheckpoint, KeyError and TypeError for what is no list of pieces.

@@ -1,4 +1,4 @@
-"""Tensors into shards: which piece of which tensor lies where. Planning is pure; packing makes one shard at a time.
+"""Tensors into shards: which piece of which tensor lies where. Pure; tensors.py packs them, one at a time.
 
 A piece is a box of its tensor: `offsets` and `sizes`, one number per axis. A tensor larger than a shard is cut along
 its first axis (then the next, where one row is still too large), so that each piece is one run of bytes. The manifest's
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
+from checkpoint.format.dtypes import SAFETENSORS, StoredDtype, name_of
 
-from checkpoint.format.dtypes import NAMES, SAFETENSORS, flat_bytes
+if TYPE_CHECKING:
+    import torch
 
 SHARD_BYTES = 128 * 2**20
 ALIGNMENT = 64
@@ -96,28 +97,12 @@ def cut(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
             yield (row, *offsets), (1, *sizes)
 
 
-def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype | StoredDtype) -> int:
     """Where the bytes of a piece made by `cut` begin in its tensor, if that lies in row-major order."""
     first = 0
     for offset, size in zip(piece.offsets, shape, strict=True):
         first = first * size + offset
     return first * dtype.itemsize
-
-
-def pack(shard: Shard, tensors: Mapping[str, torch.Tensor], buffer: bytearray | mmap.mmap) -> memoryview:
-    """The shard's file, made at the start of `buffer`, which holds at least `shard.size` bytes.
-
-    Copies the shard's pieces only: from a GPU, no more than one shard is on the host at a time. One buffer for all
-    shards stays warm; copying into fresh memory takes several times as long.
-    """
-    file = memoryview(buffer)[: shard.size]
-    file[: len(shard.header)] = shard.header
-    for piece in shard.pieces:
-        box = tensors[piece.tensor]
-        for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
-            box = box.narrow(axis, offset, size)
-        file[piece.start : piece.start + piece.bytes] = flat_bytes(box)
-    return file
 
 
 def _lay_out(batch: list[Piece], tensors: dict[str, torch.Tensor]) -> Shard:
@@ -128,7 +113,7 @@ def _lay_out(batch: list[Piece], tensors: dict[str, torch.Tensor]) -> Shard:
     position = 0
     for piece in ordered:
         dtype = tensors[piece.tensor].dtype
-        name = SAFETENSORS.get(NAMES[dtype])
+        name = SAFETENSORS.get(name_of(dtype))
         shape = list(piece.sizes) if name else [*piece.sizes, dtype.itemsize]
         entries[piece.key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [position, position + piece.bytes]}
         starts.append(position)

@@ -17,7 +17,6 @@ import base64
 import math
 import re
 import struct
-import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from enum import Enum
@@ -28,8 +27,10 @@ import torch
 
 from checkpoint.errors import UnsupportedValue
 from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree, child
-from checkpoint.format.dtypes import NAMES, name_of
+from checkpoint.format.dtypes import name_of
+from checkpoint.format.kinds import has_fixed_meaning, is_dense, is_sharded, is_stateful
 from checkpoint.format.marks import Marks
+from checkpoint.format.tensors import NAMES
 
 _KEY = " (the key)"
 _OWN_NAME = re.compile(r"#rank\d+(#\d+)?$")  # of tensors of one rank alone
@@ -49,17 +50,6 @@ def encode(
     """
     encoder = _Encoder(sharded, marks)
     return encoder.value(tree, "", 0), encoder.tensors
-
-
-def is_sharded(value: object) -> bool:
-    """Whether this is a DTensor. Does not import what defines them: without it there are none."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
-def is_stateful(value: object) -> bool:
-    """Whether `value` is saved as its state_dict()."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def walk_tensors(tree: Tree, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -235,23 +225,6 @@ def _memory(tensor: torch.Tensor) -> object:
         return object()  # empty tensors all have address 0 and are not tied
     view = tensor.is_conj(), tensor.is_neg()
     return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride(), view
-
-
-def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether these strides lay the elements out without gaps or overlaps, in some order of the axes."""
-    expected = 1
-    for size, step in sorted(zip(shape, stride, strict=True), key=lambda axis: (axis[1], axis[0])):
-        if size == 1:
-            continue
-        if step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def has_fixed_meaning(dtype: np.dtype[Any]) -> bool:
-    """Whether bytes of this NumPy dtype mean the same on every machine: no objects, records or long doubles."""
-    return not dtype.hasobject and dtype.kind != "V" and dtype.char not in "gG"
 
 
 def _array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

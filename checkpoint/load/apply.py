@@ -16,8 +16,8 @@ import torch
 
 from checkpoint.errors import StateMismatch
 from checkpoint.format.document import Tree, child
+from checkpoint.format.kinds import is_sharded, is_stateful
 from checkpoint.format.marks import KEPT
-from checkpoint.format.tree import is_sharded, is_stateful
 from checkpoint.load.cast import Cast, Casts
 from checkpoint.load.loaded import Skipped
 

@@ -18,7 +18,7 @@ import torch
 
 from checkpoint.errors import CheckpointError, StateMismatch
 from checkpoint.format.dtypes import name_of
-from checkpoint.format.tree import is_sharded
+from checkpoint.format.kinds import is_sharded
 
 Rule = bool | torch.dtype
 Cast = Rule | Mapping[str, Rule] | None

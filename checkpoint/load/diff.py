@@ -16,9 +16,9 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from checkpoint.format.dtypes import STORED
 from checkpoint.format.leaves import Array, Dtype, Value
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CommitId
@@ -27,6 +27,7 @@ from checkpoint.load.stream import Stream
 from checkpoint.storage import Storage
 
 _BLOCK = 2**22  # elements that are compared at a time
+_ALSO_NUMPYS = frozenset(STORED) & np.sctypeDict.keys()
 
 
 class DifferenceKind(str, Enum):
@@ -183,21 +184,27 @@ def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> Counted:
 def _numbers(words: NDArray[Any], dtype: Dtype) -> NDArray[Any] | None:
     """The elements as int64, uint64, float64 or complex128, or None where they are no numbers."""
     flat = words.reshape(-1).view(np.uint8)
-    values: NDArray[Any] | None
-    values = flat.view(dtype) if isinstance(dtype, np.dtype) else _as_numpy(torch.from_numpy(flat).view(dtype))
+    values = _values(flat, dtype)
     if values is None:
         return None
     wide = {"b": np.int64, "i": np.int64, "u": np.uint64, "f": np.float64, "c": np.complex128}.get(values.dtype.kind)
     return None if wide is None else values.astype(wide)
 
 
-def _as_numpy(tensor: torch.Tensor) -> NDArray[Any] | None:
+def _values(flat: Bytes, dtype: Dtype) -> NDArray[Any] | None:
     """The elements in a dtype that NumPy has, without loss, or None where there is none."""
+    if isinstance(dtype, np.dtype):
+        return flat.view(dtype)
+    if dtype.name in _ALSO_NUMPYS:
+        return flat.view(dtype.name)
+    if dtype.name == "bfloat16":  # the upper half of a float32
+        return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    import torch  # only here: it takes seconds, and few states hold what is left
+
+    from checkpoint.format.tensors import torch_dtype
+
+    tensor = torch.from_numpy(flat).view(torch_dtype(dtype))
     try:
-        if tensor.dtype is torch.complex32:
-            return tensor.to(torch.complex64).numpy()
-        if tensor.dtype is torch.bfloat16 or (tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1):
-            return tensor.to(torch.float32).numpy()
-        return tensor.numpy()
+        return tensor.to(torch.complex64 if dtype.name == "complex32" else torch.float32).numpy()
     except (RuntimeError, TypeError):  # packed dtypes of 4 bits convert to nothing
         return None

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
+from checkpoint.errors import CorruptCheckpoint
 from checkpoint.format.decoding import decode
 from checkpoint.format.document import Tree
-from checkpoint.format.dtypes import writable_bytes
 from checkpoint.format.manifest import Commit, corrupt_manifest
 from checkpoint.format.names import CommitId
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Piece, run_start
-from checkpoint.load.objects import GetInto, check_sizes, read_object, read_or_map
+from checkpoint.format.tensors import torch_dtype, writable_bytes
+from checkpoint.load.objects import GetInto, check_sizes, read_or_map
 from checkpoint.memory import free_bytes
 from checkpoint.runs.history import read_manifest
 from checkpoint.storage import Storage, get_into
@@ -55,7 +55,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_int
     pieces: dict[int, list[Piece]] = {index: [] for index in range(len(manifest.objects))}
     for name, stored in manifest.tensors.items():
         if not (shared and _is_viewable(stored)):
-            tensors[name] = torch.empty(stored.shape, dtype=stored.dtype)
+            tensors[name] = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
         for index, piece in stored.pieces:
             pieces[index].append(piece)
 
@@ -67,7 +67,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_int
             stored = manifest.tensors[piece.tensor]
             source = data[piece.start : piece.start + piece.bytes]
             if shared and _is_viewable(stored):
-                tensors[piece.tensor] = source.view(stored.dtype).view(stored.shape)
+                tensors[piece.tensor] = source.view(torch_dtype(stored.dtype)).view(stored.shape)
             else:
                 _place(piece, source, tensors[piece.tensor], stored)
 
@@ -85,37 +85,6 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_int
     return Checkpoint(id.step, manifest.meta, tree, manifest.as_commit())
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What verifying one commit found. `problems` is empty where every byte is as it was written."""
-
-    name: str
-    step: int
-    in_lineage: bool
-    problems: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-
-def verify(storage: Storage, id: CommitId, in_lineage: bool) -> Verified:
-    """Reads every byte of the commit, going on after a damaged object, so that all of them are named."""
-    problems = []
-    try:
-        manifest = read_manifest(storage, id)
-    except StorageError:
-        raise
-    except CheckpointError as error:
-        return Verified(str(id), id.step, in_lineage, (str(error),))
-    for index in range(len(manifest.objects)):
-        try:
-            read_object(storage, manifest, index)
-        except CorruptCheckpoint as error:
-            problems.append(str(error))
-    return Verified(str(id), id.step, in_lineage, tuple(problems))
-
-
 def _is_viewable(stored: StoredTensor) -> bool:
     """Whether all of it lies in one object, aligned."""
     return len(stored.pieces) == 1 and stored.pieces[0][1].start % stored.dtype.itemsize == 0
@@ -127,7 +96,7 @@ def _place(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: Sto
         start = run_start(piece, stored.shape, stored.dtype)
         writable_bytes(tensor)[start : start + piece.bytes] = source.numpy()
         return
-    box = torch.empty(piece.sizes, dtype=stored.dtype)
+    box = torch.empty(piece.sizes, dtype=torch_dtype(stored.dtype))
     writable_bytes(box)[:] = source.numpy()
     for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         tensor = tensor.narrow(axis, offset, size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from checkpoint.errors import CheckpointError, CorruptCheckpoint
 from checkpoint.format.draft import MANIFEST_BYTES_MAX
-from checkpoint.format.manifest import Manifest, corrupt_manifest, parse
+from checkpoint.format.manifest import Commit, Manifest, corrupt_manifest, parse
 from checkpoint.format.names import COMMITS, DATA, CommitId, claim_key, commit_id, data_owner, id_from
 from checkpoint.runs.fence import claims_listed, is_there, read_claim_body
 from checkpoint.runs.lineage import lineage
@@ -38,6 +38,11 @@ class History:
     lineage: tuple[CommitId, ...]
     outside: tuple[CommitId, ...]
     contending: tuple[int, ...] = ()
+
+    @property
+    def commits(self) -> list[tuple[CommitId, bool]]:
+        """All, each with whether it is of the lineage; those outside come last."""
+        return [(id, True) for id in self.lineage] + [(id, False) for id in self.outside]
 
 
 def read_history(
@@ -110,6 +115,17 @@ def unlisted(storage: Storage, history: History) -> list[CommitId]:
     that has no commit."""
     owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
     return [id for id in sorted(owners - {*history.lineage, *history.outside}) if is_there(storage, id.manifest_key)]
+
+
+def list_commits(storage: Storage, history: History, log: Log) -> list[Commit]:
+    """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
+    found = []
+    for id, in_lineage in history.commits:
+        try:
+            found.append(read_manifest(storage, id).as_commit(in_lineage=in_lineage))
+        except CorruptCheckpoint as damage:
+            log(f"{id} is not listed: {damage}")
+    return found
 
 
 def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:

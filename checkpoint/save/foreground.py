@@ -10,7 +10,7 @@ import torch
 from checkpoint.format.draft import StoredObject
 from checkpoint.format.manifest import Commit
 from checkpoint.format.names import CommitId
-from checkpoint.format.shards import pack
+from checkpoint.format.tensors import pack
 from checkpoint.save.commit import commit, write_object
 from checkpoint.save.planner import Plan, Save
 from checkpoint.storage import Storage

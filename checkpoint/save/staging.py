@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from checkpoint.format.dtypes import INTEGERS
 from checkpoint.format.shards import Piece, run_start
+from checkpoint.format.tensors import INTEGERS
 from checkpoint.save.arena import Arena, places
 from checkpoint.save.copying import Left, Move, Streamed, move
 from checkpoint.save.planner import Plan

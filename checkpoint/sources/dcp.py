@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from checkpoint.errors import CorruptCheckpoint
-from checkpoint.format.dtypes import DTYPES
+from checkpoint.format.dtypes import STORED, name_of
 from checkpoint.format.pieces import columns
+from checkpoint.format.tensors import DTYPES
 from checkpoint.sources.source import BadSource, Source, bad, some
 from checkpoint.sources.torch_file import load_part
 
@@ -239,7 +240,7 @@ def _expect_tiles(name: str, dtype: torch.dtype, shape: Numbers, parts: Sequence
         for number, part in enumerate(parts)
     ]
     try:
-        columns([(name, dtype, shape, pieces)]).judge([_NUMBER_MAX] * len(parts))
+        columns([(name, STORED[name_of(dtype)], shape, pieces)]).judge([_NUMBER_MAX] * len(parts))
     except CorruptCheckpoint as error:
         raise ValueError(str(error)) from error
 

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import CheckpointError
 from checkpoint.format.document import Tree
+
+if TYPE_CHECKING:
+    import torch
 
 
 class BadSource(CheckpointError):

@@ -15,8 +15,6 @@ import os
 import re
 from typing import Any
 
-from fsspec import available_protocols
-
 from checkpoint.errors import CheckpointError
 from checkpoint.storage.base import (
     AlreadyThere,
@@ -32,7 +30,6 @@ from checkpoint.storage.base import (
     version,
 )
 from checkpoint.storage.bounded import TooLarge, get_bounded
-from checkpoint.storage.fsspec import FsspecStorage
 from checkpoint.storage.local import LocalStorage
 from checkpoint.storage.redact import Scrubber, redact
 from checkpoint.storage.retry import RetryingStorage
@@ -76,7 +73,7 @@ def open_storage(
     protocol, separator, path = text.partition("://")
     inner: Storage
     typo = re.match(r"([A-Za-z][\w+.-]+)(:/?)(?!//)", text)
-    if typo and not separator and typo[1] in available_protocols():
+    if typo and not separator and _is_protocol(typo[1]):
         meant = redact(text.replace(typo[2], "://", 1))  # which knows secrets in URLs
         raise CheckpointError(
             f"{typo[1]}{typo[2]} begins a path here, and would be a folder of that name\n"
@@ -94,5 +91,15 @@ def open_storage(
 
         inner = ObstoreStorage(text, {name: value for name, value in options.items() if name != "client"})
     else:
+        from checkpoint.storage.fsspec import (
+            FsspecStorage,  # only here: a folder does without fsspec
+        )
+
         inner = FsspecStorage(text, options)
     return RetryingStorage(inner, retry_s=retry_s, scrub=Scrubber(text, options), answer_s=answer_s)
+
+
+def _is_protocol(name: str) -> bool:
+    from fsspec import available_protocols
+
+    return name in available_protocols()

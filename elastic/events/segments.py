@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
-
-import numpy as np
 
 from elastic.events.compaction import Compaction, forget, joined
 from elastic.events.event import Event
@@ -84,8 +83,9 @@ def _bounded(items: list[Event]) -> list[Event]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON cannot say: a NumPy scalar's value, anything else's str()."""
-    return value.item() if isinstance(value, np.generic) else str(value)
+    """What JSON cannot say: a NumPy scalar's value, anything else's str(). Without NumPy there are none."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else str(value)
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode

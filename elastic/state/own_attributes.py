@@ -24,7 +24,7 @@ import xxhash
 
 import checkpoint
 from checkpoint.errors import UnsupportedValue
-from checkpoint.format.tree import is_stateful
+from checkpoint.format.kinds import is_stateful
 from elastic.errors import UNTOUCHED, StepError
 from elastic.state.attributes import OF_MODULES, is_plain
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.format.dtypes import DTYPES, writable_bytes
-from checkpoint.format.shards import pack
+from checkpoint.format.tensors import DTYPES, pack, writable_bytes
 from checkpoint.runs.claims import Claim
 from checkpoint.save import arena as arenas
 from checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, places

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from checkpoint import Checkpointer
 from checkpoint.cli import main
-from checkpoint.format.dtypes import DTYPES
+from checkpoint.format.dtypes import STORED
 from checkpoint.format.envelope import seal, unseal
 from checkpoint.load.diff import count
 
@@ -119,9 +119,9 @@ def test_differences_are_counted_in_every_form(
     assert (one["differing"], one["largest"], one["nonfinite"]) == (differing, largest, nonfinite)
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", STORED)
 def test_elements_of_every_dtype_that_can_be_saved_are_counted(name: str) -> None:
-    dtype = DTYPES[name]
+    dtype = STORED[name]
     a = np.zeros(3 * dtype.itemsize, np.uint8)
     b = a.copy()
     b[0], b[-1] = 1, 2
@@ -140,7 +140,7 @@ def test_counting_agrees_with_looking_at_each_element(pairs: list[tuple[float, f
     b = np.array([x if same else y for x, y, same in pairs], np.float32)
     bits = [(x, y) for x, y in zip(a, b, strict=True) if x.tobytes() != y.tobytes()]
     finite = [(float(x), float(y)) for x, y in bits if math.isfinite(x) and math.isfinite(y)]
-    found = count(a.view(np.uint8), b.view(np.uint8), torch.float32)
+    found = count(a.view(np.uint8), b.view(np.uint8), STORED["float32"])
     assert found.as_tuple() == (
         len(bits),
         max((abs(x - y) for x, y in finite), default=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -20,9 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
+from checkpoint.format.dtypes import STORED
 from checkpoint.format.envelope import seal, unseal
 from checkpoint.format.manifest import parse
 from checkpoint.format.names import CommitId
+from checkpoint.format.tensors import DTYPES
 from checkpoint.save import commit as writer
 from checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter
@@ -180,6 +183,23 @@ def test_a_hostile_manifest_is_refused_and_the_one_before_is_used(
     assert caught.value.commit == commit.name
     assert set(watched.read) <= {"claims/00000001.json", commit.id.manifest_key, commit.id.shard_key(0)}
     assert reader.read().step == 1
+
+
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3]) | st.integers(0, 62).map(lambda power: 2**power), max_size=5),
+    name=st.sampled_from(sorted(STORED)),
+    at=st.integers(0, 5),
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_a_shape_that_is_taken_is_one_that_torch_has(shape: list[int], name: str, at: int) -> None:
+    """A reader judges it without torch. Empty, it needs no bytes that would have to be there."""
+    shape.insert(at, 0)
+    body = {**boxes([], (0,)), "objects": [], "tensors": {"w": {"dtype": name, "shape": shape, "pieces": []}}}
+    fits = math.prod(max(1, size) for size in shape) * STORED[name].itemsize < 2**63
+    with contextlib.nullcontext() if fits else pytest.raises(CorruptCheckpoint, match="which no tensor has"):
+        parse(seal(body), CommitId(1, 2, "0" * 20))
+    if fits:
+        assert torch.empty(shape, dtype=DTYPES[name], device="meta").numel() == 0
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[" * 100_000, b'{"xxh3_128":"', b"\xff" * 100])

@@ -388,8 +388,8 @@ def test_cut_anywhere_an_import_leaves_the_run_as_it_was_or_is_there_whole(tmp_p
             contextlib.suppress(PowerCut),
             Checkpointer(cast(Storage, watched), log=screen.warn, grace_s=0) as runs,
         ):
-            place = OpenedRun(str(run), watched, runs, (), screen)
-            import_state(place, source, step=3, part=None, supersede=True, screen=screen, origin="w.pt")
+            place = OpenedRun(str(run), watched, (), screen)
+            import_state(place, runs, source, step=3, part=None, supersede=True, screen=screen, origin="w.pt")
             finished = True
         with Checkpointer(run, grace_s=0) as runs:
             here = {"model": {"w": torch.zeros(40)}}

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint import UnsupportedValue, decode, digest, encode
-from checkpoint.format.dtypes import DTYPES, flat_bytes, writable_bytes
+from checkpoint.format.dtypes import STORED
+from checkpoint.format.tensors import DTYPES, flat_bytes, writable_bytes
 
 
 def round_trip(tree: Any) -> Any:
@@ -260,3 +261,10 @@ def test_floats_that_json_lacks_keep_their_bits() -> None:
     back = round_trip([payload, -math.inf, -0.0, 5e-324])
     assert struct.pack(">d", back[0]).hex() == "7ff8000000000123"
     assert same(back[1:], [-math.inf, -0.0, 5e-324])
+
+
+def test_the_dtypes_of_a_manifest_are_torch_s() -> None:
+    """Their widths are told without torch, by those who only look at what is there."""
+    assert {name: dtype.itemsize for name, dtype in STORED.items()} == {
+        name: dtype.itemsize for name, dtype in DTYPES.items()
+    }

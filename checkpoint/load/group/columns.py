@@ -11,7 +11,7 @@ import json
 import numpy as np
 
 from checkpoint.format.draft import StoredObject
-from checkpoint.format.dtypes import DTYPES, NAMES
+from checkpoint.format.dtypes import STORED
 from checkpoint.format.envelope import to_json
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.names import CommitId
@@ -28,7 +28,7 @@ def packed(manifest: Manifest) -> bytes:
         {
             "tree": manifest.tree,
             "names": table.names,
-            "dtypes": [NAMES[dtype] for dtype in table.dtypes],
+            "dtypes": [dtype.name for dtype in table.dtypes],
             "shapes": table.shapes,
             "objects": [one.document() for one in manifest.objects],
             "lengths": [len(column) for column in columns],
@@ -47,6 +47,6 @@ def unpacked(data: Buffer, id: CommitId) -> Manifest:
         columns.append(np.frombuffer(view[at : at + 8 * length], "<i8").astype(np.int64))
         at += 8 * length
     shapes = [tuple(shape) for shape in head["shapes"]]
-    table = Table(head["names"], [DTYPES[name] for name in head["dtypes"]], shapes, *columns)
+    table = Table(head["names"], [STORED[name] for name in head["dtypes"]], shapes, *columns)
     objects = tuple(map(StoredObject.of, head["objects"]))
     return Manifest(id, 0.0, None, {}, objects, table.tensors(), head["tree"], table)

@@ -27,6 +27,7 @@ from checkpoint.format.manifest import Manifest, corrupt_manifest
 from checkpoint.format.marks import Resolver
 from checkpoint.format.names import CommitId, id_document, id_from
 from checkpoint.format.pieces import StoredTensor
+from checkpoint.format.tensors import torch_dtype
 from checkpoint.load.apply import apply, match
 from checkpoint.load.group.columns import packed, unpacked
 from checkpoint.load.group.exchange import ReadPlan, exchange
@@ -183,7 +184,7 @@ def _as_here(manifest: Manifest, sharded: dict[str, torch.Tensor], wanted: Wante
 
 
 def _empty(stored: StoredTensor) -> torch.Tensor:
-    return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+    return torch.empty(stored.shape, dtype=torch_dtype(stored.dtype), device="meta")
 
 
 def _wants(

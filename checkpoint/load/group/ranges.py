@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from checkpoint.format.dtensor import local_box
-from checkpoint.format.dtypes import INTEGERS, writable_bytes
 from checkpoint.format.manifest import Manifest
 from checkpoint.format.pieces import StoredTensor
 from checkpoint.format.shards import Box
+from checkpoint.format.tensors import INTEGERS, torch_dtype, writable_bytes
 from checkpoint.load.objects import Chunk, Run, chunks_of, run_range
 from checkpoint.storage import Buffer
 
@@ -38,7 +38,7 @@ class Wanted:
         for name in names:
             stored = manifest.tensors[name]
             box = local_box(sharded[name]) if name in sharded else ((0,) * len(stored.shape), stored.shape)
-            into = self.tensors[name] = torch.empty(box[1], dtype=stored.dtype)
+            into = self.tensors[name] = torch.empty(box[1], dtype=torch_dtype(stored.dtype))
             for transfer in _transfers(stored, box, into):
                 size = manifest.objects[transfer.object].chunk_bytes
                 for number in range(transfer.start // size, (transfer.start + transfer.bytes - 1) // size + 1):

@@ -23,9 +23,9 @@ from checkpoint.format.dtensor import local_part
 from checkpoint.format.dtypes import name_of
 from checkpoint.format.envelope import to_json
 from checkpoint.format.hashing import xxh3
+from checkpoint.format.kinds import is_sharded
 from checkpoint.format.leaves import leaves
 from checkpoint.format.marks import Marks
-from checkpoint.format.tree import is_sharded
 from checkpoint.net.framing import Message
 from checkpoint.save.group import replicas
 from checkpoint.save.group.layout import check_same_kinds

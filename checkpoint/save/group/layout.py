@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from checkpoint.errors import CheckpointError
 from checkpoint.format import manifest
 from checkpoint.format.dtensor import local_part
-from checkpoint.format.dtypes import DTYPES, NAMES
 from checkpoint.format.hashing import xxh3
+from checkpoint.format.kinds import is_sharded
 from checkpoint.format.marks import Marks
 from checkpoint.format.shards import Box, Piece, cut, into_shards
-from checkpoint.format.tree import is_sharded
+from checkpoint.format.tensors import DTYPES, NAMES
 from checkpoint.save.planner import Plan
 
 SHARES = 16  # pieces that a rank's share of the replicated tensors has, at least: the shares differ by less than one

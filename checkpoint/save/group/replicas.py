@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import xxhash
 
-from checkpoint.format.dtypes import flat_bytes
 from checkpoint.format.hashing import xxh3
-from checkpoint.format.tree import is_dense
+from checkpoint.format.kinds import is_dense
+from checkpoint.format.tensors import flat_bytes
 from checkpoint.storage import Buffer
 
 _THREADS_MAX = 4  # as for the copy: more read no faster than memory gives

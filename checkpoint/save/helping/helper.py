@@ -19,7 +19,8 @@ from typing import Any
 from checkpoint.errors import CheckpointError
 from checkpoint.format.document import Tree
 from checkpoint.format.hashing import xxh3
-from checkpoint.format.shards import pack, plan_shards
+from checkpoint.format.shards import plan_shards
+from checkpoint.format.tensors import pack
 from checkpoint.format.tree import encode
 from checkpoint.net.client import Client
 from checkpoint.net.codec import made, parse

@@ -25,8 +25,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
-
 from checkpoint.errors import CheckpointError, SaveDropped
 from checkpoint.format.draft import Draft
 from checkpoint.format.names import CommitId
@@ -172,7 +170,10 @@ class WriterServer:
         self._scrub = Scrubber(said.url, said.options)
         self._budget_bytes, self._finish_s = said.budget_bytes, said.finish_s
         try:
-            fsspec.get_filesystem_class(fsspec.utils.get_protocol(said.url))
+            if "://" in said.url:
+                import fsspec  # only here: for a folder this process begins in two thirds of the time
+
+                fsspec.get_filesystem_class(fsspec.utils.get_protocol(said.url))
             self._storage = open_storage(said.url, said.options, retry_s=said.retry_s)
             self._name = announce(self._storage.url, self._parent)
         except (ImportError, ValueError) as error:

@@ -9,7 +9,8 @@ from typing import Any
 
 from checkpoint.format.names import CommitId
 from checkpoint.load.diff import Side, compare
-from checkpoint.load.reader import read_commit, verify
+from checkpoint.load.reader import read_commit
+from checkpoint.load.verify import verify_commit
 from checkpoint.runs.history import read_history
 from checkpoint.storage import Storage, open_storage
 from elastic.drill.judge.invariants import judge
@@ -87,7 +88,7 @@ def stored(
 
 
 def _stored(storage: Storage, id: CommitId) -> StoredCheckpoint:
-    found = verify(storage, id, True)
+    found = verify_commit(storage, id, True)
     if found.problems:
         return StoredCheckpoint(str(id), id.claim, id.step, wrong="; ".join(found.problems))
     tree = read_commit(storage, id, shared=True).tree

@@ -42,7 +42,7 @@ def commit_before_the_data(right: Any, act: Act) -> Any:
     def save_now(storage: Any, save: Any) -> Any:
         from checkpoint.format.draft import StoredObject
         from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
-        from checkpoint.format.shards import pack
+        from checkpoint.format.tensors import pack
 
         act()
         files = [bytes(pack(shard, save.tensors, bytearray(max(save.plan.sizes)))) for shard in save.plan.shards]
