@@ -8,7 +8,6 @@ The hub's end and the nodes' are threads, each with a clock of its own processor
 
 from __future__ import annotations
 
-import selectors
 import socket
 import threading
 import time
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass
 from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, prepare, server_side
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, encode
 from tests.benchmarks import harness
@@ -95,7 +94,7 @@ def _timed(act: Callable[[], None], spent: list[float]) -> Callable[[], None]:
 
 def _ask(at: tuple[str, int], secret: str | None, connections: int, message: Message, trips: int) -> None:
     for _ in range(connections):
-        with selectors.DefaultSelector() as loop, socket.create_connection(at) as connected:
+        with EventLoop() as loop, socket.create_connection(at) as connected:
             keep_alive(connected)
             heard: list[Message] = []
             node = LoopConnection(loop, connected, heard.append, lambda why: None, client_side(secret))
@@ -113,7 +112,7 @@ def _answer(server: socket.socket, secret: str | None, connections: int) -> None
     for _ in range(connections):
         connected, _ = server.accept()
         keep_alive(connected)
-        with selectors.DefaultSelector() as loop:
+        with EventLoop() as loop:
             ended: list[str | None] = []
             hub = LoopConnection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: B023, PLW0108
             hub.takes_long_lines()
