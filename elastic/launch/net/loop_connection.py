@@ -16,7 +16,7 @@ from elastic.launch.net.event_loop import EventLoop
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
 
 _UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
-_RECORD = 1 << 14  # bytes that a record of TLS has at most: who waits for more saves nothing
+RECORD = 1 << 14  # bytes that a record of TLS has at most: who waits for more saves nothing
 
 
 class LoopConnection:
@@ -60,7 +60,7 @@ class LoopConnection:
         if not self._held:
             self._loop.at_end_of_turn(self._write)
         self._held += data
-        if len(self._held) >= _RECORD:
+        if len(self._held) >= RECORD:
             self._write()
 
     def ready(self) -> None:
