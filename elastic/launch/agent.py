@@ -144,6 +144,7 @@ class Agent:
                 while not self._is_done(time.monotonic()):
                     event_loop.run_once(self._loop, max(0.0, next_tick_s - time.monotonic()))
                     self._hub.settle()
+                    self._loop.end_turn()  # what was decided does not wait for the tick
                     if (now_s := time.monotonic()) >= next_tick_s:
                         self._tick(now_s)
                         next_tick_s = now_s + _TICK_S
@@ -453,6 +454,7 @@ class Agent:
         self._hub.tell(as_message(exited))
 
     def _clear_away(self) -> None:
+        self._loop.end_turn()
         if self._terminal is not None:
             self._terminal.close()
         self._starter.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -115,6 +114,7 @@ def _run(
 ) -> int:
     from elastic.launch.agent import Agent
     from elastic.launch.hub.link import HubLink
+    from elastic.launch.net.event_loop import EventLoop
     from elastic.launch.node.notice_hook import NoticeHook
     from elastic.launch.node.notices import NodeNotices
     from elastic.launch.node_rules import NodeRules, ThisNode
@@ -131,7 +131,7 @@ def _run(
     timing = StartTimes(arguments.workers, say) if arguments.timing else None
     if timing is not None:
         timing.mark(LOADED)
-    loop = selectors.DefaultSelector()
+    loop = EventLoop()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
     read_ahead = ReadAhead(known_url(arguments.rdzv_endpoint, environ) if preloaded else None)
     hook = NoticeHook(arguments.on_notice, environ, say=say)

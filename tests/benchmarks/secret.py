@@ -11,7 +11,6 @@ times a second, and hears it as often.
 from __future__ import annotations
 
 import argparse
-import selectors
 import socket
 import statistics
 import threading
@@ -22,7 +21,7 @@ from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secret import generated_secret
 from checkpoint.net.secured import client_side, server_side
 from elastic.launch.hub.server import PING_S
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.wire import Message
 from tests.benchmarks import harness
@@ -60,7 +59,7 @@ def _turn(secret: str | None) -> tuple[float, float]:
         hub = threading.Thread(target=_answer, args=(server, secret))
         hub.start()
         begun = time.perf_counter()
-        with selectors.DefaultSelector() as loop, socket.create_connection(server.getsockname()) as connected:
+        with EventLoop() as loop, socket.create_connection(server.getsockname()) as connected:
             keep_alive(connected)
             heard: list[Message] = []
             agent = LoopConnection(loop, connected, heard.append, lambda why: None, client_side(secret))
@@ -71,9 +70,7 @@ def _turn(secret: str | None) -> tuple[float, float]:
     return first_s, trip_s
 
 
-def _round_trips(
-    loop: selectors.BaseSelector, agent: LoopConnection, heard: list[Message], count: int, begun: float
-) -> float:
+def _round_trips(loop: EventLoop, agent: LoopConnection, heard: list[Message], count: int, begun: float) -> float:
     for _ in range(count):
         heard.clear()
         agent.say(MESSAGE)
@@ -84,7 +81,7 @@ def _round_trips(
 
 def _answer(server: socket.socket, secret: str | None) -> None:
     """Says what it hears, until the other end hangs up."""
-    with selectors.DefaultSelector() as loop:
+    with EventLoop() as loop:
         connected, _ = server.accept()
         keep_alive(connected)
         ended: list[str | None] = []

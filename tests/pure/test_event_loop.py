@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from elastic.launch.net.dialing import Dial
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 
 WITHIN_S = 20.0
 
 
 @pytest.fixture
-def loop() -> Iterator[selectors.BaseSelector]:
-    with selectors.DefaultSelector() as loop:
+def loop() -> Iterator[EventLoop]:
+    with EventLoop() as loop:
         yield loop
 
 
@@ -27,7 +27,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def test_a_dial_that_another_one_closes_in_the_same_turn_is_not_answered(
-    loop: selectors.BaseSelector, address: tuple[str, int]
+    loop: EventLoop, address: tuple[str, int]
 ) -> None:
     dials: list[Dial] = []
     answered: list[socket.socket] = []
@@ -48,9 +48,7 @@ def test_a_dial_that_another_one_closes_in_the_same_turn_is_not_answered(
 
 
 @pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.2", "::1"])
-def test_of_this_machine_s_own_addresses_a_refusal_is_the_word_of_its_kernel(
-    loop: selectors.BaseSelector, own: str
-) -> None:
+def test_of_this_machine_s_own_addresses_a_refusal_is_the_word_of_its_kernel(loop: EventLoop, own: str) -> None:
     """Only that proves that a process has ended (tests/hosts/test_no_witness.py has another machine's)."""
     with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as taken:
         taken.bind((own, 0))  # and does not listen
@@ -60,7 +58,7 @@ def test_of_this_machine_s_own_addresses_a_refusal_is_the_word_of_its_kernel(
     assert (dial.refused, dial.here) == (True, True)
 
 
-def test_who_takes_the_number_of_a_closed_one_is_not_called_for_it(loop: selectors.BaseSelector) -> None:
+def test_who_takes_the_number_of_a_closed_one_is_not_called_for_it(loop: EventLoop) -> None:
     """The number of the closed one is the lowest free one: the next socket that is opened has it."""
     called: list[str] = []
     pairs = [socket.socketpair() for _ in range(2)]
@@ -87,7 +85,7 @@ def test_who_takes_the_number_of_a_closed_one_is_not_called_for_it(loop: selecto
         sock.close()
 
 
-def test_what_was_changed_in_a_turn_is_called_in_the_next(loop: selectors.BaseSelector) -> None:
+def test_what_was_changed_in_a_turn_is_called_in_the_next(loop: EventLoop) -> None:
     called: list[int] = []
     pairs = [socket.socketpair() for _ in range(2)]
 
@@ -110,7 +108,7 @@ def test_what_was_changed_in_a_turn_is_called_in_the_next(loop: selectors.BaseSe
             sock.close()
 
 
-def _until_connected(dials: list[Dial], loop: selectors.BaseSelector) -> None:
+def _until_connected(dials: list[Dial], loop: EventLoop) -> None:
     """All of them, so that one batch holds them."""
     for _ in range(10_000):
         if len(loop.select(0.001)) == len(dials):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import selectors
 import socket
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from elastic.launch.hub.link import HubLink
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.messages import (
@@ -106,7 +105,7 @@ class Node:
     def __init__(self, opened: ExitStack, *, run: str = RUN) -> None:
         self._opened = opened
         self._run = run
-        self._loop = opened.enter_context(selectors.DefaultSelector())
+        self._loop = opened.enter_context(EventLoop())
         self._listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.address = self._listener.getsockname()
         self.ordered: list[dict[str, Any]] = []
@@ -148,10 +147,12 @@ class Node:
             places=lambda: (1, []),
             catch_up=self._catch_up,
         )
+        self._loop.end_turn()
         self._opened.callback(self.link.close)
 
     def tells(self, said: Any) -> None:
         self.link.tell(as_message(said))
+        self._loop.end_turn()
 
     def turn_until(self, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + WITHIN_S
@@ -159,6 +160,7 @@ class Node:
             assert time.monotonic() < deadline, self.said
             run_once(self._loop, 0.05)
             self.link.tick(time.monotonic())
+            self._loop.end_turn()
 
     def is_ordered(self, say: str) -> bool:
         self.link.settle()
@@ -166,6 +168,7 @@ class Node:
 
     def turn(self, within_s: float = WITHIN_S) -> None:
         run_once(self._loop, within_s)
+        self._loop.end_turn()
 
     def _catch_up(self) -> None:
         while self.its_workers_say:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import resource
-import selectors
 import socket
 import struct
 import time
@@ -23,7 +22,7 @@ from checkpoint.net.transport import Transport, TransportError
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import addresses
 from elastic.launch.net.agent_port import HELLO_S, REFUSALS_SHOWN
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists
@@ -77,7 +76,7 @@ class Stand:
         self.secret = secret
         listener = socket.create_server(("127.0.0.1", 0))
         self._address = listener.getsockname()
-        self._loop = selectors.DefaultSelector()
+        self._loop = EventLoop()
         self._callers: list[Caller] = []
         self.said: list[str] = []
         place = ThisNode(node="first", address="127.0.0.1", run=NONCE, secret=secret)
@@ -119,6 +118,7 @@ class Stand:
             if not run_once(self._loop, 0.05) or time.monotonic() > deadline:
                 return
             self.hub.settle()
+            self._loop.end_turn()
 
     def turn_once(self) -> bool:
         """Whether anything was ready."""
@@ -431,7 +431,7 @@ def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> Non
         link = HubLink(
             ThisNode(node="x", address="127.0.0.1", run=NONCE), lambda takes_over: Hub(), say=print, connected=connected
         )
-        loop = selectors.DefaultSelector()
+        loop = EventLoop()
         link.open(
             loop,
             lambda worker, message: None,
@@ -444,6 +444,7 @@ def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> Non
         )
         theirs.sendall(b'{"to":null,"say":"in_full"}\n')
         run_once(loop, WITHIN_S)
+        loop.end_turn()
         lines, hellos = Lines(), list[Any]()
         theirs.settimeout(WITHIN_S)
         while len(hellos) < 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from elastic.launch.hub.server import HubServer
 from elastic.launch.net.dialing import Dial
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists
@@ -154,7 +153,7 @@ def _hub_is_told(message: dict[str, Any], *, knows_it: bool) -> None:
     """
     lines: list[str] = []
     with ExitStack() as opened:
-        loop = opened.enter_context(selectors.DefaultSelector())
+        loop = opened.enter_context(EventLoop())
         lists = KnownLists()
         if knows_it:
             lists.name(as_message(VIEW))
@@ -170,6 +169,7 @@ def _hub_is_told(message: dict[str, Any], *, knows_it: bool) -> None:
             said = parse(TO_LISTENER, hello)
             here.takes(said.node, said, connection)
             here.settle()
+            loop.end_turn()
             return theirs
 
         try:
@@ -204,7 +204,7 @@ def test_a_report_comes_back_as_it_went() -> None:
 def test_what_is_no_address_here_is_told_as_any_that_cannot_be_reached(address: str) -> None:
     """Whoever has come said it, and it travels in the roster: it ended the agent that dialled it."""
     heard: list[Any] = []
-    with selectors.DefaultSelector() as loop:
+    with EventLoop() as loop:
         Dial(loop, (address, 7000), heard.append)
         assert heard == [], "not while it is being made: who dials has nothing to take away yet"
         run_once(loop, WITHIN_S)

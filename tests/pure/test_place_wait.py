@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 from elastic.launch.hub import place_wait
 from elastic.launch.hub.link import HubLink
 from elastic.launch.hub.place_wait import PAUSE_MAX_S, PlaceWait
-from elastic.launch.net.event_loop import run_once
+from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 
@@ -35,7 +34,7 @@ class NodesInOneLoop:
 
     def __init__(self, opened: ExitStack) -> None:
         self._opened = opened
-        self._loop = selectors.DefaultSelector()
+        self._loop = EventLoop()
         self.said: dict[str, list[str]] = {}
         self.links: dict[str, HubLink] = {}
         self.ordered: dict[str, list[str]] = {}

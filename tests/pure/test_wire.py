@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 
 import pytest
 
+from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.processes.worker import cut
 from elastic.membership.messages.messages import Ready
@@ -59,7 +59,7 @@ def test_what_a_dead_worker_said_last_is_heard_however_long_it_is(characters: in
     heard: list[object] = []
     agents, workers = socket.socketpair()
     workers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    with selectors.DefaultSelector() as loop, workers, workers.dup() as of_its_child:
+    with EventLoop() as loop, workers, workers.dup() as of_its_child:
         connection = LoopConnection(loop, agents, heard.append, lambda why: None)
         workers.sendall(encode(last))
         workers.close()

@@ -13,7 +13,6 @@ report, and said to the next hub with its hello (node_report.py).
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from elastic.launch.hub.step_down import OtherHubSearch
 from elastic.launch.hub.written_lookup import BackgroundLookup
 from elastic.launch.net.agent_port import AgentPort, Caller
 from elastic.launch.net.dialing import Address, Dials, other_end
+from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
@@ -113,7 +113,7 @@ class HubLink:
 
     def open(
         self,
-        loop: selectors.BaseSelector,
+        loop: EventLoop,
         deliver: Deliver,
         *,
         gone: Callable[[str], None],

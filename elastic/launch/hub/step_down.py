@@ -5,7 +5,6 @@ Which of two yields to the other is rules.py's to say.
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from checkpoint.net.secured import client_side
 from elastic.launch.hub import rules
 from elastic.launch.net.agent_port import AgentPort
 from elastic.launch.net.dialing import Address, Dials
+from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
@@ -30,7 +30,7 @@ class OtherHubSearch:
         self._yields_to = yields_to
         self._looked_s = 0.0
 
-    def open(self, loop: selectors.BaseSelector) -> None:
+    def open(self, loop: EventLoop) -> None:
         self._loop = loop
         self._dials = Dials(loop)
 

@@ -18,6 +18,7 @@ from checkpoint.net.keepalive import keep_alive
 from checkpoint.net.secured import server_side
 from checkpoint.net.strangers import Strangers, most_strangers
 from checkpoint.net.transport import SAME_FOR_ALL
+from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
@@ -62,7 +63,7 @@ class AgentPort:
 
     def open(
         self,
-        loop: selectors.BaseSelector,
+        loop: EventLoop,
         *,
         came: Callable[[Caller], None],
         ended: Callable[[LoopConnection], None],

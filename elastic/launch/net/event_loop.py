@@ -1,8 +1,33 @@
-"""One turn of an agent's event loop: each registered object comes with the function that is called once it is ready."""
+"""An agent's event loop: each registered object comes with the function that is called once it is ready.
+
+What is said in a turn leaves at its end (loop_connection.py): the loop never waits while something is to be sent.
+"""
 
 from __future__ import annotations
 
 import selectors
+from collections import deque
+from collections.abc import Callable
+
+
+class EventLoop(selectors.DefaultSelector):
+    """A selector that first calls what is to be done before it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at_end: deque[Callable[[], None]] = deque()
+
+    def at_end_of_turn(self, act: Callable[[], None]) -> None:
+        self._at_end.append(act)
+
+    def end_turn(self) -> None:
+        """Also what follows from it."""
+        while self._at_end:
+            self._at_end.popleft()()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.end_turn()
+        return super().select(timeout)
 
 
 def run_once(loop: selectors.BaseSelector, timeout_s: float | None) -> bool:

@@ -1,4 +1,9 @@
-"""One end of a line of messages in an event loop: reading and writing never wait, and an end is noticed once."""
+"""One end of a line of messages in an event loop: reading and writing never wait, and an end is noticed once.
+
+What is said in one turn of the loop leaves in one write at its end: a write is a record of TLS, a call of the kernel
+and a turn of the other end, and a hub of thousands of workers has one for each that it hears. Nothing waits longer than
+the turn, nor beyond a record's length, and what was said just before a connection is closed is sent.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,11 @@ import socket
 from collections.abc import Callable
 
 from checkpoint.net.transport import Cleartext, Transport, TransportError
+from elastic.launch.net.event_loop import EventLoop
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
 
 _UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
+RECORD = 1 << 14  # bytes that a record of TLS has at most: who waits for more saves nothing
 
 
 class LoopConnection:
@@ -20,7 +27,7 @@ class LoopConnection:
 
     def __init__(
         self,
-        loop: selectors.BaseSelector,
+        loop: EventLoop,
         sock: socket.socket,
         on_message: Callable[[Message], None],
         on_end: Callable[[str | None], None],
@@ -34,7 +41,8 @@ class LoopConnection:
         self._on_end = on_end
         self._transport = transport or Cleartext()
         self._lines = Lines()
-        self._unsent = b""
+        self._held = b""  # said in this turn
+        self._unsent = b""  # which the kernel has not taken yet
         self._open = True
         loop.register(sock, selectors.EVENT_READ, self.ready)
         self._shake_hands()
@@ -47,8 +55,12 @@ class LoopConnection:
         self.send(encode(message))
 
     def send(self, data: bytes) -> None:
-        if self._open:
-            self._unsent += self._transport.encrypt(data)
+        if not self._open:
+            return
+        if not self._held:
+            self._loop.at_end_of_turn(self._write)
+        self._held += data
+        if len(self._held) >= RECORD:
             self._write()
 
     def ready(self) -> None:
@@ -70,6 +82,7 @@ class LoopConnection:
     def close(self) -> None:
         if self._open:
             self._open = False
+            self._transmit()
             self._loop.unregister(self._socket)
             self._socket.close()
 
@@ -96,20 +109,31 @@ class LoopConnection:
 
     def _shake_hands(self) -> None:
         if self._transport.pending:
-            self.send(b"")
+            self._write()
 
     def _write(self) -> None:
+        if not self._open:
+            return
+        self._transmit()
+        if len(self._unsent) > _UNREAD_MAX:
+            self._end(f"{len(self._unsent)} bytes were not taken")
+        else:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._loop.modify(self._socket, events, self.ready)
+
+    def _transmit(self) -> None:
+        """All that was said, as far as the kernel takes it."""
+        said, self._held = self._held, b""
+        if said or self._transport.pending:
+            self._unsent += self._transport.encrypt(said)
+        if not self._unsent:
+            return
         try:
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
         except BlockingIOError:
             pass
         except OSError:
             self._unsent = b""  # reading will meet the end, after what still lies there
-        if len(self._unsent) > _UNREAD_MAX:
-            self._end(f"{len(self._unsent)} bytes were not taken")
-        elif self._open:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-            self._loop.modify(self._socket, events, self.ready)
 
     def _end(self, why: str | None) -> None:
         if self._open:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import selectors
 import signal
 import socket
 import time
 from collections.abc import Callable
 
 from checkpoint import linux
+from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.processes import children, robust_mutex
@@ -46,7 +46,7 @@ class NodeWorker:
 
     def __init__(
         self,
-        loop: selectors.BaseSelector,
+        loop: EventLoop,
         local_rank: int,
         streams: Streams,
         *,

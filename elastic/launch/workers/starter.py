@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from checkpoint import linux
 from checkpoint.net.framing import NotAMessage
+from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.processes import children, early_signals
 from elastic.launch.processes.script import Script
 from elastic.launch.processes.worker import AGENT, STREAMS
@@ -66,7 +67,7 @@ class Starter:
 
     def __init__(
         self,
-        loop: selectors.BaseSelector,
+        loop: EventLoop,
         script: Script,
         environ: Mapping[str, str],
         *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ class Nodes:
         self.refused: set[str] = set()
         self._here: dict[str, None] = {}
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
-        self._awaited: list[Slot] = []  # places whose worker was ordered and has not been started yet
+        self._awaited = Counter[Slot]()  # places whose worker was ordered and has not been started yet
 
     def __contains__(self, node: object) -> bool:
         return node in self._here
@@ -52,7 +53,8 @@ class Nodes:
         """Whether workers of it were on their way."""
         del self._here[node]
         awaited = [place for place in self._awaited if place[0] == node]
-        self._awaited = [place for place in self._awaited if place not in awaited]
+        for place in awaited:
+            del self._awaited[place]
         return bool(awaited)
 
     def listening(self) -> list[list[Any]]:
@@ -68,12 +70,14 @@ class Nodes:
 
     def awaits(self, place: Slot) -> None:
         """A worker was ordered there."""
-        self._awaited.append(place)
+        self._awaited[place] += 1
 
     def has_answered(self, place: Slot) -> None:
         """It is there, or will not be."""
-        if place in self._awaited:
-            self._awaited.remove(place)
+        if self._awaited[place] > 1:
+            self._awaited[place] -= 1
+        else:
+            del self._awaited[place]
 
     @property
     def awaits_workers(self) -> bool:
