@@ -67,8 +67,32 @@ def number_of_each(of: Kept, index: int) -> float:
 
 def cached(of: Kept, index: int) -> float:
     if index not in of.kept:
+        of.kept[index] = float(index**2)
+    return float(of.kept[index]) + float(np.random.random())
+
+
+def cached_augmentation(of: Kept, index: int) -> float:
+    if index not in of.kept:
         of.kept[index] = float(np.random.random())
     return float(of.kept[index])
+
+
+def drawn_late(of: Kept, index: int) -> float:
+    if of.kept is None:
+        of.kept = torch.randperm(LENGTH)
+    return float(of.kept[index])
+
+
+def written_in_place(of: Kept, index: int) -> float:
+    row = (of.kept["rows"] if isinstance(of.kept, dict) else of.kept)[index]
+    row += 1.0
+    return float(row[0])
+
+
+def clipped_in_place(of: Kept, index: int) -> float:
+    row = of.kept[index]
+    row[:] = row.clip(-0.5, 0.5)
+    return float(row[0])
 
 
 def seen(of: Kept, index: int) -> float:
@@ -117,6 +141,42 @@ def test_an_example_that_depends_on_what_was_read_before_is_refused(kept: Any, g
     ) as raised:
         read(Kept(kept, gives))
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("kept", "gives"),
+    [({}, cached_augmentation), (None, drawn_late)],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+def test_random_numbers_that_are_kept_are_refused(kept: Any, gives: Any) -> None:
+    """In the next epoch another worker may read the example, and would draw that epoch's."""
+    with pytest.raises(ReadOrderError, match=r"dataset\[0\] drew random numbers, and others or none.*(\n.*)*Kept.kept"):
+        read(Kept(kept, gives))
+
+
+LARGE = (LENGTH, 1 << 16)  # more than is copied for a look
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        np.zeros(LARGE, np.float32),
+        torch.zeros(LARGE),
+        tuple(torch.zeros(LENGTH, 1)),
+        [np.zeros(1) for _ in range(LENGTH)],
+        {"rows": torch.zeros(LENGTH, 1)},
+    ],
+    ids=["a large array", "a large tensor", "a tuple of tensors", "a list of arrays", "a dict of tensors"],
+)
+def test_an_augmentation_that_writes_to_the_stored_examples_is_refused(kept: Any) -> None:
+    """Each process writes to its own copy: which ones of an example are written to, and how often, nobody decides."""
+    with pytest.raises(ReadOrderError, match=r"dataset\[0\] gave something else.*(\n.*)*Kept.kept"):
+        read(Kept(kept, written_in_place))
+
+
+@pytest.mark.parametrize("kept", [np.ones(LARGE, np.float32), torch.ones(LARGE)], ids=["an array", "a tensor"])
+def test_what_is_written_to_and_gives_the_same_is_let_be(kept: Any) -> None:
+    read(Kept(kept, clipped_in_place))
 
 
 @pytest.mark.parametrize(
