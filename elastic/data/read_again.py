@@ -3,15 +3,16 @@
 How many examples a process has read, and in which order, depends on the world size, on recoveries and on what was read
 ahead. What a data set or a collate function keeps of one read for the next (a count, the last image, a running mean, an
 iterator that `dataset[i]` draws from) makes the result depend on that, too. Most of what is kept is harmless: an opened
-file, a cache, a log. So where a read has changed an attribute it is made once more, with the same random numbers: what
-is not the same is refused, and so is what draws fewer of them, for it was kept from the first time: of a random number
+file, a cache, a log. So where a read has changed an attribute it is made once more, with the same random numbers, and
+the very first one always is, since what it draws from a clock, a global or an unseeded generator shows nowhere: what is
+not the same is refused, and so is what draws fewer of them, for it was kept from the first time: of a random number
 that is cached, the epoch in which this process came to read it would decide.
 
-Promises  no second read where none of the attributes that are looked at has changed, but where a large array of NumPy's
-          may be written to: nobody sees whether it was. Nothing is written to but counts
+Promises  no second read but the first example's where none of the attributes that are looked at has changed, and where
+          no large array of NumPy's may be written to: nobody sees whether it was. Nothing is written to but counts
           and lists of data sets and of the collate function that both reads have changed alike: who keeps account of
           reads has each once. Objects of this package, which a data set may hold, are not looked into.
-Leaves    what is kept in closures, globals and files; what a later read than the next depends on; data
+Leaves    what is kept in closures, globals and files and shows later; what a later read than the next depends on; data
           sets that hold threads or queues; what is made of objects whose bytes are not known.
 """
 
@@ -34,6 +35,7 @@ from elastic.state.randomness import default_streams
 from elastic.state.trained_set import listed
 
 _EXAMPLES = 4  # that are asked, and a batch
+_ALWAYS = 1  # of them, whatever has changed
 _ITEMS_MAX = 10_000  # of a container
 _BYTES_MAX = 1 << 20  # of an array
 _OURS = ("elastic", "checkpoint")
@@ -68,22 +70,24 @@ class ReadAgain:
         before = self._attributes()
         given = read()
         changed = [name for attributes in before for name in attributes.changed()]
-        if not changed:
+        if not changed and (not before or self._asked > _ALWAYS):
             return given
+        where = "one of these" if changed else "a global or a closure"
+        makes = f"making it has changed {listed(changed)}" if changed else "none of the attributes has changed"
         drawn = own.state(), default_streams()
         same = self._is_the_same(given, read, before)
         if same is False:
             raise ReadOrderError(
                 f"{what} gave something else when it was made a second time\n"
-                f"  found     making it has changed {listed(changed)}, so it depends on what was read before; or it\n"
-                "            depends on a clock, or on random numbers that nobody has seeded, as of default_rng();\n"
+                f"  found     {makes}: it depends on what was read before, in {where}; or\n"
+                "            on a clock, or on random numbers that nobody has seeded, as of default_rng();\n"
                 "            how many examples a process reads, and in which order, depends on the world size"
             )
         if same is not None and digest_of(drawn) != digest_of((own.state(), default_streams())):
             raise ReadOrderError(
                 f"{what} drew random numbers, and others or none when it was made a second time\n"
-                f"  found     making it has changed {listed(changed)}, which seems to keep what was drawn; in which\n"
-                "            epoch, and for which example, a process draws it depends on the world size and on resumes"
+                f"  found     {makes}: what was drawn seems to be kept, in {where}; in which epoch,\n"
+                "            and for which example, a process draws it depends on the world size and on resumes"
             )
         return given
 
