@@ -349,7 +349,7 @@ class _Reader:
             set_default_streams(streams[1])
             return self.collate_fn(list(examples))
 
-        return first.call(f"the batch of {_named(request)}", collate, own)
+        return first.call(f"the batch of {_named(request)}", collate, own, always=True)
 
 
 def _is_the_workers(error: Exception) -> bool:

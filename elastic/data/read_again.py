@@ -4,14 +4,15 @@ How many examples a process has read, and in which order, depends on the world s
 ahead. What a data set or a collate function keeps of one read for the next (a count, the last image, a running mean, an
 iterator that `dataset[i]` draws from) makes the result depend on that, too. Most of what is kept is harmless: an opened
 file, a cache, a log. So where a read has changed an attribute it is made once more, with the same random numbers, and
-the very first one always is, since what it draws from a clock, a global or an unseeded generator shows nowhere: what is
-not the same is refused, and so is what draws fewer of them, for it was kept from the first time: of a random number
-that is cached, the epoch in which this process came to read it would decide.
+the very first one always is, and the first batch, since what it draws from a clock, a global or an unseeded generator
+shows nowhere: what is not the same is refused, and so is what draws fewer of them, for it was kept from the first time:
+of a random number that is cached, the epoch in which this process came to read it would decide.
 
-Promises  no second read but the first example's where none of the attributes that are looked at has changed, and where
-          no large array of NumPy's may be written to: nobody sees whether it was. Nothing is written to but counts
-          and lists of data sets and of the collate function that both reads have changed alike: who keeps account of
-          reads has each once. Objects of this package, which a data set may hold, are not looked into.
+Promises  no second read but the first example's and batch's where none of the attributes that are looked at has
+          changed, and where no large array of NumPy's may be written to: nobody sees whether it was. Nothing is
+          written to but counts and lists of data sets and of the collate function that both reads have changed alike:
+          who keeps account of reads has each once. Objects of this package, which a data set may hold, are not looked
+          into, nor are loggers.
 Leaves    what is kept in closures, globals and files and shows later; what a later read than the next depends on; data
           sets that hold threads or queues; what is made of objects whose bytes are not known.
 """
@@ -21,7 +22,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from operator import is_
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,9 @@ from elastic.state.randomness import default_streams
 from elastic.state.trained_set import listed
 
 _EXAMPLES = 4  # that are asked, and a batch
-_ALWAYS = 1  # of them, whatever has changed
 _ITEMS_MAX = 10_000  # of a container
 _BYTES_MAX = 1 << 20  # of an array
-_OURS = ("elastic", "checkpoint")
+_BESIDE = ("elastic", "checkpoint", "logging")  # packages whose objects are not looked into: ours, and loggers
 _OF_THREADS = ("threading", "queue", "multiprocessing", "concurrent", "asyncio")
 
 
@@ -50,19 +49,20 @@ class ReadAgain:
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
         self._roots = dataset, collate_fn
         self._asked = 0
-        self.may_collate_again = not (collate_fn is None or isinstance(collate_fn, FunctionType))
-        """Whether the collate function may keep something that is looked at."""
+        self.may_collate_again = collate_fn is not None
+        """Whether the collate function is one of the script's, which may keep something."""
 
     @property
     def enough(self) -> bool:
         """A few were asked."""
         return self._asked >= _EXAMPLES
 
-    def call(self, what: str, read: Callable[[], Any], own: OwnGenerators) -> Any:
+    def call(self, what: str, read: Callable[[], Any], own: OwnGenerators, *, always: bool = False) -> Any:
         """What `read` returns; it may be called twice.
 
-        what  "dataset[7]", for the error
-        own   the generators that `read` draws from, beside the default ones
+        what    "dataset[7]", for the error
+        own     the generators that `read` draws from, beside the default ones
+        always  whatever has changed, as the first of all
 
         Raises ReadOrderError, and what the first `read` raises.
         """
@@ -70,7 +70,7 @@ class ReadAgain:
         before = self._attributes()
         given = read()
         changed = [name for attributes in before for name in attributes.changed()]
-        if not changed and (not before or self._asked > _ALWAYS):
+        if not changed and (not before or not (always or self._asked == 1)):
             return given
         where = "one of these" if changed else "a global or a closure"
         makes = f"making it has changed {listed(changed)}" if changed else "none of the attributes has changed"
@@ -107,7 +107,7 @@ class ReadAgain:
 
     def _attributes(self) -> list[_Attributes]:
         """None where threads may be at work, for one of which a second read could wait."""
-        every = list(holders(self._roots, beside=_OURS))
+        every = list(holders(self._roots, beside=_BESIDE))
         if any(package_of(one) in _OF_THREADS for one in every):
             return []
         return [_Attributes(holder) for holder in every]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 import queue
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,7 +168,7 @@ def unseeded(of: Kept, index: int) -> float:
     return float(np.random.default_rng().random())
 
 
-@lru_cache(maxsize=None)
+@cache
 def drawn_for(index: int) -> float:
     return float(np.random.random())
 
@@ -244,6 +246,8 @@ def test_asking_changes_no_random_number() -> None:
 
 
 class Collates:
+    logger: logging.Logger
+
     def __init__(self, *, depends: bool) -> None:
         self.batches, self.depends = 0, depends
 
@@ -257,6 +261,22 @@ def test_a_batch_that_depends_on_those_before_is_refused() -> None:
         ReadOrderError, match=r"the batch of 6 examples .* gave something else(.*\n)*.*Collates.batches"
     ):
         read(torch.arange(12.0), collate_fn=Collates(depends=True))
+
+
+def test_a_batch_that_depends_on_a_variable_of_the_script_is_refused() -> None:
+    generator = np.random.default_rng(0)
+    with pytest.raises(ReadOrderError, match=r"the batch of 6 examples .* gave something else(.*\n)*.*a global or a"):
+        read(torch.arange(12.0), collate_fn=lambda them: torch.stack(them) * generator.random())
+
+
+def test_a_logger_of_a_collate_function_is_not_looked_into(tmp_path: Path) -> None:
+    """As of Transformers' RemoveColumnsCollator: its stream is an iterator, and was named in place of what it was."""
+    collates = Collates(depends=True)
+    collates.logger = logging.Logger("columns")
+    with (tmp_path / "log").open("w") as stream:
+        collates.logger.addHandler(logging.StreamHandler(stream))
+        with pytest.raises(ReadOrderError, match=r"has changed Collates.batches:"):
+            read(torch.arange(12.0), collate_fn=collates)
 
 
 def test_batches_may_be_counted_and_draw_random_numbers() -> None:

@@ -110,7 +110,7 @@ class NodeStarter:
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
         no_others = {NOTICES: "none"}  # what goes wrong is the plan's, and not a cloud's
         of_the_run = {**drill, **torchrun, **observer, **no_others, **self.overrides.environment()}
-        alike = {HASHES: "0"} if self.launcher == "elastic" else {}  # a latecomer's, too, which is no `elastic run` itself
+        alike = {HASHES: "0"} if self.launcher == "elastic" else {}  # for latecomers, which are no `elastic run`
         return {VARIABLE: self._secret, **alike, **os.environ, **of_the_run, **self.hosting.environment(), **self.env}
 
     def _make_temporary(self) -> None:
