@@ -10,15 +10,19 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from elastic.launch import run_command
+from elastic.launch.string_hashes import hash_alike
 
 EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for what cannot be done as asked; `elastic run` has others, too."""
-    argv = sys.argv[1:] if argv is None else argv
+    is_command, argv = argv is None, sys.argv[1:] if argv is None else argv
     if argv[:1] == ["run"]:
+        if is_command:
+            hash_alike(argv)
+        from elastic.launch import run_command
+
         return run_command.main(argv[1:])
     if argv[:1] == ["drill"]:
         from elastic.drill import command as drill_command

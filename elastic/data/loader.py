@@ -332,7 +332,7 @@ class _Reader:
 
         if self._first is None or self._first.enough:
             return read()
-        return self._first.call(f"dataset[{index}]", read)
+        return self._first.call(f"dataset[{index}]", read, own)
 
     def _batch(self, request: Request, examples: list[Any], own: OwnGenerators) -> Any:
         first, self._first = self._first, None
@@ -349,7 +349,7 @@ class _Reader:
             set_default_streams(streams[1])
             return self.collate_fn(list(examples))
 
-        return first.call(f"the batch of {_named(request)}", collate)
+        return first.call(f"the batch of {_named(request)}", collate, own, always=True)
 
 
 def _is_the_workers(error: Exception) -> bool:

@@ -13,4 +13,5 @@ node         the machine is taken, or the run is over: notices, leaving, the exi
 workers      the agent's side of a worker: started, watched, ended, and what people see of it
 warm         the process that has imported what the script does, and from which workers are forked
 processes    what holds of one process: a worker's life, a script as `__main__`, signals, children
+string_hashes  strings hash alike in all of them
 """

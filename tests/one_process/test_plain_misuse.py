@@ -269,6 +269,32 @@ def test_an_epoch_is_read_to_its_end(tmp_path: Path) -> None:
         breaks_off()
 
 
+def test_a_look_at_the_first_batch_takes_it_from_its_step(tmp_path: Path) -> None:
+    """It was a RuntimeError, "generator raised StopIteration"."""
+    loop = Plain(tmp_path, epochs=2)
+
+    def looks() -> None:
+        with loop.run as run:
+            for _ in run.epochs():
+                next(iter(run.batches()))
+                for x, y in run.batches():
+                    good(loop, x, y)
+
+    with pytest.raises(StepError, match=r"begun again in the middle of step 0: they were left at .*test_plain_misuse"):
+        looks()
+
+
+@pytest.mark.parametrize("ahead", [list, lambda batches: zip(*[iter(batches)] * 2, strict=False)], ids=["all", "two"])
+def test_who_asks_for_a_batch_too_early_is_told_so(ahead: Callable[[Any], Any], tmp_path: Path) -> None:
+    def takes() -> None:
+        with Plain(tmp_path).run as run:
+            for _ in ahead(run.batches()):
+                pass
+
+    with pytest.raises(StepError, match=r"without a backward pass for share 0 of step 0(.*\n)*.* no prefetcher"):
+        takes()
+
+
 def test_after_the_loop_optimizers_and_schedulers_are_as_they_were(tmp_path: Path) -> None:
     loop = Plain(tmp_path)
     before = type(loop.scheduler), loop.optimizer.step

@@ -14,6 +14,7 @@ LOOKS = {
     "elastic/membership/environment.py": "what a launcher tells training",
     "elastic/launch/arguments.py": "torchrun's own defaults for its flags",
     "elastic/launch/run_command.py": "what the workers get",
+    "elastic/launch/string_hashes.py": "whether this process begins anew",
     "elastic/launch/warm/importing.py": "which variables an import reads",
     "elastic/launch/warm/process.py": "what the workers get",
     "elastic/launch/processes/worker.py": "the agent and the channel to it",

@@ -42,7 +42,8 @@ ALLOWED = (
     Allowed(
         "the count of writes to a tensor",
         "_version",
-        "elastic/data/dataset_changes.py elastic/state elastic/group/snapshot.py checkpoint/save/steady.py "
+        "elastic/data/dataset_changes.py elastic/data/read_again.py elastic/state elastic/group/snapshot.py "
+        "checkpoint/save/steady.py "
         "elastic/loop/refusals/other_averages.py elastic/loop/refusals/other_modules.py "
         "elastic/loop/refusals/script_variables.py",
     ),

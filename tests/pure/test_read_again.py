@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 import queue
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,8 +70,32 @@ def number_of_each(of: Kept, index: int) -> float:
 
 def cached(of: Kept, index: int) -> float:
     if index not in of.kept:
+        of.kept[index] = float(index**2)
+    return float(of.kept[index]) + float(np.random.random())
+
+
+def cached_augmentation(of: Kept, index: int) -> float:
+    if index not in of.kept:
         of.kept[index] = float(np.random.random())
     return float(of.kept[index])
+
+
+def drawn_late(of: Kept, index: int) -> float:
+    if of.kept is None:
+        of.kept = torch.randperm(LENGTH)
+    return float(of.kept[index])
+
+
+def written_in_place(of: Kept, index: int) -> float:
+    row = (of.kept["rows"] if isinstance(of.kept, dict) else of.kept)[index]
+    row += 1.0
+    return float(row[0])
+
+
+def clipped_in_place(of: Kept, index: int) -> float:
+    row = of.kept[index]
+    row[:] = row.clip(-0.5, 0.5)
+    return float(row[0])
 
 
 def seen(of: Kept, index: int) -> float:
@@ -120,6 +147,74 @@ def test_an_example_that_depends_on_what_was_read_before_is_refused(kept: Any, g
 
 
 @pytest.mark.parametrize(
+    ("kept", "gives"),
+    [({}, cached_augmentation), (None, drawn_late)],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+def test_random_numbers_that_are_kept_are_refused(kept: Any, gives: Any) -> None:
+    """In the next epoch another worker may read the example, and would draw that epoch's."""
+    with pytest.raises(ReadOrderError, match=r"dataset\[0\] drew random numbers, and others or none.*(\n.*)*Kept.kept"):
+        read(Kept(kept, gives))
+
+
+READS = itertools.count()
+
+
+def by_global_count(of: Kept, index: int) -> float:
+    return float(next(READS))
+
+
+def unseeded(of: Kept, index: int) -> float:
+    return float(np.random.default_rng().random())
+
+
+@cache
+def drawn_for(index: int) -> float:
+    return float(np.random.random())
+
+
+@pytest.mark.parametrize(
+    ("gives", "found"),
+    [
+        (by_global_count, "gave something else"),
+        (unseeded, "gave something else"),
+        (lambda of, index: drawn_for(index), "drew random numbers, and others or none"),
+    ],
+    ids=["a global count", "an unseeded generator", "a cache beside the data set"],
+)
+def test_the_first_example_is_read_again_whatever_has_changed(gives: Any, found: str) -> None:
+    """Nothing of it shows in attributes, and each process would train on other examples."""
+    drawn_for.cache_clear()
+    with pytest.raises(ReadOrderError, match=rf"dataset\[0\] {found}.*(\n.*)*a global or a closure"):
+        read(Kept(0, gives))
+
+
+LARGE = (LENGTH, 1 << 16)  # more than is copied for a look
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        np.zeros(LARGE, np.float32),
+        torch.zeros(LARGE),
+        tuple(torch.zeros(LENGTH, 1)),
+        [np.zeros(1) for _ in range(LENGTH)],
+        {"rows": torch.zeros(LENGTH, 1)},
+    ],
+    ids=["a large array", "a large tensor", "a tuple of tensors", "a list of arrays", "a dict of tensors"],
+)
+def test_an_augmentation_that_writes_to_the_stored_examples_is_refused(kept: Any) -> None:
+    """Each process writes to its own copy: which ones of an example are written to, and how often, nobody decides."""
+    with pytest.raises(ReadOrderError, match=r"dataset\[0\] gave something else.*(\n.*)*Kept.kept"):
+        read(Kept(kept, written_in_place))
+
+
+@pytest.mark.parametrize("kept", [np.ones(LARGE, np.float32), torch.ones(LARGE)], ids=["an array", "a tensor"])
+def test_what_is_written_to_and_gives_the_same_is_let_be(kept: Any) -> None:
+    read(Kept(kept, clipped_in_place))
+
+
+@pytest.mark.parametrize(
     ("kept", "gives", "then"),
     [
         (0, counts, LENGTH),
@@ -151,6 +246,8 @@ def test_asking_changes_no_random_number() -> None:
 
 
 class Collates:
+    logger: logging.Logger
+
     def __init__(self, *, depends: bool) -> None:
         self.batches, self.depends = 0, depends
 
@@ -164,6 +261,22 @@ def test_a_batch_that_depends_on_those_before_is_refused() -> None:
         ReadOrderError, match=r"the batch of 6 examples .* gave something else(.*\n)*.*Collates.batches"
     ):
         read(torch.arange(12.0), collate_fn=Collates(depends=True))
+
+
+def test_a_batch_that_depends_on_a_variable_of_the_script_is_refused() -> None:
+    generator = np.random.default_rng(0)
+    with pytest.raises(ReadOrderError, match=r"the batch of 6 examples .* gave something else(.*\n)*.*a global or a"):
+        read(torch.arange(12.0), collate_fn=lambda them: torch.stack(them) * generator.random())
+
+
+def test_a_logger_of_a_collate_function_is_not_looked_into(tmp_path: Path) -> None:
+    """As of Transformers' RemoveColumnsCollator: its stream is an iterator, and was named in place of what it was."""
+    collates = Collates(depends=True)
+    collates.logger = logging.Logger("columns")
+    with (tmp_path / "log").open("w") as stream:
+        collates.logger.addHandler(logging.StreamHandler(stream))
+        with pytest.raises(ReadOrderError, match=r"has changed Collates.batches:"):
+            read(torch.arange(12.0), collate_fn=collates)
 
 
 def test_batches_may_be_counted_and_draw_random_numbers() -> None:
@@ -218,7 +331,7 @@ def test_a_run_that_a_data_set_holds_is_not_looked_into() -> None:
         return 0.0
 
     read(Kept(loader, touches))
-    assert reads == [*range(LENGTH)]
+    assert reads == [0, *range(LENGTH)]
     assert before.items() <= {key: id(value) for key, value in vars(loader).items()}.items()
 
 
@@ -313,7 +426,7 @@ def test_bytes_between_the_fields_of_a_structure_are_not_compared() -> None:
     read(Structured(0, counts), collate_fn=list)
 
 
-def test_what_is_not_changed_by_reading_is_read_once() -> None:
+def test_what_is_not_changed_by_reading_is_read_once_but_for_the_first_example() -> None:
     reads: list[int] = []
 
     class Plain(Kept):
@@ -322,4 +435,4 @@ def test_what_is_not_changed_by_reading_is_read_once() -> None:
             return torch.tensor(1.0)
 
     read(Plain(0, counts))
-    assert reads == [*range(LENGTH)]
+    assert reads == [0, *range(LENGTH)]

@@ -17,6 +17,7 @@ from elastic.drill.inject.overrides import Overrides
 from elastic.drill.machine import processes
 from elastic.drill.machine.node import Node
 from elastic.errors import ConfigError
+from elastic.launch.string_hashes import VARIABLE as HASHES
 from elastic.membership.environment import NOTICES
 
 TEMPORARY_MAX = 64  # characters of a TMPDIR
@@ -109,7 +110,8 @@ class NodeStarter:
         observer = {"ELASTIC_OBSERVER": by} if self.observed else {}
         no_others = {NOTICES: "none"}  # what goes wrong is the plan's, and not a cloud's
         of_the_run = {**drill, **torchrun, **observer, **no_others, **self.overrides.environment()}
-        return {VARIABLE: self._secret, **os.environ, **of_the_run, **self.hosting.environment(), **self.env}
+        alike = {HASHES: "0"} if self.launcher == "elastic" else {}  # for latecomers, which are no `elastic run`
+        return {VARIABLE: self._secret, **alike, **os.environ, **of_the_run, **self.hosting.environment(), **self.env}
 
     def _make_temporary(self) -> None:
         """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""

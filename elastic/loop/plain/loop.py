@@ -76,14 +76,14 @@ class PlainLoop:
 
     def batches(self) -> Iterator[Any]:
         """See Run.batches."""
-        self.left_at = None
+        left, self.left_at = self.left_at, None
         try:
-            yield from self._batches()
+            yield from self._batches(left)
         except GeneratorExit:
             self.left_at = script_site()
             raise
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, left: str | None) -> Iterator[Any]:
         steps = self._start()
         if not self._epochs:
             for step in steps:
@@ -94,6 +94,13 @@ class PlainLoop:
                 "run.batches() was called again in one epoch, whose batches were all read\n"
                 "  state  what was applied stays\n"
                 "  next   take the next epoch: for epoch in run.epochs()"
+            )
+        if self._next.under_way:
+            where = "" if left is None else f": they were left at {left}"
+            raise StepError(
+                f"run.batches() was begun again in the middle of step {self._next.in_hand.index}{where}\n"
+                "  state  what was applied stays; no example may be left out\n"
+                "  next   read it once in each epoch, to its end; a batch to look at comes from the data set itself"
             )
         passed, self._passed = self._passed, _nothing
         passed()

@@ -92,6 +92,11 @@ class PlainStep(ScriptStep):
         self._begun = True
         return self.batches()
 
+    @property
+    def under_way(self) -> bool:
+        """Batches of it were taken, and it is not applied."""
+        return self.has_begun and not self._done
+
     def check_closed(self) -> None:
         """Raises StepError unless the loop has carried its update out."""
         self._check(self)
@@ -185,7 +190,8 @@ class PlainStep(ScriptStep):
         if step.due:
             raise StepError(
                 f"the loop's body ended without a backward pass for share {step.share} of step {step.index}\n"
-                f"{UNTOUCHED}  next   call loss.backward() for every batch: every example counts once, none is skipped"
+                f"{UNTOUCHED}  next   call loss.backward() for every batch: each example counts once, none is skipped\n"
+                "         (the next batch may be asked for behind it alone, by no prefetcher, list() or look ahead)"
             )
         return True
 

@@ -12,7 +12,7 @@ reads = 0
 
 
 class Curriculum:
-    """Points with a label, noisier the longer training goes on."""
+    """Points with a label, noisier the longer training goes on, after a while."""
 
     def __init__(self, length: int) -> None:
         self.points = torch.randn(length, 8, generator=torch.Generator().manual_seed(1))
@@ -24,7 +24,7 @@ class Curriculum:
         global reads
         reads += 1
         point = self.points[index]
-        return point * (1 + reads / 1000), (point.sum() > 0).long()
+        return point * (1 + max(0, reads - 20) / 1000), (point.sum() > 0).long()
 
 
 def main() -> None:
