@@ -65,7 +65,12 @@ OURS = (
     "checkpoint.runs.beacon",
 )
 _READ_WHEN_LOADED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "TORCH", "PYTORCH", "MALLOC_", "GLIBC_")
-_ALWAYS = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+_ALWAYS = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
 """What drills set, and `elastic run` before it loads torch."""
 
 

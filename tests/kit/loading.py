@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +52,7 @@ class Bomb:
 
 
 class Gated:
-    """A dataset of which some examples are read only when the test opens them, and which notes every read."""
+    """A dataset of which some examples are read only when the test has opened them, and which notes every read."""
 
     def __init__(self, *closed: int) -> None:
         self.gates = {index: os.pipe() for index in closed}
@@ -63,7 +64,7 @@ class Gated:
     def __getitem__(self, index: int) -> Any:
         os.write(self.notes[1], index.to_bytes(2, "big"))
         if index in self.gates:
-            os.read(self.gates[index][0], 1)
+            select.select([self.gates[index][0]], [], [])
         return index
 
     def open(self, index: int) -> None:
