@@ -73,8 +73,10 @@ class Admission:
         if nodes:
             inside = set(self._workers.view_nodes.values())
             outside = [node for node, *_ in nodes if node not in inside]
+            away = sorted(inside.difference(node for node, *_ in nodes))
             claim = self._workers.claim if self._going_on.is_witnessed(generation) else None
-            self._out.tell_all(self._nodes, Roster(nodes=nodes, generation=generation, outside=outside, claim=claim))
+            roster = Roster(nodes=nodes, generation=generation, outside=outside, away=away, claim=claim)
+            self._out.tell_all(self._nodes, roster)
 
     def _has_place(self, now_s: float, node: str, report: NodeReport | None) -> bool:
         """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""

@@ -153,17 +153,20 @@ class Roster:
     nodes       of each [name, address, port]
     generation  of the newest view
     outside     those of the nodes that have no worker in it
+    away        nodes that have one, and are none of these any more
     claim       the number of its claim, where the storage is its witness
     """
 
     nodes: list[list[Any]]
     generation: int = 0
     outside: list[str] = field(default_factory=list)
+    away: list[str] = field(default_factory=list)
     claim: int | None = None
 
     def __post_init__(self) -> None:
         check_addresses(self.nodes)
         within(0, len(self.outside), PLACES_MAX)
+        within(0, len(self.away), PLACES_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -285,14 +285,27 @@ class GoingOn:
         holding  those of them whose workers hold the state
         generation, nodes  of the next view; none where no view would be formed yet
         """
-        if self._next != (generation, frozenset(nodes)):
-            self._next, self._noted = (generation, frozenset(nodes)), {}
+        found = self._if_all_knew(now_s, present, holding)
+        if nodes and (isinstance(found, GoOn) or (isinstance(found, NeedsClaim) and not holding)):
+            return self._to_note(present, (generation, frozenset(nodes))) or found
+        return found
+
+    def _to_note(self, present: Collection[str], view: _View) -> NeedsNote | None:
+        """At the last moment: what others have noted and does not come, a side that they come to must reckon with."""
+        if self._next != view:
+            self._next, self._noted = view, {}
         noted = {node for node, has_answered in self._noted.items() if has_answered}
-        found = self._may_go_on(present, noted.union(nodes) if nodes else present)
-        if isinstance(found, Stay) and not isinstance(self._may_go_on(present, present), Stay):
-            to_ask = frozenset(present).difference(nodes, self._noted)
-            self._noted.update(dict.fromkeys(to_ask, False))
-            return NeedsNote(nodes=to_ask)
+        if not isinstance(self._may_go_on(present, noted | view[1]), Stay):
+            return None
+        to_ask = frozenset(present).difference(view[1], self._noted)
+        self._noted.update(dict.fromkeys(to_ask, False))
+        return NeedsNote(nodes=to_ask)
+
+    def _if_all_knew(
+        self, now_s: float, present: Collection[str], holding: Collection[str]
+    ) -> GoOn | NeedsClaim | Stay | str:
+        """The verdict, if all who are here knew of the next view."""
+        found = self._may_go_on(present, present)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")

@@ -130,7 +130,7 @@ class NodeReport:
 
     def _note_roster(self, roster: Roster) -> None:
         """Of a view that this node has no part in, or was not told of yet."""
-        nodes = frozenset(name for name, *_ in roster.nodes) - set(roster.outside)
+        nodes = frozenset(name for name, *_ in roster.nodes).difference(roster.outside).union(roster.away)
         if nodes and roster.generation > max((one.generation for one in self.known), default=0):
             fresh = KnownView(generation=roster.generation, nodes=nodes, claim=roster.claim)
             self.known = (*(one for one in self.known if one.met), fresh)

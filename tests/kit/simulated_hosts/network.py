@@ -149,6 +149,7 @@ class Network:
         self._rejects: set[tuple[str, str]] = set()
         self._isolated: set[str] = set()
         self._healed_for_good = False
+        self.cut_s = 0.0  # when somebody was last cut from somebody
         self.machines: dict[str, Machine] = {}
 
     def machine(self, name: str) -> Machine:
@@ -174,6 +175,7 @@ class Network:
         if self._healed_for_good:
             return
         self._cut.add((one, other))
+        self.cut_s = self.now_s
         if rejects:
             self._rejects |= {(one, other), (other, one)}
         if both_ways:

@@ -69,8 +69,9 @@ def _plays(world: World, chance: random.Random) -> None:
         if chance.random() < 0.2 and world.may_some_side_go_on():
             begun_s = world.network.now_s
             world.run(GOES_ON_S)
-            # what was still possible then is judged, for a side may have ended since
-            may = world.may_some_side_go_on() and not world.over and world.storage_changed_s <= begun_s
+            # what was still possible then is judged, for a side may have ended since, and links may flap
+            changed_s = max(world.storage_changed_s, world.network.cut_s)
+            may = world.may_some_side_go_on() and not world.over and changed_s <= begun_s
             assert not may or world.trained_s > begun_s + GOES_ON_S - 5.0, "no side goes on, and one may"
         else:
             world.run(chance.choice([0.1, 1.0, 4.0, 8.0]) * (0.5 + chance.random()))
