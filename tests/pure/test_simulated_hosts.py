@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from elastic.membership.hub.hub import Hub
-from elastic.membership.messages.messages import Bye
 from elastic.membership.succession import going_on
 from elastic.membership.succession.going_on import Ask, GoingOn
 from tests.kit.sampling import NIGHTLY, seeds
@@ -83,21 +81,6 @@ def _nobody_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GoingOn, "is_away", lambda self, node: None)
 
 
-def _one_that_hands_over_goes_on_deciding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Hub, "hands_over", lambda self, now_s, node: self.without(now_s, node, left=True))
-
-
-def _what_follows_from_a_bye_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    hear = Hub.hear
-
-    def hears(self: Hub, now_s: float, node: str, said: Any) -> None:
-        hear(self, now_s, node, said)
-        if isinstance(said, Bye):
-            self.follows(now_s)
-
-    monkeypatch.setattr(Hub, "hear", hears)
-
-
 def _an_answer_that_comes_late_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     won = GoingOn.won
 
@@ -106,10 +89,6 @@ def _an_answer_that_comes_late_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> 
         return won(self, worker, generation, claim) if is_asked else False
 
     monkeypatch.setattr(GoingOn, "won", heard)
-
-
-def _what_a_killed_worker_was_asked_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GoingOn, "worker_ended", lambda self, worker: None)
 
 
 def _a_beacon_of_one_s_own_is_believed_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +113,7 @@ FOUND_BY: dict[Plant, int] = {
     _whoever_is_here_goes_on: 51,
     _nobody_is_asked_twice: 736,
     _what_refuses_is_dead: 61,
-    _nobody_is_known_to_see_the_storage: 32,
+    _nobody_is_known_to_see_the_storage: 125,
     _a_beacon_of_one_s_own_is_believed_of_others: 736,
     _an_answer_that_comes_late_is_not_heard: 15,
 }
