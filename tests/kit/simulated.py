@@ -240,7 +240,7 @@ class World:
             else:
                 node.requests.append(order.message["local_rank"])
         elif order.message["say"] == "take_note":
-            node.tells("noted", generation=order.message["generation"], nodes=order.message["nodes"])
+            node.tells("noted", number=order.message["number"])
         elif order.message["say"] == "full" and node.over is None and not node.leaving:
             self._waits(node)
         elif order.message["say"] == "roster" and node.over is None:

@@ -29,7 +29,7 @@ class Stage:
         """Agents have noted what they are to note at once."""
         self.orders = orders
         for order in [order for order in orders if order.message["say"] == "take_note"]:
-            noted = {"say": "noted", "generation": order.message["generation"], "nodes": order.message["nodes"]}
+            noted = {"say": "noted", "number": order.message["number"]}
             self.orders = [*self.orders, *self.hub.receive(self.now_s, order.node, noted)]
         return self
 

@@ -23,11 +23,12 @@ CLAIM = {"claim": 1, "nonce": "first"}
 class Run:
     """Nodes with a worker each, called A0, B0, …, in view 1 under the first hub."""
 
-    def __init__(self, nodes: str, *, witness: bool) -> None:
+    def __init__(self, nodes: str, *, witness: bool, nodes_min: int = 1) -> None:
         self.now_s = 0.0
+        self.nodes_min = nodes_min
         self.reports = {node: NodeReport() for node in nodes}
         self.heard: dict[str, list[dict[str, Any]]] = {node: [] for node in nodes}
-        self.hub = Hub(nodes_max=len(nodes), nodes_first=len(nodes))
+        self.hub = Hub(nodes_max=len(nodes), nodes_first=len(nodes), nodes_min=nodes_min)
         for node in nodes:
             self.tell(node, "hello", places=1, address=f"10.0.0.{ord(node)}", port=1)
             self.tell(node, "started", worker=f"{node}0", local_rank=0)
@@ -49,7 +50,7 @@ class Run:
             self.reports[order.node].note_ordered(order.worker, said)
             self.heard[order.node].append(order.message)
             if order.message["say"] == "take_note":
-                self.tell(order.node, "noted", generation=order.message["generation"], nodes=order.message["nodes"])
+                self.tell(order.node, "noted", number=order.message["number"])
 
     def meets(self, nodes: str) -> None:
         for node in nodes:
@@ -69,7 +70,7 @@ class Run:
 
     def moves(self, nodes: str, *, lost: str = "", left: str = "") -> None:
         """The hub is gone; these nodes come to the next one."""
-        self.hub = Hub(nodes_max=9, takes_over=True)
+        self.hub = Hub(nodes_max=9, takes_over=True, nodes_min=self.nodes_min)
         for node in (*lost, *left):
             self.orders(self.hub.without(self.now_s, node, left=node in left))
         for node in nodes:
@@ -79,6 +80,12 @@ class Run:
         report = self.reports[node].document()
         hello = {"say": "hello", "places": 1, "address": f"10.0.0.{ord(node)}", "port": 1, "report": report}
         self.orders(self.hub.receive(self.now_s, node, hello))
+
+    def replaced(self, nodes: str) -> None:
+        """Their workers, by others, A1 and so on, that are ready."""
+        for node in nodes:
+            self.tell(node, "started", worker=f"{node}1", local_rank=0)
+            self.tell(node, "ready", worker=f"{node}1", shares=8, identity="one")
 
     def later(self, seconds: float) -> None:
         self.now_s += seconds
@@ -674,3 +681,50 @@ def test_what_follows_from_a_bye_is_said() -> None:
     rosters = len(run.said("A", "roster"))
     run.tell("B", "bye")
     assert len(run.said("A", "roster")) > rosters
+
+
+def test_a_view_that_does_not_come_for_want_of_nodes_is_noted_by_nobody() -> None:
+    """Or who had noted it would stand still, once its only node is lost."""
+    run = Run("ABCDE", witness=False, nodes_min=3)
+    for node in "BCDE":
+        run.is_killed(node, f"{node}0", step=7)
+    run.over("A")
+    run.moves("BCDE", lost="A")
+    run.replaced("BCDE")
+    run.later(30.0)
+    assert run.view("B") == "B1 C1 D1 E1"
+
+
+def test_who_is_in_no_part_of_the_next_view_notes_it_and_is_counted() -> None:
+    run = Run("ABC", witness=False)
+    for node in "BC":
+        run.is_killed(node, f"{node}0", step=7)
+    run.over("A")
+    noted = [run.said(node, "take_note") for node in "BC"]
+    assert [[message["nodes"] for message in messages] for messages in noted] == [[["A"]], [["A"]]]
+    assert run.view("A") == "A0"
+    run.moves("BC", lost="A")  # which is cut off, and goes on
+    run.replaced("BC")
+    run.later(30.0)
+    assert run.hub.generation < 3
+    assert not run.said("B", "view")[1:], "they are two of the three, and know that A may go on"
+
+
+def test_a_view_that_was_to_come_is_not_taken_for_the_one_that_has_met() -> None:
+    """Two sides of a cut go on from the view that has met, or wait for it; both had, where one of its nodes was noted
+    as all of it."""
+    run = Run("ABCDEFG", witness=False, nodes_min=3)
+    for node in "BCDEFG":
+        run.is_killed(node, f"{node}0", step=7)
+    run.over("A", at=BOUNDARY)
+    run.replaced("BC")
+    assert run.view("A") == "A0 B1 C1"
+    run.moves("DEFABC", lost="G")
+    for node, worker in (("A", "A0"), ("B", "B1"), ("C", "C1")):
+        run.tell(node, "entered", worker=worker, generation=2)
+    for node in "BCF":
+        run.orders(run.hub.lost(run.now_s, node, dead=False))
+    run.over("A", step=8)
+    run.replaced("DE")
+    run.later(30.0)
+    assert run.view("A") == "A0 B1 C1", "it is one of the three, and two may go on"

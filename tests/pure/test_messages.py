@@ -44,7 +44,7 @@ SAID: dict[str, dict[str, Any]] = {
     "witness": {"worker": "A0", "generation": 1, "claim": {"claim": 1, "nonce": "n"}, "agreed": True},
     "has_read": {"worker": "A0", "claim": {"claim": 1, "nonce": "n"}},
     "claimed": {"worker": "A0", "generation": 2, "claim": {"claim": 2, "nonce": "n"}, "why": "", "moved_on": False},
-    "noted": {"generation": 3, "nodes": ["host0"]},
+    "noted": {"number": 3},
     "bye": {},
     "ping": {},
     "put": {"worker": "A0", "generation": 1, "key": "address", "value": "eA=="},

@@ -236,8 +236,8 @@ class HubLink:
                 self._seeker.welcomed([(name, (address, port)) for name, address, port in nodes])
                 if self._client is not None:
                     self._client.welcomed(self._seeker.roster)
-            case TakeNote(generation=generation, nodes=nodes):
-                self.tell(as_message(Noted(generation=generation, nodes=nodes)))
+            case TakeNote(number=number):
+                self.tell(as_message(Noted(number=number)))
             case Handover():
                 if self._client is not None:
                     self._seek(left=True)

@@ -14,9 +14,11 @@ from elastic.membership.hub.run_end import RunEnd
 from elastic.membership.hub.workers import Workers
 from elastic.membership.messages.messages import Claimed, MovedOn, TakeClaim, TakeNote
 from elastic.membership.messages.wire import Message
-from elastic.membership.succession.going_on import GoingOn, NeedsNote
+from elastic.membership.succession.going_on import GoingOn
 from elastic.membership.succession.node_report import number_of
 from elastic.membership.succession.succession import GoOn, NeedsClaim, Stay
+
+_SILENT_S = 10.0  # who has not noted the next view by then is named
 
 
 class Claiming:
@@ -44,23 +46,19 @@ class Claiming:
         self._beacon = beacon
         self._wait_s = wait_s
         self._stays: str | None = None  # and why
+        self._complained = 0  # of which question to note a view
         self._storage_said: str | None = None  # of why it could not be asked, people know
 
-    def may_go_on(self, now_s: float, generation: int, nodes: Collection[str]) -> bool:
+    def may_go_on(self, now_s: float, generation: int) -> bool:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way.
 
-        generation, nodes  see GoingOn.verdict
+        generation  of the next view
         """
         survivors = {worker.id: worker.node for worker in self._workers.survivors() if worker.has_a_step}
-        holding = set(survivors.values())
-        verdict = self._going_on.verdict(now_s, self._nodes, holding=holding, generation=generation, nodes=nodes)
+        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()))
         if isinstance(verdict, GoOn) or (isinstance(verdict, NeedsClaim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it
-        if isinstance(verdict, NeedsNote):
-            for node in sorted(verdict.nodes):
-                self._out.tell(node, TakeNote(generation=generation, nodes=sorted(nodes)))
-            self._wait_at_most(now_s, "those who are in no part of the next view have not noted it")
         if isinstance(verdict, NeedsClaim):
             ask = self._going_on.asks(now_s, generation, survivors)
             if ask is not None:
@@ -77,6 +75,23 @@ class Claiming:
         elif isinstance(verdict, str) and self._stays is None:
             self._stays = verdict
             self._out.tell_people(f"{verdict}; the run's storage is asked who goes on")
+        return False
+
+    def is_noted(self, now_s: float, generation: int, nodes: Collection[str]) -> bool:
+        """Whether the next view may be published: enough of those who are counted know of it. Others are asked to note
+        it."""
+        found = self._going_on.to_note(now_s, self._nodes, generation=generation, nodes=nodes)
+        if found is None:
+            return True
+        noting, to_ask = found
+        self._out.tell_all(to_ask, TakeNote(number=noting.number, generation=generation, nodes=sorted(nodes)))
+        waited_s = now_s - noting.since_s
+        why = f"{', '.join(noting.awaited)} did not answer that the next view is known there"
+        if waited_s > _SILENT_S and self._complained != noting.number:
+            self._complained = noting.number
+            self._out.tell_people(f"{why}; it is waited for")
+        if waited_s > self._wait_s:
+            self._end.begins(now_s, f"for {self._wait_s:.0f} s the run could not go on: {why}")
         return False
 
     def heard(self, now_s: float, said: Claimed) -> list[str]:

@@ -16,7 +16,7 @@ Who says what, when, and what follows is one table: docs/internals/protocol.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from elastic.membership.hub.admission import WITHOUT, Admission
 from elastic.membership.hub.claiming import Claiming
@@ -184,8 +184,8 @@ class Hub:
                 self._on_witness(said)
             case HasRead(claim=claim):
                 self._going_on.has_read(node, claim)
-            case Noted(generation=generation, nodes=nodes):
-                self._going_on.noted(node, generation, nodes)
+            case Noted(number=number):
+                self._going_on.noted(node, number)
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():
@@ -351,17 +351,13 @@ class Hub:
             self._joining.ask_to_regroup(now_s, running, newcomers)
             self._release.while_others_train(now_s)
             return
-        survivors = self._workers.survivors()
-        complete = survivors or (newcomers and self._joining.gathered(now_s, newcomers, self._start_s))
-        chosen = self._chosen(survivors, newcomers) if complete else []
-        if self._anybody() and not self._may_go_on(now_s, {worker.node for worker in chosen}):
+        if self._anybody() and not self._may_go_on(now_s):
             return
         if self._release.before_next_view(newcomers):
             return  # somebody saves what nobody else holds
-        if self._workers.survivors() != survivors:  # one that is ahead comes into the next view, and leaves then
-            self._decide(now_s)
-        elif complete:
-            self._form(now_s, survivors, newcomers, chosen)
+        survivors = self._workers.survivors()
+        if survivors or (newcomers and self._joining.gathered(now_s, newcomers, self._start_s)):
+            self._form(now_s, survivors, newcomers)
         elif self._end.begun and not self._workers.members() and (self._end.finished or not self._anybody()):
             self._finish(failed=self._end.loss is not None, why=self._end.loss or "")
 
@@ -372,11 +368,8 @@ class Hub:
     def _next_generation(self) -> int:
         return max(self.generation, self._takeover.above) + 1
 
-    def _may_go_on(self, now_s: float, nodes: Collection[str]) -> bool:
-        """nodes: of the next view; none where none would be formed yet"""
-        if self._reports.awaits_others(now_s):
-            return False
-        return self._claiming.may_go_on(now_s, self._next_generation, nodes)
+    def _may_go_on(self, now_s: float) -> bool:
+        return not self._reports.awaits_others(now_s) and self._claiming.may_go_on(now_s, self._next_generation)
 
     def _chosen(self, survivors: Sequence[Worker], newcomers: Sequence[Worker]) -> list[Worker]:
         """For the next view. Who had not received the state from the others before the last one broke is a newcomer."""
@@ -387,7 +380,7 @@ class Hub:
         chosen = next_view(going_on, [worker.candidate() for worker in newcomers])
         return [self._workers[candidate.worker] for candidate in chosen]
 
-    def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker], chosen: list[Worker]) -> None:
+    def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
         """Nobody trains: the next view, if there are nodes enough.
 
         Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
@@ -400,6 +393,9 @@ class Hub:
         nodes = len({worker.node for worker in there})
         waited_s = now_s - min(worker.since_s for worker in there)
         if self.generation == 0 and nodes < self._nodes_first and waited_s < self._start_s:
+            return
+        chosen = self._chosen(survivors, newcomers)
+        if not self._claiming.is_noted(now_s, self._next_generation, {worker.node for worker in chosen}):
             return
         if not survivors:
             self._endings.goes_back()  # to what is saved

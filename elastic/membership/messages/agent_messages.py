@@ -115,13 +115,9 @@ class Bye:
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """To `take_note`: what it names is known here, and is said to each hub from now on."""
+    """To `take_note` of that number: the view is known here, and is told to each hub that this node comes to."""
 
-    generation: int
-    nodes: list[str]
-
-    def __post_init__(self) -> None:
-        within(1, len(self.nodes), PLACES_MAX)
+    number: int
 
 
 # agent -> agent
@@ -171,12 +167,14 @@ class Roster:
 
 @dataclass(frozen=True, kw_only=True)
 class TakeNote:
-    """Of the view that is to come, by a node that is in none of it: it is counted for this one, and for no other that
-    it does not know of.
+    """Of the view that is to come, by a node that is in no part of it: it is counted for this one, and for no other
+    that it does not know of. It takes the place of one that the same hub has asked to be noted before.
 
-    nodes  that have a worker in it
+    number  of this hub's questions
+    nodes   that have a worker in the view
     """
 
+    number: int
     generation: int
     nodes: list[str]
 

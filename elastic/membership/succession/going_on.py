@@ -9,7 +9,7 @@ claim, how long a side that is no majority lets others try first, and what peopl
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.membership.succession.node_report import NodeReport, number_of
@@ -44,14 +44,26 @@ class Ask:
     at_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeedsNote:
-    """Those who are counted, and in no part of the next view, are to note it first.
+@dataclass(kw_only=True)
+class Noting:
+    """The next view, as those who are counted, and in no part of it, are to note it.
 
-    nodes  who have not been asked for that yet
+    number  of this question
+    asked   them, and who of them has
     """
 
-    nodes: frozenset[str]
+    number: int
+    view: _View
+    since_s: float
+    asked: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def knowing(self) -> frozenset[str]:
+        return self.view[1].union(node for node, has_noted in self.asked.items() if has_noted)
+
+    @property
+    def awaited(self) -> list[str]:
+        return [node for node, has_noted in self.asked.items() if not has_noted]
 
 
 class GoingOn:
@@ -70,8 +82,8 @@ class GoingOn:
         self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
         self._sees: set[str] = set()  # nodes of a view of which the storage was the witness: they have one
         self._granted: frozenset[str] | None = None
-        self._next: _View | None = None  # that those who are in no part of it are to note
-        self._noted: dict[str, bool] = {}  # who was asked for that -> whether it has
+        self._noting: Noting | None = None
+        self._notings = 0
         self._alone_since_s: float | None = None
         self._ask: Ask | None = None  # whose answer counts
         self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
@@ -103,7 +115,8 @@ class GoingOn:
         the next claim."""
         for nodes in self._knowing.values():
             nodes.discard(node)
-        self._noted.pop(node, None)
+        if self._noting is not None:
+            self._noting.asked.pop(node, None)
         if self._granted is not None and node in self._granted:
             self._granted = None
         if self._ask is not None and node in self._ask.nodes:
@@ -176,13 +189,14 @@ class GoingOn:
         self._knowing = {_view(view): self._knows(view) for view in self._known}
         self._knowing[_view(fresh)] = set(nodes)
         self._unsure &= self._granted is None
-        self._granted = self._alone_since_s = self._ask = self._next = None
+        self._granted = self._alone_since_s = self._ask = self._noting = None
         self._patience_s = _PATIENCE_S
         return witness
 
     def met(self, generation: int, node: str) -> None:
         """All workers of the view have met, as one of this node says."""
-        one = next((view for view in self._known if view.generation == generation and node in view.nodes), None)
+        published = [view for view in self._known if view.generation == generation and not view.noted]
+        one = next((view for view in published if node in view.nodes), None)
         if one is not None and not one.met:
             newer = (view for view in self._known if view.generation > generation)
             self._known = (replace(one, met=True), *newer)
@@ -199,7 +213,7 @@ class GoingOn:
 
     def may_be_witnessed(self, generation: int) -> bool:
         """Whether the storage is no witness of this view, and would be of one that its nodes formed now."""
-        view = next((view for view in self._known if view.generation == generation), None)
+        view = next((view for view in self._known if view.generation == generation and not view.noted), None)
         return view is not None and view.claim is None and self._is_witness_of(view.nodes)
 
     def has_left_behind(self, node: str, generation: int) -> bool:
@@ -207,7 +221,7 @@ class GoingOn:
 
         What they held is in the storage, and is newer than what that node holds.
         """
-        newer = (view for view in self._known if view.generation > generation)
+        newer = (view for view in self._known if view.generation > generation and not view.noted)
         return any(node not in view.nodes and view.nodes <= self._left for view in newer)
 
     def witness(self, claim: ClaimDocument, *, agreed: bool) -> None:
@@ -271,40 +285,13 @@ class GoingOn:
         return nodes_of(theirs) if (number_of(theirs) or 0) > (number_of(self.claim) or 0) else None
 
     def verdict(
-        self,
-        now_s: float,
-        present: Collection[str],
-        *,
-        holding: Collection[str],
-        generation: int,
-        nodes: Collection[str],
-    ) -> GoOn | NeedsClaim | NeedsNote | Stay | str:
+        self, now_s: float, present: Collection[str], *, holding: Collection[str]
+    ) -> GoOn | NeedsClaim | Stay | str:
         """A text: it is not time yet, and why.
 
         present  nodes that are here
         holding  those of them whose workers hold the state
-        generation, nodes  of the next view; none where no view would be formed yet
         """
-        found = self._if_all_knew(now_s, present, holding)
-        if nodes and (isinstance(found, GoOn) or (isinstance(found, NeedsClaim) and not holding)):
-            return self._to_note(present, (generation, frozenset(nodes))) or found
-        return found
-
-    def _to_note(self, present: Collection[str], view: _View) -> NeedsNote | None:
-        """At the last moment: what others have noted and does not come, a side that they come to must reckon with."""
-        if self._next != view:
-            self._next, self._noted = view, {}
-        noted = {node for node, has_answered in self._noted.items() if has_answered}
-        if not isinstance(self._may_go_on(present, noted | view[1]), Stay):
-            return None
-        to_ask = frozenset(present).difference(view[1], self._noted)
-        self._noted.update(dict.fromkeys(to_ask, False))
-        return NeedsNote(nodes=to_ask)
-
-    def _if_all_knew(
-        self, now_s: float, present: Collection[str], holding: Collection[str]
-    ) -> GoOn | NeedsClaim | Stay | str:
-        """The verdict, if all who are here knew of the next view."""
         found = self._may_go_on(present, present)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
@@ -322,10 +309,30 @@ class GoingOn:
             return found.why
         return found if now_s >= self._again_s else found.why
 
-    def noted(self, node: str, generation: int, nodes: Collection[str]) -> None:
-        """It knows of that view, should it be the next one."""
-        if node in self._noted and self._next == (generation, frozenset(nodes)):
-            self._noted[node] = True
+    def to_note(
+        self, now_s: float, present: Collection[str], *, generation: int, nodes: Collection[str]
+    ) -> tuple[Noting, list[str]] | None:
+        """Before the next view is published: whom to ask to note it, and who has been asked before. None: enough of
+        those who are counted know of it.
+
+        Called at the last moment: what was noted and does not come must be reckoned with by whoever they come to.
+        """
+        view = generation, frozenset(nodes)
+        noting = self._noting
+        if noting is None or noting.view != view:
+            self._notings += 1
+            noting = self._noting = Noting(number=self._notings, view=view, since_s=now_s)
+        if not isinstance(self._may_go_on(present, noting.knowing), Stay):
+            return None
+        counted = frozenset[str]().union(*(one.nodes for one in possible(self._known) if one.is_counted))
+        asked = sorted(counted.intersection(present) - view[1] - noting.asked.keys())
+        noting.asked.update(dict.fromkeys(asked, False))
+        return noting, asked
+
+    def noted(self, node: str, number: int) -> None:
+        """It knows of the view that it was asked to note by that number."""
+        if self._noting is not None and self._noting.number == number and node in self._noting.asked:
+            self._noting.asked[node] = True
 
     def asks(self, now_s: float, generation: int, holding: Mapping[str, str]) -> Ask | None:
         """Who is to be asked for the claim now; None: one of them was, and has a while to answer.

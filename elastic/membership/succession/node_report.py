@@ -62,6 +62,7 @@ class NodeReport:
     claim   the run's, as far as is known here
     asked   workers of this node that were to take the next claim, and nobody knows whether they have
     ended   workers of this node that were not to
+    noted_here  of the known, what the present hub has asked to be noted: it may say otherwise
     """
 
     generation: int = 0
@@ -73,6 +74,7 @@ class NodeReport:
     workers: dict[str, ReportedWorker] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     ended: tuple[EndedBefore, ...] = ()
+    noted_here: KnownView | None = None
 
     def note_said(self, said: Any, now_s: float = 0.0) -> None:
         """By this node's agent or one of its workers, to the hub."""
@@ -131,16 +133,17 @@ class NodeReport:
     def _note_roster(self, roster: Roster) -> None:
         """Of a view that this node has no part in, or was not told of yet."""
         nodes = frozenset(name for name, *_ in roster.nodes).difference(roster.outside).union(roster.away)
-        if nodes and roster.generation > max((one.generation for one in self.known), default=0):
+        others = [one for one in self.known if one is not self.noted_here]
+        if nodes and roster.generation > max((one.generation for one in others), default=0):
             fresh = KnownView(generation=roster.generation, nodes=nodes, claim=roster.claim)
-            self.known = (*(one for one in self.known if one.met), fresh)
+            self.known, self.noted_here = (*(one for one in others if one.met), fresh), None
 
     def _note_next(self, said: TakeNote) -> None:
         """Of a view that may be published next; others may stand in those that were."""
         self.generation = max(self.generation, said.generation)
-        fresh = KnownView(generation=said.generation, nodes=frozenset(said.nodes))
-        if fresh not in self.known:
-            self.known = (*self.known, fresh)
+        others = [one for one in self.known if one is not self.noted_here]
+        self.noted_here = KnownView(generation=said.generation, nodes=frozenset(said.nodes), noted=True)
+        self.known = (*others, self.noted_here)
 
     def without_workers(self) -> NodeReport:
         """Of a node whose workers are of no use any more: what it knows of views that others may be in stays."""
@@ -149,6 +152,8 @@ class NodeReport:
         )
 
     def document(self, now_s: float = 0.0) -> dict[str, Any]:
+        """For a hub. What is noted by now stays noted, whatever that one says of views to come."""
+        self.noted_here = None
         return {
             "ended": [one.document(now_s) for one in self.ended],
             "generation": self.generation,
@@ -230,6 +235,7 @@ class _Known:
     claim: int | None
     counted: bool
     met: bool
+    noted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +263,12 @@ def _known(document: Any) -> KnownView:
     if not read_already and not (isinstance(one.nodes, list) and all(isinstance(node, str) for node in one.nodes)):
         raise WireError(f"no nodes of a view: {str(one.nodes)[:80]}")
     return KnownView(
-        generation=one.generation, nodes=frozenset(one.nodes), claim=one.claim, counted=one.counted, met=one.met
+        generation=one.generation,
+        nodes=frozenset(one.nodes),
+        claim=one.claim,
+        counted=one.counted,
+        met=one.met,
+        noted=one.noted,
     )
 
 

@@ -33,6 +33,7 @@ class KnownView:
     claim    the number of the claim that the run had then, where all of them have read it in the storage; else None
     counted  a majority is needed all the same: not everybody knows of the claim yet
     met      all of its workers have met in it
+    noted    it was to come, and may never have: a node that is in no part of it was counted for it
     """
 
     generation: int
@@ -40,6 +41,12 @@ class KnownView:
     claim: int | None = None
     counted: bool = False
     met: bool = False
+    noted: bool = False
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a majority decides who goes on from it."""
+        return self.claim is None or self.counted
 
 
 class SideSize(Enum):
@@ -101,8 +108,7 @@ def may_go_on(
         missing = view.nodes - set(present) - set(left)
         here = view.nodes & set(present)
         voters = view.nodes - set(left) - set(dead)
-        counted = view.claim is None or view.counted
-        if counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
+        if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
             return Stay(_stay(view, here, missing))
         if not missing:
             continue

@@ -213,7 +213,7 @@ class Agent:
                     _, at, wire = self.at_hub
                     self.at_hub = next((name for name, its in roster if its == at), self.at_hub[0]), at, wire
             case "take_note":
-                self.tell({"say": "noted", "generation": message["generation"], "nodes": message["nodes"]})
+                self.tell({"say": "noted", "number": message["number"]})
             case "handover":
                 self._seek(left=True)
             case "hub_is":
