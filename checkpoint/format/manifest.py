@@ -16,6 +16,7 @@ objects, whose sizes the reader compares with the storage before it allocates an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -194,8 +195,8 @@ def _object(entry: dict[str, Any]) -> StoredObject:
 def _tensor(name: str, entry: dict[str, Any]) -> tuple[str, StoredDtype, tuple[int, ...], list[Any]]:
     _expect(entry["dtype"] in STORED, f"tensor {name!r} has dtype {entry['dtype']!r}, which this version does not know")
     dtype, shape = STORED[entry["dtype"]], _numbers(entry["shape"])
-    spanned = nbytes(tuple(max(1, size) for size in shape), dtype)  # torch computes strides also of what is empty
-    _expect(spanned < 2**63, f"tensor {name!r} has shape {shape}, which no tensor has")
+    strides = math.prod(max(1, size) for size in shape)  # torch computes them also of what is empty
+    _expect(max(strides, nbytes(shape, dtype)) < 2**63, f"tensor {name!r} has shape {shape}, which no tensor has")
     return name, dtype, shape, _list(entry["pieces"])
 
 

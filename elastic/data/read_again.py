@@ -31,7 +31,7 @@ from elastic.data.dataset_changes import holders, package_of
 from elastic.data.example_digest import digest_of
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import ReadOrderError
-from elastic.state.randomness import default_streams
+from elastic.state.randomness import default_streams, set_default_streams
 from elastic.state.trained_set import listed
 
 _EXAMPLES = 4  # that are asked, and a batch
@@ -76,6 +76,9 @@ class ReadAgain:
         makes = f"making it has changed {listed(changed)}" if changed else "none of the attributes has changed"
         drawn = own.state(), default_streams()
         same = self._is_the_same(given, read, before)
+        again = own.state(), default_streams()
+        own.set_state(drawn[0])  # the batch's random numbers follow the example's, also where the second read raised
+        set_default_streams(drawn[1])
         if same is False:
             raise ReadOrderError(
                 f"{what} gave something else when it was made a second time\n"
@@ -83,11 +86,12 @@ class ReadAgain:
                 "            on a clock, or on random numbers that nobody has seeded, as of default_rng();\n"
                 "            how many examples a process reads, and in which order, depends on the world size"
             )
-        if same is not None and digest_of(drawn) != digest_of((own.state(), default_streams())):
+        if same is not None and digest_of(drawn) != digest_of(again):
             raise ReadOrderError(
                 f"{what} drew random numbers, and others or none when it was made a second time\n"
                 f"  found     {makes}: what was drawn seems to be kept, in {where}; in which epoch,\n"
-                "            and for which example, a process draws it depends on the world size and on resumes"
+                "            and for which example, a process draws it depends on the world size and on resumes;\n"
+                "            what is drawn once for all belongs into __init__, as does what connects by random numbers"
             )
         return given
 

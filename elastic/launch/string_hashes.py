@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 VARIABLE = "PYTHONHASHSEED"
 
@@ -20,9 +22,14 @@ def hash_alike(argv: Sequence[str]) -> None:
     """Begins this process anew, as the same command, where the hashes are random. It is to be called before anything
     else: the workers are forks of this process, and nothing changes the hashes of one that runs.
 
-    argv  the command's arguments; where this process was started with others (it is a fork, say), it is left as it is
+    argv  the command's arguments; a process that was started as anything else is left as it is: a fork, a script that
+          calls the command, one that reads its program from stdin
     """
-    if VARIABLE in os.environ or not sys.flags.hash_randomization or sys.orig_argv[-len(argv) :] != list(argv):
+    program, arguments = sys.orig_argv[: -len(argv)], sys.orig_argv[-len(argv) :]
+    is_command = arguments == list(argv) and (program[-2:] == ["-m", "elastic"] or Path(program[-1]).name == "elastic")
+    is_set = bool(os.environ.get(VARIABLE)) or sys.flags.ignore_environment or not sys.flags.hash_randomization
+    if is_set or not is_command:
         return
     os.environ[VARIABLE] = "0"
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    with suppress(OSError):  # or the hashes stay what they are
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

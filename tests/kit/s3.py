@@ -17,11 +17,19 @@ import s3fs
 
 _START_WITHIN_S = 240.0
 
-# The server dies with the process that started it, even if that one is killed: PR_SET_PDEATHSIG, SIGKILL.
+# The server dies with the process that started it, even if that one is killed: PR_SET_PDEATHSIG, SIGKILL. Of two puts
+# that must not write over anything, S3 refuses one; moto looks, and then writes: on a busy machine both may win.
 _PROGRAM = """
 import ctypes
+import threading
 ctypes.CDLL(None).prctl(1, 9)
+from moto.s3.responses import S3Response
 from moto.server import main
+put, one_at_a_time = S3Response.put_object, threading.Lock()
+def put_object(self):
+    with one_at_a_time:
+        return put(self)
+S3Response.put_object = put_object
 main(["--host", "127.0.0.1", "--port", "0"])
 """
 

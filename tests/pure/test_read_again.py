@@ -245,6 +245,21 @@ def test_asking_changes_no_random_number() -> None:
     assert all(map(torch.equal, plain, asked))
 
 
+def test_a_second_read_that_raises_changes_no_random_number_of_the_batch() -> None:
+    """What can be read once each, as from a queue of others' making, is not asked; its batch draws what it would."""
+    left = dict.fromkeys(range(LENGTH), 1.0)
+
+    def once(of: Kept, index: int) -> float:
+        return left.pop(index) + float(torch.rand(()))
+
+    def noisy(examples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(examples) + torch.rand(())
+
+    asked = [one.batch for one in read(Kept(0, once), collate_fn=noisy)]
+    plain = read(Kept(0, lambda of, index: 1.0 + float(torch.rand(()))), collate_fn=noisy)
+    assert all(map(torch.equal, asked, [one.batch for one in plain]))
+
+
 class Collates:
     logger: logging.Logger
 
