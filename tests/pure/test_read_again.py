@@ -255,8 +255,8 @@ def test_a_second_read_that_raises_changes_no_random_number_of_the_batch() -> No
     def noisy(examples: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(examples) + torch.rand(())
 
-    asked = [one.batch for one in read(Kept(0, once), collate_fn=noisy)]
-    plain = read(Kept(0, lambda of, index: 1.0 + float(torch.rand(()))), collate_fn=noisy)
+    asked = [one.batch for one in read(Kept(0, once), indices=2, collate_fn=noisy)]
+    plain = read(Kept(0, lambda of, index: 1.0 + float(torch.rand(()))), indices=2, collate_fn=noisy)
     assert all(map(torch.equal, asked, [one.batch for one in plain]))
 
 
