@@ -70,7 +70,10 @@ def test_a_worker_is_killed_while_a_node_leaves(
     assert set(workers(end)) - ended == {workers(end)[dies]}, end.output
     assert lost(end) == {workers(end)[dies]: "SIGKILL"}, end.output
     handed_over = [line for line in taken_over(end) if line.endswith(", which leaves")]
-    assert (len(handed_over), len(taken_over(end))) == ((1, 1) if leaves == HUB else (0, 0)), end.output
+    hubs = len(handed_over), len(taken_over(end))
+    # On a busy machine the run may be over before the last worker of the node that leaves has ended: it needs no hub.
+    over_first = -1 < end.output.find("elastic: finished") < end.output.find("this node has left")
+    assert hubs in {(int(leaves == HUB),) * 2, *([(0, 0)] if over_first else [])}, end.output
 
 
 @pytest.mark.nightly(sample=1, of="early deaths")

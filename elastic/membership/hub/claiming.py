@@ -91,7 +91,8 @@ class Claiming:
             self._complained = noting.number
             self._out.tell_people(f"{why}; it is waited for")
         if waited_s > self._wait_s:
-            self._end.begins(now_s, f"for {self._wait_s:.0f} s the run could not go on: {why}")
+            remedy = "see to these nodes; the same command goes on from what is saved"
+            self._end.begins(now_s, f"for {self._wait_s:.0f} s the run could not go on: {why}", remedy=remedy)
         return False
 
     def heard(self, now_s: float, said: Claimed) -> list[str]:
