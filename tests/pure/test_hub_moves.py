@@ -367,6 +367,39 @@ def test_another_one_is_asked_where_the_first_dies_as_it_claims() -> None:
     assert run.view("C") == "C0 D0"
 
 
+def _is_back_before_the_others_stand(run: Run, nodes: str) -> None:
+    for node in nodes:
+        run.orders(run.hub.lost(run.now_s, node, dead=False))
+    for node in nodes:
+        run.comes(node)
+    run.over("".join(node for node in "ABC" if f"{node}0" in run.reports[node].workers))
+
+
+def test_a_node_that_is_back_with_the_state_costs_no_claim() -> None:
+    run = Run("ABC", witness=True)
+    _is_back_before_the_others_stand(run, "C")
+    assert run.view("C") == "A0 B0 C0"
+    assert not any(run.said(node, "claim") for node in "ABC")
+
+
+def test_the_claim_is_needed_where_a_node_is_back_and_one_of_the_view_has_lost_the_state() -> None:
+    """C0 may have given the signs of life in the storage, and others begun anew once they had ended."""
+    run = Run("ABC", witness=True)
+    run.tell("C", "exited", worker="C0", signal="SIGKILL")
+    _is_back_before_the_others_stand(run, "C")
+    assert not run.said("A", "view")[1:]
+    run.claims("A")
+    assert run.view("B") == "A0 B0"
+
+
+def test_whose_workers_are_killed_with_nobody_away_cost_no_claim() -> None:
+    run = Run("ABC", witness=True)
+    run.tell("C", "exited", worker="C0", signal="SIGKILL")
+    run.over("AB")
+    assert run.view("B") == "A0 B0"
+    assert not run.said("A", "claim")
+
+
 def test_a_node_of_an_older_view_is_moved_on_from_and_joins_again() -> None:
     run = Run("ABC", witness=True)
     run.orders(run.hub.lost(0.0, "C", dead=False))

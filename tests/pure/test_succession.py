@@ -23,7 +23,7 @@ from elastic.membership.succession.succession import (
 from tests.kit.sampling import NIGHTLY
 from tests.kit.small_world.moves import Rules
 from tests.kit.small_world.search import explore, goes_on, may_majority_go_on
-from tests.kit.small_world.state import first
+from tests.kit.small_world.state import Small, first
 
 
 def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
@@ -72,6 +72,16 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
     assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
     witnessed = [may_go_on([view("abc", claim=1)], **alone, refusing=refusing) for refusing in ("", "bc")]
     assert [found.size for found in witnessed if isinstance(found, NeedsClaim)] == [SideSize.FEW, SideSize.MOST]
+
+
+def test_where_somebody_was_elsewhere_who_lost_the_state_is_no_proof_that_nobody_began_anew() -> None:
+    """It may have been the one that gave the signs of life in the storage."""
+    both = {"present": "ab", "knowing": "ab", "left": "", "dead": "", "emptied": "b"}
+    assert isinstance(may_go_on([view("ab")], **both), GoOn)  # a majority, and b is counted with it
+    found = may_go_on([view("ab", claim=4)], **both)
+    assert isinstance(found, NeedsClaim)
+    assert (found.after, found.size) == (4, SideSize.MOST)
+    assert "b lost the state" in found.why
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
@@ -140,9 +150,13 @@ def test_who_is_counted_and_in_no_part_of_the_next_view_knows_of_it(kills: int) 
     assert any(hub.ahead is not None for world in searched.leads_to for hub in world.hubs)
 
 
-def test_newcomers_take_no_run_from_those_who_go_on_with_it() -> None:
-    """Workers were all killed and agents stay; whose own agent answers for the newest claim looks for nobody else."""
-    begin = first(WORLDS["two, and the storage"], faults=2 if NIGHTLY else 1, kills=2 if NIGHTLY else 1)
+@pytest.mark.parametrize(("faults", "kills"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.nightly)])
+def test_newcomers_take_no_run_from_those_who_go_on_with_it(faults: int, kills: int) -> None:
+    """Workers were all killed and agents stay; whose own agent answers for the newest claim looks for nobody else.
+
+    The signs of life of a coordinator end some time after it, and the others go on before, if they hear of its end.
+    """
+    begin = first(WORLDS["two, and the storage"], faults=faults, kills=kills)
     searched = explore(begin, states_max=400_000, rules=Rules(generations=3, hubs=3))
     assert searched.complete
     assert any(claim.anew for world in searched.leads_to for claim in world.claims)
@@ -261,7 +275,7 @@ def test_the_search_finds_rules_that_let_two_sides_go_on(
 ) -> None:
     views = {name: replace(known, nodes=frozenset(views)) for name, known in views.items()}
     with pytest.raises(AssertionError, match=r"trained after|goes on from"):
-        explore(first(views, faults=faults), states_max=150_000, rules=replace(rules, generations=3))
+        explore(first(views, faults=faults), states_max=600_000, rules=replace(rules, generations=3))
 
 
 def _whom_nobody_asked_is_not_there(*known: object, asked: bool, **here: Any) -> bool:
@@ -278,6 +292,30 @@ def test_the_search_finds_newcomers_that_believe_their_own_agent_too_soon(wrong:
     begin = first(WORLDS["the storage is a witness"], faults=1, kills=1).set("c", alive=False, hub=None)
     with pytest.raises(AssertionError, match=r"begun anew|trained after"):
         explore(begin, states_max=150_000, rules=Rules(may_be_elsewhere=wrong, generations=3, hubs=2))
+
+
+def _who_is_here_holds_the_state(
+    known: Iterable[KnownView], *, emptied: set[str], **who: Any
+) -> GoOn | NeedsClaim | Stay:
+    return may_go_on(known, **who)
+
+
+def test_the_search_finds_a_side_that_goes_on_beside_newcomers_who_have_begun_anew() -> None:
+    """The coordinator has died while its node was with nobody, and comes back to the others with another worker."""
+    wrong = Rules(may_go_on=_who_is_here_holds_the_state, generations=2, hubs=2)
+    with pytest.raises(AssertionError, match=r"begun anew|trained after"):
+        explore(_two_and_one_without_state(), states_max=20_000, rules=wrong)
+
+
+def test_no_side_goes_on_beside_newcomers_who_have_begun_anew() -> None:
+    searched = explore(_two_and_one_without_state(), states_max=20_000, rules=Rules(generations=2, hubs=2))
+    assert searched.complete
+    assert any(claim.anew and claim.nodes == {"c"} for world in searched.leads_to for claim in world.claims)
+
+
+def _two_and_one_without_state() -> Small:
+    views = {name: view("ab", **WITNESS) for name in "abc"}
+    return first(views, faults=1, kills=1, without_state="c", hub="b")
 
 
 def test_the_search_finds_a_coordinator_that_does_not_look_again_after_a_commit() -> None:

@@ -85,6 +85,7 @@ class GoingOn:
         self._noting: Noting | None = None
         self._notings = 0
         self._alone_since_s: float | None = None
+        self._disturbed = False  # a node came since the last view, from another hub or back
         self._ask: Ask | None = None  # whose answer counts
         self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
         self._unanswered: set[str] = set()  # workers that were asked, those that are away among them
@@ -141,7 +142,8 @@ class GoingOn:
         self._unanswered.discard(worker)
 
     def reported(self, node: str, report: NodeReport) -> None:
-        """By a node that comes from another hub."""
+        """By a node that comes from another hub, or back."""
+        self._disturbed = True
         for view in report.known:
             self._knowing.setdefault(_view(view), set()).add(node)
             if view.claim is not None and not view.counted:
@@ -154,7 +156,7 @@ class GoingOn:
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
-        found = self._may_go_on(present, present)
+        found = self._may_go_on(present, present, holding=present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
 
     def may_be_elsewhere(self, *, took_over: bool) -> bool:
@@ -190,6 +192,7 @@ class GoingOn:
         self._knowing[_view(fresh)] = set(nodes)
         self._unsure &= self._granted is None
         self._granted = self._alone_since_s = self._ask = self._noting = None
+        self._disturbed = False
         self._patience_s = _PATIENCE_S
         return witness
 
@@ -292,7 +295,7 @@ class GoingOn:
         present  nodes that are here
         holding  those of them whose workers hold the state
         """
-        found = self._may_go_on(present, present)
+        found = self._may_go_on(present, present, holding=holding)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")
@@ -322,7 +325,7 @@ class GoingOn:
         if noting is None or noting.view != view:
             self._notings += 1
             noting = self._noting = Noting(number=self._notings, view=view, since_s=now_s)
-        if not isinstance(self._may_go_on(present, noting.knowing), Stay):
+        if not isinstance(self._may_go_on(present, noting.knowing, holding=present), Stay):
             return None
         counted = frozenset[str]().union(*(one.nodes for one in possible(self._known) if one.is_counted))
         asked = sorted(counted.intersection(present) - view[1] - noting.asked.keys())
@@ -358,9 +361,12 @@ class GoingOn:
         self._busy.discard(worker)
         self._unanswered.discard(worker)
 
-    def _may_go_on(self, present: Collection[str], knowing: Collection[str]) -> GoOn | NeedsClaim | Stay:
+    def _may_go_on(
+        self, present: Collection[str], knowing: Collection[str], *, holding: Collection[str]
+    ) -> GoOn | NeedsClaim | Stay:
         gone = {"left": self._left, "dead": self._dead, "refusing": self._refusing}
-        return may_go_on(self._known, present=present, knowing=knowing, **gone)
+        emptied = set(present).difference(holding) if self._disturbed else ()
+        return may_go_on(self._known, present=present, knowing=knowing, emptied=emptied, **gone)
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""

@@ -53,7 +53,8 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
                 yield _goes_away(fewer, name, rules)
                 if all(one.generation <= node.over for one in node.known):
                     hub = world.hubs[node.hub]
-                    yield _without(fewer.set_hub(node.hub, left=hub.left | {name}), name)  # it leaves in order
+                    told = fewer.set_hub(node.hub, left=hub.left | {name})
+                    yield _without(told, name)._replace(renewing=world.renewing)  # it leaves in order
         if world.kills and node.holds:
             yield _killed(world._replace(kills=world.kills - 1), name)
         if node.hub is None:
@@ -74,7 +75,9 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
 def attached(world: Small, name: str, number: int) -> Small:
     hub, node = world.hubs[number], world.of(name)
     claim = max([hub.claim, node.claim, *(one.claim or 0 for one in node.known)])
-    return world.set(name, hub=number).set_hub(number, left=hub.left - {name}, claim=claim)
+    return world.set(name, hub=number).set_hub(
+        number, left=hub.left - {name}, claim=claim, disturbed=bool(world.claims)
+    )
 
 
 def _goes_away(world: Small, name: str, rules: Rules) -> Small:
@@ -89,7 +92,7 @@ def _without(world: Small, name: str) -> Small:
             world = world.set_hub(number, over=True, asked=None, granted=None, unanswered=frozenset())
             for other, node in world.nodes:
                 if node.hub == number:
-                    world = world.set(other, hub=None)
+                    world = world.set(other, hub=None).unheard(other)
     return world._replace(asking=frozenset(one for one in world.asking if one.worker != name))
 
 
@@ -100,6 +103,8 @@ def _killed(world: Small, name: str) -> Small:
     world = world.set(name, holds=False, over=over, save=None)
     if node.hub is not None:
         world = world.set_hub(node.hub, unanswered=world.hubs[node.hub].unanswered - {name})
+    else:
+        world = world.unheard(name)
     return world._replace(asking=frozenset(one for one in world.asking if one.worker != name))
 
 
@@ -113,16 +118,22 @@ def of_workers(world: Small, name: str, node: Node) -> Iterator[Small]:
     newest = max(node.known, key=lambda one: one.generation)
     if newest.generation > node.over:
         yield world.set(name, over=newest.generation, save=None)
-        if newest.generation > node.given:
-            yield world.set(name, given=newest.generation)
+        if newest.generation > node.given[0]:
+            yield world.set(name, given=key(newest))
         others = [world.of(other) for other in newest.nodes]
-        if newest.met or not all(other.given >= newest.generation for other in others):
+        if newest.met or not all(other.given[0] > newest.generation or other.given == key(newest) for other in others):
             return
         anew = next((one for one in world.anew if key(one.view) == key(newest)), None)
         if anew is None:
-            yield world.set(name, known=frozenset([replace(newest, met=True)]))
+            met = world.set(name, known=frozenset([replace(newest, met=True)]))
+            yield _renewed(met, newest) if name == min(newest.nodes) else met
         elif name == min(newest.nodes) and all(other.alive and other.over < newest.generation for other in others):
             yield _begins_anew(world, anew)
+
+
+def _renewed(world: Small, view: KnownView) -> Small:
+    """Of a view under the newest claim its coordinator gives the signs of life."""
+    return world._replace(renewing=min(view.nodes)) if view.claim == len(world.claims) else world
 
 
 def _begins_anew(world: Small, anew: Anew) -> Small:
@@ -144,11 +155,8 @@ def _begins_anew(world: Small, anew: Anew) -> Small:
 
 
 def _is_held(world: Small) -> bool:
-    """Whether somebody shows signs of life under the newest claim: at once, or as soon as all have met."""
-    newest = len(world.claims)
-    holders = {name: node for name, node in world.nodes if node.alive and node.holds}
-    under = any(one.claim == newest for node in holders.values() for one in node.known)
-    return under or world.claims[-1].taker in holders
+    """Whether somebody shows signs of life under the newest claim: who took it, and then each coordinator under it."""
+    return world.renewing != ""
 
 
 def _of_saves(world: Small, name: str, node: Node, rules: Rules) -> Iterator[Small]:
@@ -180,14 +188,14 @@ def of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Smal
     if hub.node not in here:
         return
     if hub.published is not None:
-        for name in here & hub.published.nodes:
+        for name in (here & hub.published.nodes) - hub.missed:
             node = world.of(name)
             if all(one.generation < hub.published.generation for one in node.known):
                 yield world.set(name, known=node.known | {hub.published})
     known = frozenset(one for name in here for one in world.of(name).known if one != hub.ahead)
     if hub.published is not None:
         known |= {hub.published}
-    newest = max(known, key=lambda one: one.generation)
+    newest = max(known, key=lambda one: (one.generation, one.met))
     if newest.generation == rules.generations:
         return
     if any(one.generation > world.of(name).over for name in here for one in world.of(name).known):
@@ -257,7 +265,9 @@ def _of_newcomers(
 
 
 def _published(world: Small, number: int, view: KnownView) -> Small:
-    return world.set_hub(number, published=view, granted=None, asked=None)
+    world = world.set_hub(number, published=view, granted=None, asked=None, disturbed=False, missed=frozenset())
+    holds = all(world.of(name).holds for name in view.nodes)
+    return _renewed(world, view) if holds and world.renewing else world  # while those of the view before last
 
 
 def _notes(
@@ -302,6 +312,7 @@ def _verdicts(
     dead = {name for name, node in world.nodes if not node.alive}
     absent = {name for name, _ in world.nodes} - here
     who = {"present": here, "knowing": fresh.nodes | noted, "left": hub.left}
+    who["emptied"] = {name for name in here if hub.disturbed and not world.of(name).holds}
     silence = rules.may_go_on(known, **who, dead=set(), refusing=set())
     word = rules.may_go_on(known, **who, dead=dead, refusing=absent)
     return [silence, word]

@@ -19,7 +19,7 @@ class Save(NamedTuple):
 class Node(NamedTuple):
     """known  the views that it was told of and may be in
     hub    the one that it is with, its own or another's; None: it looks for one
-    given  the generation in whose view its workers have given their part, to meet the others
+    given  the newest view in which its workers have given their part, to meet the others
     over   the newest generation whose view they have left
     holds  its workers have the run's state
     claim  the newest that its agent has heard of
@@ -28,7 +28,7 @@ class Node(NamedTuple):
     known: frozenset[KnownView]
     hub: int | None = 0
     alive: bool = True
-    given: int = 1
+    given: tuple[int, frozenset[str]] = (1, frozenset())
     over: int = 0
     holds: bool = True
     claim: int = 0
@@ -37,19 +37,23 @@ class Node(NamedTuple):
 
 class HubOf(NamedTuple):
     """ahead    the next view, which those who are in no part of it are to note
+    disturbed  whether a node came to it since its last view, from another hub or back
     asked    for which nodes the claim is being asked for, if none of them has been away since
     granted  the number of the claim that it has won, and its nodes
     left     nodes that have said that they go
+    missed   nodes that were away since the view was published, and are not told of it any more
     unanswered  workers that were asked, and may have answered to another hub
     claim    the newest that it has heard of
     """
 
     node: str
     ahead: KnownView | None = None
+    disturbed: bool = False
     asked: frozenset[str] | None = None
     granted: tuple[int, frozenset[str]] | None = None
     published: KnownView | None = None
     left: frozenset[str] = frozenset()
+    missed: frozenset[str] = frozenset()
     over: bool = False
     unanswered: frozenset[str] = frozenset()
     claim: int = 0
@@ -57,7 +61,9 @@ class HubOf(NamedTuple):
     def without(self, name: str) -> HubOf:
         asked = None if self.asked is None or name in self.asked else self.asked
         granted = None if self.granted is None or name in self.granted[1] else self.granted
-        return self._replace(asked=asked, granted=granted)
+        is_told = self.published is None or name not in self.published.nodes
+        missed = self.missed if is_told else self.missed | {name}
+        return self._replace(asked=asked, granted=granted, missed=missed)
 
 
 class Asking(NamedTuple):
@@ -97,12 +103,17 @@ class Trained(NamedTuple):
 
 
 class Small(NamedTuple):
-    """line: the views that have trained, in order of time   faults, kills, saves: how many there may still be"""
+    """line: the views that have trained, in order of time   faults, kills, saves: how many there may still be
+
+    renewing  whose worker gives signs of life for the newest claim. They last for a while after its end: a hub that
+        hears of that goes on sooner. Empty: they have ended
+    """
 
     nodes: tuple[tuple[str, Node], ...]
     hubs: tuple[HubOf, ...]
     claims: tuple[Claim, ...]
     line: tuple[Trained, ...]
+    renewing: str
     faults: int
     kills: int = 0
     saves: int = 0
@@ -127,8 +138,17 @@ class Small(NamedTuple):
         hub = self.of(name).hub
         world = self.set(name, hub=None, **facts)
         if hub is None:
-            return world
+            return world.unheard(name)
+        world = world.unheard(name, self.hubs[hub].published)
         return world._replace(hubs=tuple(o.without(name) if n == hub else o for n, o in enumerate(world.hubs)))
+
+    def unheard(self, name: str, told: KnownView | None = None) -> Small:
+        """No hub hears of it. If its worker has ended, or does not know of the view in which it is to give signs of
+        life, they end before anybody goes on."""
+        node = self.of(name)
+        newest = max(one.generation for one in node.known)
+        knows = told is None or name not in told.nodes or newest >= told.generation
+        return self if name != self.renewing or (node.alive and node.holds and knows) else self._replace(renewing="")
 
     def saved(self) -> list[CommitId]:
         """The run's commits, newest first."""
@@ -138,14 +158,18 @@ class Small(NamedTuple):
     def claimed(self, nodes: frozenset[str], beacon: str, taker: str, *, anew: bool = False) -> Small:
         """The next claim, at one instant: of two who take it at once, claims.py."""
         resumed = next(iter(self.saved()), None)
-        return self._replace(claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)))
+        return self._replace(claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)), renewing=taker)
 
 
-def first(views: dict[str, KnownView], *, faults: int, kills: int = 0, saves: int = 0) -> Small:
-    nodes = frozenset(views)
-    hub = min(nodes)
+def first(
+    views: dict[str, KnownView], *, faults: int, kills: int = 0, saves: int = 0, without_state: str = "", hub: str = ""
+) -> Small:
+    """without_state: nodes that are with no hub and have no part in the view"""
+    nodes = frozenset(views).difference(without_state)
+    hub = hub or min(nodes)
     is_claimed = any(known.claim for known in views.values())
-    claims = (Claim(nodes, hub, hub),) if is_claimed else ()
-    every = tuple((name, Node(frozenset([known]))) for name, known in views.items())
+    claims = (Claim(nodes, hub, min(nodes)),) if is_claimed else ()
+    every = {name: Node(frozenset([known])) for name, known in views.items()}
+    every |= {name: every[name]._replace(hub=None, holds=False, over=1) for name in without_state}
     line = (Trained(1, nodes, len(claims)),)
-    return Small(every, (HubOf(hub),), claims, line, faults, kills, saves)
+    return Small(tuple(every.items()), (HubOf(hub),), claims, line, min(nodes), faults, kills, saves)
