@@ -237,7 +237,7 @@ def report(printed: str) -> Mapping[str, Any]:
     return found
 
 
-@pytest.mark.nightly(sample=1, of="the spot page")
+@pytest.mark.nightly(sample=1, of="drills of hosts")
 def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
     """Three machines, of which EC2 takes one and another crashes; all are lost, and two come again and end it."""
     says, watch = tmp_path / "says.json", shown("elastic report").splitlines()
@@ -275,7 +275,7 @@ def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
     assert became["weights_sha256"] == alone["weights_sha256"]
 
 
-@pytest.mark.nightly(sample=1, of="the spot page")
+@pytest.mark.nightly(sample=1, of="drills of hosts")
 @pytest.mark.parametrize(
     ("untold", "error"), [("RUN", "--rdzv-endpoint is empty"), (VARIABLE, f"{VARIABLE} has 0 characters")]
 )
@@ -286,7 +286,7 @@ def test_a_machine_that_is_told_too_little_switches_itself_off(fleet: Fleet, unt
     assert fleet.said(1).count(error) == 6, fleet.said(1)
 
 
-@pytest.mark.nightly(sample=1, of="the spot page")
+@pytest.mark.nightly(sample=1, of="drills of hosts")
 def test_an_array_of_jobs(hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that matters more takes both machines; the tasks leave, queue again, and go on."""
     lab = hosts(1)

@@ -38,7 +38,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     torch._dynamo.reset()
 
 
-@pytest.mark.nightly(sample=1, of="bits of other compilers and processors")
+@pytest.mark.nightly(sample=1, of="what is compiled")
 @needs_compiler
 @pytest.mark.timeout(1200)
 def test_a_compiled_run_has_the_same_bits_alone_and_through_a_kill(
@@ -99,7 +99,7 @@ def test_each_size_has_a_graph_of_its_own_also_after_a_warm_up(tmp_path: Path) -
     assert torch._dynamo.config.automatic_dynamic_shapes
 
 
-@pytest.mark.nightly(sample=1)
+@pytest.mark.nightly(sample=1, of="what is compiled")
 @needs_compiler
 @pytest.mark.parametrize("how", ["dynamic=True", "mark_dynamic"])
 def test_kernels_for_any_size_are_refused_by_name(tmp_path: Path, how: str) -> None:

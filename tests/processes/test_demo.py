@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.nightly(sample=2, of="what the pages show")
+@pytest.mark.nightly(sample=1, of="what the pages show")
 def test_the_demo_loses_a_worker_and_then_everything_and_ends_with_the_same_weights(tmp_path: Path) -> None:
     """It computes its verdict and exits with it; what is printed is what people are promised to see."""
     shown = subprocess.run(

@@ -209,7 +209,7 @@ def found(output: str) -> list[str]:
     return next(line.split()[1:] for line in output.splitlines() if line.startswith("found "))
 
 
-@pytest.mark.nightly(sample=1, of="bits of other compilers and processors")
+@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_portable_runs_agree_across_launchers_and_pin_what_the_cpu_may_do(tmp_path: Path) -> None:
     """The libraries read their settings when they are loaded, so the process starts itself again, torchrun or not."""
     program = "tests.kit.programs.portable"

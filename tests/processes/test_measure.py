@@ -43,6 +43,7 @@ def test_what_is_measured_here_is_what_a_plan_then_rests_on(tmp_path: Path, caps
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(
     ("model", "said"),
     [
