@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elastic.membership.hub.hub import Hub
+from elastic.membership.hub.workers import Worker, Workers
 from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.messages.wire import WireError
 from elastic.membership.progress import Phase
@@ -390,6 +391,17 @@ def test_the_claim_is_needed_where_a_node_is_back_and_one_of_the_view_has_lost_t
     assert not run.said("A", "view")[1:]
     run.claims("A")
     assert run.view("B") == "A0 B0"
+
+
+def test_a_node_is_not_intact_where_one_of_its_workers_lives() -> None:
+    workers = Workers()
+    both = [Worker("A0", "A", 0), Worker("A1", "A", 1), Worker("B0", "B", 0)]
+    for worker in both:
+        workers.add(worker)
+    workers.publish(1, both, claim=1)
+    workers.remove("A0")
+    assert workers.intact_nodes(left=set()) == {"B"}
+    assert workers.intact_nodes(left={"A"}) == {"A", "B"}
 
 
 def test_whose_workers_are_killed_with_nobody_away_cost_no_claim() -> None:

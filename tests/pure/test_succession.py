@@ -57,7 +57,7 @@ def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
     ],
 )
 def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, verdict: str) -> None:
-    found = may_go_on(known, present=present, knowing=present, left=left, dead=dead)
+    found = may_go_on(known, present=present, knowing=present, left=left, dead=dead, intact=present)
     if isinstance(found, GoOn | Stay):
         assert verdict == ("on" if isinstance(found, GoOn) else "stay")
     else:
@@ -66,7 +66,7 @@ def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, v
 
 def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first() -> None:
     """A firewall that says so may be all that is between two sides, and those behind it go on."""
-    alone = {"present": "a", "knowing": "a", "left": "", "dead": ""}
+    alone = {"present": "a", "knowing": "a", "left": "", "dead": "", "intact": "a"}
     assert isinstance(may_go_on([view("ab")], **alone, refusing="b"), Stay)
     assert isinstance(may_go_on([view("abcde")], **alone, refusing="bcde"), Stay)
     assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
@@ -76,16 +76,16 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
 
 def test_where_somebody_was_elsewhere_who_lost_the_state_is_no_proof_that_nobody_began_anew() -> None:
     """It may have been the one that gave the signs of life in the storage."""
-    both = {"present": "ab", "knowing": "ab", "left": "", "dead": "", "emptied": "b"}
+    both = {"present": "ab", "knowing": "ab", "left": "", "dead": "", "intact": "a"}
     assert isinstance(may_go_on([view("ab")], **both), GoOn)  # a majority, and b is counted with it
     found = may_go_on([view("ab", claim=4)], **both)
     assert isinstance(found, NeedsClaim)
     assert (found.after, found.size) == (4, SideSize.MOST)
-    assert "b lost the state" in found.why
+    assert "b lost workers" in found.why
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
-    found = may_go_on([view("abcd")], present="ab", knowing="ab", left="", dead="")
+    found = may_go_on([view("abcd")], present="ab", knowing="ab", left="", dead="", intact="ab")
     assert isinstance(found, Stay)
     assert "2 of the 4 nodes of view 1" in found.why
     assert "c, d may be going on elsewhere" in found.why
@@ -295,9 +295,9 @@ def test_the_search_finds_newcomers_that_believe_their_own_agent_too_soon(wrong:
 
 
 def _who_is_here_holds_the_state(
-    known: Iterable[KnownView], *, emptied: set[str], **who: Any
+    known: Iterable[KnownView], *, present: set[str], intact: set[str], **who: Any
 ) -> GoOn | NeedsClaim | Stay:
-    return may_go_on(known, **who)
+    return may_go_on(known, present=present, intact=present, **who)
 
 
 def test_the_search_finds_a_side_that_goes_on_beside_newcomers_who_have_begun_anew() -> None:

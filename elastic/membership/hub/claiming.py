@@ -55,7 +55,8 @@ class Claiming:
         generation  of the next view
         """
         survivors = {worker.id: worker.node for worker in self._workers.survivors() if worker.has_a_step}
-        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()))
+        intact = self._workers.intact_nodes(self._going_on.have_left)
+        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()), intact=intact)
         if isinstance(verdict, GoOn) or (isinstance(verdict, NeedsClaim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it

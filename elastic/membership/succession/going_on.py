@@ -156,7 +156,7 @@ class GoingOn:
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
-        found = self._may_go_on(present, present, holding=present)
+        found = self._may_go_on(present, present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
 
     def may_be_elsewhere(self, *, took_over: bool) -> bool:
@@ -288,14 +288,15 @@ class GoingOn:
         return nodes_of(theirs) if (number_of(theirs) or 0) > (number_of(self.claim) or 0) else None
 
     def verdict(
-        self, now_s: float, present: Collection[str], *, holding: Collection[str]
+        self, now_s: float, present: Collection[str], *, holding: Collection[str], intact: Collection[str]
     ) -> GoOn | NeedsClaim | Stay | str:
         """A text: it is not time yet, and why.
 
         present  nodes that are here
         holding  those of them whose workers hold the state
+        intact   nodes that have lost none of their workers in the last view
         """
-        found = self._may_go_on(present, present, holding=holding)
+        found = self._may_go_on(present, present, intact if self._disturbed else present)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")
@@ -325,7 +326,7 @@ class GoingOn:
         if noting is None or noting.view != view:
             self._notings += 1
             noting = self._noting = Noting(number=self._notings, view=view, since_s=now_s)
-        if not isinstance(self._may_go_on(present, noting.knowing, holding=present), Stay):
+        if not isinstance(self._may_go_on(present, noting.knowing), Stay):
             return None
         counted = frozenset[str]().union(*(one.nodes for one in possible(self._known) if one.is_counted))
         asked = sorted(counted.intersection(present) - view[1] - noting.asked.keys())
@@ -362,11 +363,12 @@ class GoingOn:
         self._unanswered.discard(worker)
 
     def _may_go_on(
-        self, present: Collection[str], knowing: Collection[str], *, holding: Collection[str]
+        self, present: Collection[str], knowing: Collection[str], intact: Collection[str] | None = None
     ) -> GoOn | NeedsClaim | Stay:
         gone = {"left": self._left, "dead": self._dead, "refusing": self._refusing}
-        emptied = set(present).difference(holding) if self._disturbed else ()
-        return may_go_on(self._known, present=present, knowing=knowing, emptied=emptied, **gone)
+        return may_go_on(
+            self._known, present=present, knowing=knowing, intact=present if intact is None else intact, **gone
+        )
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""

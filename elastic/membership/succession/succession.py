@@ -8,7 +8,7 @@ of the last view's nodes needs one of
     that have left or are known to be dead
 
 Who begins anew from the storage, and holds no state, takes the next claim as soon as nobody gives signs of life there:
-the coordinator of the last view does. So the claim is needed, too, where a node has lost its workers and somebody was
+the coordinator of the last view does. So the claim is needed, too, where a node has lost a worker and somebody was
 elsewhere meanwhile: the signs may have ended long ago. Where all are here, others go on before they end.
 
 A machine that refuses connections proves nothing: a firewall in between may say so, and what is behind it go on. Only
@@ -93,7 +93,7 @@ def may_go_on(
     left: Collection[str],
     dead: Collection[str],
     refusing: Collection[str] = (),
-    emptied: Collection[str] = (),
+    intact: Collection[str],
 ) -> GoOn | NeedsClaim | Stay:
     """
     known    the last views of all nodes that are present: those that they have met in, and what was published since
@@ -104,8 +104,8 @@ def may_go_on(
              because storage knows nothing of processes
     refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
              let anybody ask the storage first
-    emptied  nodes that are here and hold the state no more, where somebody was elsewhere meanwhile: theirs may have
-             been the signs of life in the storage, and once those ended others may have begun anew from it
+    intact   nodes that have lost none of their workers, or nobody was elsewhere meanwhile; who is gone may have given
+             the signs of life in the storage, and once those ended others may have begun anew from it
     """
     bases = possible(known)
     claims = [view.claim for view in bases if view.claim is not None]
@@ -117,15 +117,13 @@ def may_go_on(
         voters = view.nodes - set(left) - set(dead)
         if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
             return Stay(_stay(view, here, missing))
-        without_state = here & set(emptied)
-        if view.claim is None or not (missing or without_state):
+        robbed = here - set(intact)
+        if view.claim is None or not (missing or robbed):
             continue
         if missing:
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
         else:
-            why = (
-                f"others may have begun anew from the run's storage: {', '.join(sorted(without_state))} lost the state"
-            )
+            why = f"others may have begun anew from the run's storage: {', '.join(sorted(robbed))} lost workers"
         sizes.append(_side_size(len(here), len(voters - set(refusing))))
     return NeedsClaim(after=max(claims), size=max(sizes, key=lambda one: one.value), why=why) if why else GoOn()
 

@@ -312,7 +312,7 @@ def _verdicts(
     dead = {name for name, node in world.nodes if not node.alive}
     absent = {name for name, _ in world.nodes} - here
     who = {"present": here, "knowing": fresh.nodes | noted, "left": hub.left}
-    who["emptied"] = {name for name in here if hub.disturbed and not world.of(name).holds}
+    who["intact"] = {name for name in here if world.of(name).holds or not hub.disturbed}
     silence = rules.may_go_on(known, **who, dead=set(), refusing=set())
     word = rules.may_go_on(known, **who, dead=dead, refusing=absent)
     return [silence, word]
