@@ -1,4 +1,4 @@
-"""Makes a drafted save a commit: data first, counted, then one small manifest. Needs no torch.
+"""Makes a drafted save a commit: data first, counted, then one manifest. Needs no torch.
 
     objects, each hashed  ->  count them  ->  look again at the claim  ->  manifest, create-if-absent  ->  read it back
       ->  look once more

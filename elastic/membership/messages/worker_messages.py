@@ -227,7 +227,7 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class TakeClaim:
-    """Without some of the last view's nodes the run goes on only under the next claim: this worker is to take it.
+    """Others may go on elsewhere, so the run goes on here only under the next claim: this worker is to take it.
 
     nodes  that are here, and whose workers hold the state
     claim  the newest of the run that the hub knows; None: that of the worker's last view

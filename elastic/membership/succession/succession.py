@@ -61,7 +61,7 @@ class SideSize(Enum):
 
 @dataclass(frozen=True)
 class GoOn:
-    """Nobody is missing who could go on elsewhere."""
+    """They may: nobody can go on elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
