@@ -3,9 +3,9 @@
     read the lineage  ->  ask who may go on with the run  ->  read the lineage again, for that took a while
       ->  create claims/<n+1>.json, which names what it goes on from  ->  read the lineage once more
 
-A claim is taken at a start, after all was lost, when a node is lost that had not left in order, when a worker is lost
-while some node was away, and by its own holder where the run goes back to an older checkpoint. Losing the race for a
-number only means trying the next one.
+A claim is taken at a start, after all was lost, when a node is lost that had not left in order, when those who are left
+stand long after the last signs of life, and by its own holder where the run goes back to an older checkpoint. Losing
+the race for a number only means trying the next one.
 
 The last arrow closes a race with a holder that is slow to notice: until our claim existed it could commit and sweep. If
 the newest commit is no longer the one that we saw, we take one more number and name the newer one. If it is the same,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 
 from checkpoint.errors import CheckpointError
@@ -21,8 +22,10 @@ EVERY_S = 5.0  # a grace of 15 s sees two of them, even if one is late
 class Lease:
     """Renews the sign until `end`, or until this process ends. A daemon thread."""
 
-    def __init__(self, storage: Storage, claim: int) -> None:
+    def __init__(self, storage: Storage, claim: int, *, at_once: bool = False) -> None:
+        """at_once: the claim is not new, and whoever gave the last sign may have gone long ago"""
         self._storage, self._key = storage, lease_key(claim)
+        self._nonce, self._at_once = secrets.token_hex(8), at_once
         self._pid = os.getpid()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="checkpoint-lease", daemon=True)
@@ -38,10 +41,10 @@ class Lease:
 
     def _renew(self) -> None:
         beat = 0
-        while not self._stopping.wait(EVERY_S):
+        while not self._stopping.wait(0.0 if self._at_once and not beat else EVERY_S):
             beat += 1
             with contextlib.suppress(CheckpointError, OSError):  # the next one may come through
-                put_lightly(self._storage, self._key, str(beat).encode("ascii"))
+                put_lightly(self._storage, self._key, f"{self._nonce} {beat}".encode("ascii"))
 
 
 def sign_of_life(storage: Storage, claim: int) -> bytes | None:

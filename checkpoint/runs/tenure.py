@@ -144,7 +144,7 @@ class Tenure:
 
     def adopt(self, claim: Claim) -> None:
         """Goes on under a claim that another process of this job gave up."""
-        self._hold(claim)
+        self._hold(claim, adopted=True)
 
     def succeed(
         self,
@@ -217,12 +217,12 @@ class Tenure:
                 self._storage.delete(beacon_key(number))
         return claim
 
-    def _hold(self, claim: Claim) -> None:
+    def _hold(self, claim: Claim, *, adopted: bool = False) -> None:
         self._claim, self._pid = claim, os.getpid()
         if self._end_lease is not None:
             self._end_lease()
         if self._reopen is not None:
-            self._end_lease = weakref.finalize(self, Lease(self._storage, claim.number).end)
+            self._end_lease = weakref.finalize(self, Lease(self._storage, claim.number, at_once=adopted).end)
         self._origin = None
         self._begun_step = self._committed_step = -1
 

@@ -81,5 +81,5 @@ def _of_a_run_whose_storage_is_its_witness() -> GoingOn:
 
 
 def _after_a_while(going_on: GoingOn, here: str) -> object:
-    going_on.verdict(0.0, here, holding=here, intact=here)
-    return going_on.verdict(9.0, here, holding=here, intact=here)
+    going_on.verdict(0.0, here, holding=here, signs=True)
+    return going_on.verdict(9.0, here, holding=here, signs=True)

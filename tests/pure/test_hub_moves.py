@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from elastic.membership.hub.hub import Hub
-from elastic.membership.hub.workers import Worker, Workers
 from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.messages.wire import WireError
 from elastic.membership.progress import Phase
@@ -383,33 +382,76 @@ def test_a_node_that_is_back_with_the_state_costs_no_claim() -> None:
     assert not any(run.said(node, "claim") for node in "ABC")
 
 
-def test_the_claim_is_needed_where_a_node_is_back_and_one_of_the_view_has_lost_the_state() -> None:
-    """C0 may have given the signs of life in the storage, and others begun anew once they had ended."""
+def test_a_coordinator_that_is_killed_costs_no_claim_where_the_others_stand_soon() -> None:
     run = Run("ABC", witness=True)
-    run.tell("C", "exited", worker="C0", signal="SIGKILL")
-    _is_back_before_the_others_stand(run, "C")
-    assert not run.said("A", "view")[1:]
-    run.claims("A")
-    assert run.view("B") == "A0 B0"
+    run.is_killed("A", "A0", step=7)
+    run.over("BC")
+    assert run.view("B") == "B0 C0"
+    assert not run.said("B", "claim")
 
 
-def test_a_node_is_not_intact_where_one_of_its_workers_lives() -> None:
-    workers = Workers()
-    both = [Worker("A0", "A", 0), Worker("A1", "A", 1), Worker("B0", "B", 0)]
-    for worker in both:
-        workers.add(worker)
-    workers.publish(1, both, claim=1)
-    workers.remove("A0")
-    assert workers.intact_nodes(left=set()) == {"B"}
-    assert workers.intact_nodes(left={"A"}) == {"A", "B"}
-
-
-def test_whose_workers_are_killed_with_nobody_away_cost_no_claim() -> None:
+def test_who_stands_long_after_the_coordinator_has_gone_needs_the_claim() -> None:
+    """Nobody has given signs of life in the storage since, and others may have begun anew from it."""
     run = Run("ABC", witness=True)
-    run.tell("C", "exited", worker="C0", signal="SIGKILL")
+    run.is_killed("A", "A0", step=7)
+    run.later(4.0)
+    run.over("BC")
+    assert not run.said("B", "view")[1:]
+    run.claims("B")
+    assert run.view("C") == "B0 C0"
+
+
+def test_a_run_of_one_node_asks_for_no_claim() -> None:
+    """Its storage need not be one that can tell two sides apart, and it has none."""
+    hub = Hub(nodes_max=1, nodes_first=1)
+    hub.receive(0.0, "A", {"say": "hello", "places": 2, "address": "10.0.0.1", "port": 1})
+    for rank in (0, 1):
+        hub.receive(0.0, "A", {"say": "started", "worker": f"A{rank}", "local_rank": rank})
+    for rank in (0, 1):
+        hub.receive(0.0, "A", {"say": "ready", "worker": f"A{rank}", "shares": 8, "identity": "one"})
+    for agreed in (False, True):
+        facts = {"worker": "A0", "generation": 1, "claim": CLAIM, "agreed": agreed}
+        hub.receive(0.0, "A", {"say": "witness", **facts})
+    hub.receive(0.0, "A", {"say": "entered", "worker": "A0", "generation": 1})
+    hub.receive(1.0, "A", {"say": "exited", "worker": "A0", "signal": "SIGKILL"})
+    facts = {"generation": 1, "step": 7, "at": MID_STEP, "lost": True}
+    orders = hub.receive(60.0, "A", {"say": "view_is_over", "worker": "A1", **facts})
+    assert [order.message["workers"] for order in orders if order.message["say"] == "view"] == [["A1"]]
+
+
+def test_another_worker_than_the_coordinator_costs_no_claim_however_long_the_others_take() -> None:
+    run = Run("ABC", witness=True)
+    run.is_killed("C", "C0", step=7)
+    run.later(60.0)
     run.over("AB")
-    assert run.view("B") == "A0 B0"
+    assert run.view("A") == "A0 B0"
     assert not run.said("A", "claim")
+
+
+def test_a_view_that_has_not_met_gives_no_signs_of_life() -> None:
+    run = Run("ABC", witness=True)
+    run.is_killed("A", "A0", step=7)
+    run.over("BC")
+    run.orders(run.hub.lost(run.now_s, "C", dead=False))
+    run.later(60.0)
+    run.comes("C")
+    run.over("BC")
+    assert run.view("C") == "B0 C0"
+    assert len(run.said("C", "view")) == 2
+    run.claims("B")
+    assert len(run.said("C", "view")) == 3
+
+
+def test_the_majority_of_a_run_whose_storage_is_no_witness_asks_it_for_nothing() -> None:
+    """It says so to the hub, and grants nothing: it creates objects although they exist."""
+    run = Run("ABC", witness=False)
+    for node in "ABC":
+        run.tell(node, "witness", worker=f"{node}0", generation=1, claim=CLAIM, agreed=False)
+    run.is_killed("A", "A0", step=7)
+    run.later(60.0)
+    run.over("BC")
+    assert run.view("B") == "B0 C0"
+    assert not run.said("B", "claim")
 
 
 def test_a_node_of_an_older_view_is_moved_on_from_and_joins_again() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tenacity
 import torch
 
 from checkpoint import Checkpointer, ClaimHeld
@@ -90,6 +91,31 @@ def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_l
     assert second.claim().number == 2
     assert any("was silent for 2 s, and left no sign in the storage" in line for line in lines)
     assert not (tmp_path / "leases" / "00000001").exists()
+
+
+def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_before(
+    tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one may be old, and who waits for a change sees none where both count from one."""
+    monkeypatch.setattr("checkpoint.runs.lease.EVERY_S", 3600.0)
+    claim = checkpointer(tmp_path).claim()
+    sign = tmp_path / "leases" / "00000001"
+    assert not sign.exists()
+    seen = set()
+    for _ in range(2):
+        sign.unlink(missing_ok=True)
+        checkpointer(tmp_path).adopt(claim)
+        for attempt in tenacity.Retrying(
+            stop=tenacity.stop_after_delay(60),
+            wait=tenacity.wait_fixed(0.02),
+            retry=tenacity.retry_if_exception_type((AssertionError, FileNotFoundError)),
+            reraise=True,
+        ):
+            with attempt:
+                said = sign.read_bytes()
+                assert said
+        seen.add(said)
+    assert len(seen) == 2
 
 
 def test_a_commit_while_it_is_waited_for_is_a_sign_of_life(tmp_path: Path, checkpointer: Make, beacon: Beacon) -> None:

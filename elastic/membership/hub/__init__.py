@@ -7,6 +7,6 @@ joining       who joins, and who waits for newcomers
 release       who may go
 replacements  of workers that ended; run_end: when that is the end of the run
 shortage      too few nodes for a view
-claiming      this side may go on only under the run's next claim
+claiming      this side may go on only under the run's next claim; signs_of_life: may others have begun anew meanwhile?
 hang_watch    who hangs; standstill: views break, and nobody is lost
 """

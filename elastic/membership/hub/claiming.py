@@ -11,6 +11,7 @@ from collections.abc import Collection
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.signs_of_life import SignsOfLife
 from elastic.membership.hub.workers import Workers
 from elastic.membership.messages.messages import Claimed, MovedOn, TakeClaim, TakeNote
 from elastic.membership.messages.wire import Message
@@ -19,12 +20,14 @@ from elastic.membership.succession.node_report import number_of
 from elastic.membership.succession.succession import GoOn, NeedsClaim, Stay
 
 _SILENT_S = 10.0  # who has not noted the next view by then is named
+_HANGS_S = 5.0  # a storage that has not answered by then is
 
 
 class Claiming:
     """
     beacon  for whoever takes the claim
     wait_s  how long a side stands still, before the run ends
+    takes_over  from another hub
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Claiming:
         *,
         beacon: Message | None,
         wait_s: float,
+        takes_over: bool,
     ) -> None:
         self._going_on = going_on
         self._nodes = nodes
@@ -45,9 +49,16 @@ class Claiming:
         self._out = out
         self._beacon = beacon
         self._wait_s = wait_s
+        self._signs = SignsOfLife(workers, takes_over=takes_over)
         self._stays: str | None = None  # and why
         self._complained = 0  # of which question to note a view
         self._storage_said: str | None = None  # of why it could not be asked, people know
+
+    def look(self, now_s: float) -> None:
+        """Whenever something was heard, or time goes by."""
+        going_on, workers = self._going_on, self._workers
+        view = going_on.known_view(workers.generation, set(workers.view_nodes.values()))
+        self._signs.look(now_s, number_of(going_on.claim), view, left=going_on.have_left)
 
     def may_go_on(self, now_s: float, generation: int) -> bool:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way.
@@ -55,8 +66,9 @@ class Claiming:
         generation  of the next view
         """
         survivors = {worker.id: worker.node for worker in self._workers.survivors() if worker.has_a_step}
-        intact = self._workers.intact_nodes(self._going_on.have_left)
-        verdict = self._going_on.verdict(now_s, self._nodes, holding=set(survivors.values()), intact=intact)
+        holding = set(survivors.values())
+        signs = self._nodes.most == 1 or self._signs.last(now_s)  # a run of one node does not go on without it
+        verdict = self._going_on.verdict(now_s, self._nodes, holding=holding, signs=signs)
         if isinstance(verdict, GoOn) or (isinstance(verdict, NeedsClaim) and not survivors):
             self._stays = None
             return True  # newcomers claim the run's storage as they begin from it
@@ -70,6 +82,10 @@ class Claiming:
                     claim=self._going_on.claim,
                 )
                 self._out.say(self._workers[ask.worker], words)
+            if self._stays is None and self._going_on.waits_s(now_s) > _HANGS_S:
+                self._stays = verdict.why
+                why = f"for {_HANGS_S:g} s the run's storage has not said who may go on: {verdict.why}"
+                self._out.tell_people(f"{why}; it is asked again")
             self._wait_at_most(now_s, verdict.why)
         if isinstance(verdict, Stay):
             self._stay(now_s, verdict.why)
@@ -106,8 +122,12 @@ class Claiming:
                 self._out.tell_people(why)
         elif said.moved_on:
             return self._lost_to(said)
-        elif not self._going_on.won(said.worker, said.generation, said.claim) and self._is_under_older_claim():
-            self._workers.broken = True  # the next view is under it, or its saves would find a newer one
+        else:
+            has_won = self._going_on.won(said.worker, said.generation, said.claim)
+            if said.claim == self._going_on.claim:
+                self._signs.given_by(said.worker, number_of(said.claim))
+            if not has_won and self._is_under_older_claim():
+                self._workers.broken = True  # the next view is under it, or its saves would find a newer one
         return []
 
     def published(self) -> None:
@@ -140,9 +160,10 @@ class Claiming:
 
     def _wait_at_most(self, now_s: float, why: str) -> None:
         if self._going_on.waits_s(now_s) > self._wait_s:
+            nobody_came = "nobody who was missing came"
+            found = nobody_came if self._going_on.missing(self._nodes) else "the storage did not answer"
             self._end.begins(
                 now_s,
-                f"for {self._wait_s:.0f} s the run could not go on: {why}\n"
-                f"  found  {self._storage_said or 'nobody who was missing came'}",
+                f"for {self._wait_s:.0f} s the run could not go on: {why}\n  found  {self._storage_said or found}",
                 remedy="see to the nodes and to the run's storage; the same command goes on from what is saved",
             )

@@ -121,7 +121,9 @@ class Hub:
         self._replacements = Replacements(self._endings, nodes, workers, end, out)
         self._release = Release(workers, self._going_on, self._shortage, end, out)
         self._joining = Joining(nodes, workers, self._going_on, self._shortage, end, out, gather_s=gather_s)
-        self._claiming = Claiming(self._going_on, nodes, workers, end, out, beacon=beacon, wait_s=below_min_s)
+        self._claiming = Claiming(
+            self._going_on, nodes, workers, end, out, beacon=beacon, wait_s=below_min_s, takes_over=takes_over
+        )
         self._reports = Reports(
             self._takeover, nodes, workers, self._going_on, self._endings, self._joining, end, out, beacon=beacon
         )
@@ -338,6 +340,7 @@ class Hub:
         self._replacements.start_due(now_s)
         running = self._workers.running()
         self._reports.settle(now_s)
+        self._claiming.look(now_s)
         gone = any(id not in self._workers and not self._reports.comes(now_s, id) for id in self._workers.view)
         if running and (gone or self._workers.broken or self._end.why is not None):
             self._tell_broken(now_s, running)

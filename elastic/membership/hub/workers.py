@@ -128,11 +128,6 @@ class Workers:
 
     # the present view
 
-    def intact_nodes(self, left: Collection[str]) -> set[str]:
-        """Of the present view: those none of whose workers is lost. left: see not_lost"""
-        not_lost = set(self.not_lost(left))
-        return set(self.view_nodes.values()).difference(self.view_nodes[id] for id in self.view if id not in not_lost)
-
     def members(self) -> list[Worker]:
         """Those of the present view that live, in rank order."""
         return [self._known[id] for id in self.view if id in self._known]

@@ -85,7 +85,6 @@ class GoingOn:
         self._noting: Noting | None = None
         self._notings = 0
         self._alone_since_s: float | None = None
-        self._disturbed = False  # a node came since the last view, from another hub or back
         self._ask: Ask | None = None  # whose answer counts
         self._busy: set[str] = set()  # workers of which no answer has come, and another one was asked
         self._unanswered: set[str] = set()  # workers that were asked, those that are away among them
@@ -143,7 +142,6 @@ class GoingOn:
 
     def reported(self, node: str, report: NodeReport) -> None:
         """By a node that comes from another hub, or back."""
-        self._disturbed = True
         for view in report.known:
             self._knowing.setdefault(_view(view), set()).add(node)
             if view.claim is not None and not view.counted:
@@ -192,7 +190,6 @@ class GoingOn:
         self._knowing[_view(fresh)] = set(nodes)
         self._unsure &= self._granted is None
         self._granted = self._alone_since_s = self._ask = self._noting = None
-        self._disturbed = False
         self._patience_s = _PATIENCE_S
         return witness
 
@@ -204,9 +201,15 @@ class GoingOn:
             newer = (view for view in self._known if view.generation > generation)
             self._known = (replace(one, met=True), *newer)
 
+    def known_view(self, generation: int, nodes: Collection[str]) -> KnownView | None:
+        """What is known of it; of two nodes' words the one that says more."""
+        found = [view for view in self._known if (view.generation, view.nodes) == (generation, frozenset(nodes))]
+        return max(found, key=lambda view: (view.met, view.claim or 0), default=None)
+
     def has_met(self, generation: int, nodes: Collection[str]) -> bool:
         """Whether all workers of this view have met, as far as is known."""
-        return any(view.met and (view.generation, view.nodes) == (generation, frozenset(nodes)) for view in self._known)
+        view = self.known_view(generation, nodes)
+        return view is not None and view.met
 
     def is_witnessed(self, generation: int) -> bool:
         """Whether the storage decides who goes on without others of this view."""
@@ -288,15 +291,15 @@ class GoingOn:
         return nodes_of(theirs) if (number_of(theirs) or 0) > (number_of(self.claim) or 0) else None
 
     def verdict(
-        self, now_s: float, present: Collection[str], *, holding: Collection[str], intact: Collection[str]
+        self, now_s: float, present: Collection[str], *, holding: Collection[str], signs: bool
     ) -> GoOn | NeedsClaim | Stay | str:
         """A text: it is not time yet, and why.
 
         present  nodes that are here
         holding  those of them whose workers hold the state
-        intact   nodes that have lost none of their workers in the last view
+        signs    see succession.may_go_on
         """
-        found = self._may_go_on(present, present, intact if self._disturbed else present)
+        found = self._may_go_on(present, present, signs=signs)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
             found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")
@@ -363,12 +366,10 @@ class GoingOn:
         self._unanswered.discard(worker)
 
     def _may_go_on(
-        self, present: Collection[str], knowing: Collection[str], intact: Collection[str] | None = None
+        self, present: Collection[str], knowing: Collection[str], *, signs: bool = True
     ) -> GoOn | NeedsClaim | Stay:
         gone = {"left": self._left, "dead": self._dead, "refusing": self._refusing}
-        return may_go_on(
-            self._known, present=present, knowing=knowing, intact=present if intact is None else intact, **gone
-        )
+        return may_go_on(self._known, present=present, knowing=knowing, signs=signs, **gone)
 
     def waits_s(self, now_s: float) -> float:
         """Since when somebody is missing."""

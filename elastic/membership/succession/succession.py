@@ -7,9 +7,8 @@ of the last view's nodes needs one of
     a strict majority of that view's nodes, without those    where the storage is a folder of each node's own
     that have left or are known to be dead
 
-Who begins anew from the storage, and holds no state, takes the next claim as soon as nobody gives signs of life there:
-the coordinator of the last view does. So the claim is needed, too, where a node has lost a worker and somebody was
-elsewhere meanwhile: the signs may have ended long ago. Where all are here, others go on before they end.
+Who begins anew from the storage, and holds no state, takes the next claim once nobody has given signs of life there for
+a while. So the claim is needed with nobody missing, too, where that may have come to pass meanwhile.
 
 A machine that refuses connections proves nothing: a firewall in between may say so, and what is behind it go on. Only
 of its own processes a machine's kernel knows that they have ended.
@@ -93,7 +92,7 @@ def may_go_on(
     left: Collection[str],
     dead: Collection[str],
     refusing: Collection[str] = (),
-    intact: Collection[str],
+    signs: bool = True,
 ) -> GoOn | NeedsClaim | Stay:
     """
     known    the last views of all nodes that are present: those that they have met in, and what was published since
@@ -104,8 +103,8 @@ def may_go_on(
              because storage knows nothing of processes
     refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
              let anybody ask the storage first
-    intact   nodes that have lost none of their workers, or nobody was elsewhere meanwhile; who is gone may have given
-             the signs of life in the storage, and once those ended others may have begun anew from it
+    signs    of life are given in the storage, or were until just now, so that nobody can have begun anew from it
+             (membership/hub/signs_of_life.py)
     """
     bases = possible(known)
     claims = [view.claim for view in bases if view.claim is not None]
@@ -117,13 +116,12 @@ def may_go_on(
         voters = view.nodes - set(left) - set(dead)
         if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
             return Stay(_stay(view, here, missing))
-        robbed = here - set(intact)
-        if view.claim is None or not (missing or robbed):
-            continue
-        if missing:
+        if view.claim is not None and missing:
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
+        elif not view.is_counted and not signs:
+            why = "whoever gave the run's signs of life in its storage is gone, and others may have begun anew from it"
         else:
-            why = f"others may have begun anew from the run's storage: {', '.join(sorted(robbed))} lost workers"
+            continue
         sizes.append(_side_size(len(here), len(voters - set(refusing))))
     return NeedsClaim(after=max(claims), size=max(sizes, key=lambda one: one.value), why=why) if why else GoOn()
 

@@ -29,6 +29,7 @@ class Machine:
         self._network = network
         self.name = name
         self.alive = True
+        self.crashed_s = float("inf")
         self.frozen_until_s = 0.0
         self.wires: list[Wire] = []
         self.dialled: Callable[[Wire], None] = lambda wire: None
@@ -51,7 +52,7 @@ class Machine:
         return self._network.now_s < self.frozen_until_s
 
     def crashes(self, *, silently: bool = False) -> None:
-        self.alive = False
+        self.alive, self.crashed_s = False, self._network.now_s
         if silently:
             self._network.isolate(self.name)
         for wire in list(self.wires):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MID_STEP = "in the exchange"
 STEP_S, SAVE_EVERY, TIMEOUT_S = 0.25, 4, 8.0
+SIGNS_LAST_S = 10.0  # of the 15 s of checkpoint/runs/holder.py: the last one may be 5 s old
 
 
 class Group:
@@ -124,6 +125,7 @@ class Worker:
         self.agent = agent
         self.id = id
         self.alive = True
+        self._ended_s = float("inf")
         self.up: deque[dict[str, Any]] = deque()
         self.step = -1
         self.claim: Document | None = None
@@ -157,6 +159,7 @@ class Worker:
         if not self.alive:
             return
         self.alive = self.trains = False
+        self._ended_s = self._world.network.now_s
         if self._group is not None:
             self._group.hangs_up(self)
         if error is not None:
@@ -285,8 +288,10 @@ class Worker:
         self.agent.machine.after(self._world.storage_s(), commits)
 
     def lives(self) -> bool:
-        """It renews its sign of life in the storage."""
-        return self.alive and self.agent.machine.alive  # who is only stopped is waited for longer than that lasts
+        """Its sign of life in the storage is fresh. It renews it; who is only stopped is waited for longer than that
+        lasts."""
+        ended_s = min(self._ended_s, self.agent.machine.crashed_s)
+        return self._world.network.now_s - ended_s < SIGNS_LAST_S
 
     def _moves_beacon(self, beacon: str) -> None:
         claim = self.claim["claim"] if self.claim is not None else 0

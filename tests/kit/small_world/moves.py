@@ -53,8 +53,7 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
                 yield _goes_away(fewer, name, rules)
                 if all(one.generation <= node.over for one in node.known):
                     hub = world.hubs[node.hub]
-                    told = fewer.set_hub(node.hub, left=hub.left | {name})
-                    yield _without(told, name)._replace(renewing=world.renewing)  # it leaves in order
+                    yield _without(fewer.set_hub(node.hub, left=hub.left | {name}), name)  # it leaves in order
         if world.kills and node.holds:
             yield _killed(world._replace(kills=world.kills - 1), name)
         if node.hub is None:
@@ -70,14 +69,31 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
             yield from of_hub(world, number, hub, rules)
     for asking in world.asking:
         yield answered(world, asking, rules)
+    yield from _signs_end(world)
 
 
 def attached(world: Small, name: str, number: int) -> Small:
     hub, node = world.hubs[number], world.of(name)
     claim = max([hub.claim, node.claim, *(one.claim or 0 for one in node.known)])
-    return world.set(name, hub=number).set_hub(
-        number, left=hub.left - {name}, claim=claim, disturbed=bool(world.claims)
-    )
+    world = _learns(world.set(name, hub=number).set_hub(number, left=hub.left - {name}), number, claim)
+    newest = max(node.known, key=lambda one: (one.generation, one.met))
+    present = hub.published
+    if present is not None and name not in present.nodes and newest.generation <= present.generation and node.holds:
+        return _killed(world, name)  # the run has gone on without it
+    is_coordinator = newest.met and newest.claim == claim and name == min(newest.nodes)
+    return _gives(world, name) if name == world.hubs[number].giver or is_coordinator else world
+
+
+def _learns(world: Small, number: int, claim: int) -> Small:
+    """That hub, of a newer claim: who gives signs of life under it, it does not know."""
+    is_newer = claim > world.hubs[number].claim
+    return world.set_hub(number, claim=claim, giver=None, silent=True) if is_newer else world
+
+
+def _gives(world: Small, name: str) -> Small:
+    """Signs of life, as far as its hub knows."""
+    number = world.of(name).hub
+    return world if number is None or not world.gives(name) else world.set_hub(number, giver=name, silent=False)
 
 
 def _goes_away(world: Small, name: str, rules: Rules) -> Small:
@@ -92,7 +108,7 @@ def _without(world: Small, name: str) -> Small:
             world = world.set_hub(number, over=True, asked=None, granted=None, unanswered=frozenset())
             for other, node in world.nodes:
                 if node.hub == number:
-                    world = world.set(other, hub=None).unheard(other)
+                    world = world.set(other, hub=None)
     return world._replace(asking=frozenset(one for one in world.asking if one.worker != name))
 
 
@@ -103,8 +119,6 @@ def _killed(world: Small, name: str) -> Small:
     world = world.set(name, holds=False, over=over, save=None)
     if node.hub is not None:
         world = world.set_hub(node.hub, unanswered=world.hubs[node.hub].unanswered - {name})
-    else:
-        world = world.unheard(name)
     return world._replace(asking=frozenset(one for one in world.asking if one.worker != name))
 
 
@@ -126,14 +140,49 @@ def of_workers(world: Small, name: str, node: Node) -> Iterator[Small]:
         anew = next((one for one in world.anew if key(one.view) == key(newest)), None)
         if anew is None:
             met = world.set(name, known=frozenset([replace(newest, met=True)]))
-            yield _renewed(met, newest) if name == min(newest.nodes) else met
+            yield _renewed(met, newest, name) if name == min(newest.nodes) else met
         elif name == min(newest.nodes) and all(other.alive and other.over < newest.generation for other in others):
             yield _begins_anew(world, anew)
 
 
-def _renewed(world: Small, view: KnownView) -> Small:
-    """Of a view under the newest claim its coordinator gives the signs of life."""
-    return world._replace(renewing=min(view.nodes)) if view.claim == len(world.claims) else world
+def _renewed(world: Small, view: KnownView, name: str) -> Small:
+    """All have met in it, and its coordinator gives signs of life."""
+    number = world.of(name).hub
+    if number is not None and view.claim == world.hubs[number].claim:
+        world = _gives(world, name)
+    return world._replace(giving=name) if view.claim == len(world.claims) else world
+
+
+def _signs_end(world: Small) -> Iterator[Small]:
+    """Who gave them has gone. They last longer than hubs that know of that go on without another claim, and than those
+    who have been told of a view take to meet."""
+    if not world.claims or world.giving is None or world.gives(world.giving) or _meet_soon(world):
+        return
+    world = world._replace(giving=None)
+    for number, hub in enumerate(world.hubs):
+        gives = world.gives(hub.giver) and world.of(hub.giver or "").hub == number
+        world = world if gives else world.set_hub(number, silent=True)
+    yield world
+
+
+def _meet_soon(world: Small) -> bool:
+    """Whether all of a view that was published under the newest claim will."""
+    views = {one for hub in world.hubs for one in [hub.published] if one is not None}
+    views |= {one for _, node in world.nodes for one in node.known}
+    return any(
+        not view.met
+        and not view.noted
+        and view.claim == len(world.claims)
+        and all(_will_meet(world, view, name) for name in view.nodes)
+        for view in views
+    )
+
+
+def _will_meet(world: Small, view: KnownView, name: str) -> bool:
+    node = world.of(name)
+    hub = world.hubs[node.hub] if node.hub is not None else None
+    is_told = hub is not None and hub.published == view and name not in hub.missed
+    return node.alive and node.holds and node.over < view.generation and (view in node.known or is_told)
 
 
 def _begins_anew(world: Small, anew: Anew) -> Small:
@@ -150,13 +199,13 @@ def _begins_anew(world: Small, anew: Anew) -> Small:
     for name in anew.view.nodes:
         world = world.set(name, known=begun, holds=True, claim=claim)
         if (hub := world.of(name).hub) is not None:
-            world = world.set_hub(hub, claim=claim)
-    return world
+            world = _learns(world, hub, claim)
+    return _gives(world, min(anew.view.nodes))
 
 
 def _is_held(world: Small) -> bool:
     """Whether somebody shows signs of life under the newest claim: who took it, and then each coordinator under it."""
-    return world.renewing != ""
+    return world.giving is not None
 
 
 def _of_saves(world: Small, name: str, node: Node, rules: Rules) -> Iterator[Small]:
@@ -253,9 +302,9 @@ def _of_newcomers(
         is_its_own = hub.published is not None and key(hub.published) == key(view)
         return told | (view.nodes & here if is_its_own else set())
 
-    elsewhere = rules.may_be_elsewhere(
-        known, knowing=knowing, left=hub.left, asked=number > 0 or bool(hub.unanswered - here)
-    )
+    at_storage = {one.worker for one in world.asking}
+    asked = number > 0 or bool(hub.unanswered - (here - at_storage))
+    elsewhere = rules.may_be_elsewhere(known, knowing=knowing, left=hub.left, asked=asked)
     view = KnownView(generation=newest.generation + 1, nodes=newcomers, claim=newest.claim)
     yield from _notes(world, number, hub, known, here, rules, replace(view, claim=None))
     for found in dict.fromkeys(_verdicts(world, hub, known, here, rules, replace(view, claim=None))):
@@ -265,9 +314,7 @@ def _of_newcomers(
 
 
 def _published(world: Small, number: int, view: KnownView) -> Small:
-    world = world.set_hub(number, published=view, granted=None, asked=None, disturbed=False, missed=frozenset())
-    holds = all(world.of(name).holds for name in view.nodes)
-    return _renewed(world, view) if holds and world.renewing else world  # while those of the view before last
+    return world.set_hub(number, published=view, granted=None, asked=None, missed=frozenset())
 
 
 def _notes(
@@ -312,9 +359,9 @@ def _verdicts(
     dead = {name for name, node in world.nodes if not node.alive}
     absent = {name for name, _ in world.nodes} - here
     who = {"present": here, "knowing": fresh.nodes | noted, "left": hub.left}
-    who["intact"] = {name for name in here if world.of(name).holds or not hub.disturbed}
-    silence = rules.may_go_on(known, **who, dead=set(), refusing=set())
-    word = rules.may_go_on(known, **who, dead=dead, refusing=absent)
+    signs = not hub.silent or (hub.giver in here and world.gives(hub.giver))
+    silence = rules.may_go_on(known, **who, dead=set(), refusing=set(), signs=signs)
+    word = rules.may_go_on(known, **who, dead=dead, refusing=absent, signs=signs)
     return [silence, word]
 
 
@@ -335,11 +382,10 @@ def answered(world: Small, asking: Asking, rules: Rules) -> Small:
         world = world.claimed(asking.nodes, world.hubs[asking.hub].node, asking.worker)
         claim = len(world.claims)
         world = world.set(asking.worker, claim=claim)
-        if number is not None:
-            world = world.set_hub(number, claim=claim)
-        return (
-            world.set_hub(number, asked=None, granted=(claim, asking.nodes)) if counts and number is not None else world
-        )
+        if number is None:
+            return world
+        world = _gives(_learns(world, number, claim), asking.worker)
+        return world.set_hub(number, asked=None, granted=(claim, asking.nodes)) if counts else world
     if counts and number is not None:
         world = world.set_hub(number, asked=None)
         for name in asking.nodes - newest:

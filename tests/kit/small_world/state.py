@@ -37,7 +37,8 @@ class Node(NamedTuple):
 
 class HubOf(NamedTuple):
     """ahead    the next view, which those who are in no part of it are to note
-    disturbed  whether a node came to it since its last view, from another hub or back
+    giver    the node whose worker gives signs of life in the storage, if that lives, as far as this hub knows
+    silent   they may have ended, once that one is gone
     asked    for which nodes the claim is being asked for, if none of them has been away since
     granted  the number of the claim that it has won, and its nodes
     left     nodes that have said that they go
@@ -48,7 +49,8 @@ class HubOf(NamedTuple):
 
     node: str
     ahead: KnownView | None = None
-    disturbed: bool = False
+    giver: str | None = None
+    silent: bool = True
     asked: frozenset[str] | None = None
     granted: tuple[int, frozenset[str]] | None = None
     published: KnownView | None = None
@@ -105,15 +107,14 @@ class Trained(NamedTuple):
 class Small(NamedTuple):
     """line: the views that have trained, in order of time   faults, kills, saves: how many there may still be
 
-    renewing  whose worker gives signs of life for the newest claim. They last for a while after its end: a hub that
-        hears of that goes on sooner. Empty: they have ended
+    giving  whose worker gives signs of life for the newest claim; they last for a while after it. None: they have ended
     """
 
     nodes: tuple[tuple[str, Node], ...]
     hubs: tuple[HubOf, ...]
     claims: tuple[Claim, ...]
     line: tuple[Trained, ...]
-    renewing: str
+    giving: str | None
     faults: int
     kills: int = 0
     saves: int = 0
@@ -138,17 +139,12 @@ class Small(NamedTuple):
         hub = self.of(name).hub
         world = self.set(name, hub=None, **facts)
         if hub is None:
-            return world.unheard(name)
-        world = world.unheard(name, self.hubs[hub].published)
+            return world
         return world._replace(hubs=tuple(o.without(name) if n == hub else o for n, o in enumerate(world.hubs)))
 
-    def unheard(self, name: str, told: KnownView | None = None) -> Small:
-        """No hub hears of it. If its worker has ended, or does not know of the view in which it is to give signs of
-        life, they end before anybody goes on."""
-        node = self.of(name)
-        newest = max(one.generation for one in node.known)
-        knows = told is None or name not in told.nodes or newest >= told.generation
-        return self if name != self.renewing or (node.alive and node.holds and knows) else self._replace(renewing="")
+    def gives(self, name: str | None) -> bool:
+        """Whether its worker does, if it was the last one that did."""
+        return name is not None and self.of(name).alive and self.of(name).holds
 
     def saved(self) -> list[CommitId]:
         """The run's commits, newest first."""
@@ -158,7 +154,7 @@ class Small(NamedTuple):
     def claimed(self, nodes: frozenset[str], beacon: str, taker: str, *, anew: bool = False) -> Small:
         """The next claim, at one instant: of two who take it at once, claims.py."""
         resumed = next(iter(self.saved()), None)
-        return self._replace(claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)), renewing=taker)
+        return self._replace(claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)), giving=taker)
 
 
 def first(
@@ -172,4 +168,5 @@ def first(
     every = {name: Node(frozenset([known])) for name, known in views.items()}
     every |= {name: every[name]._replace(hub=None, holds=False, over=1) for name in without_state}
     line = (Trained(1, nodes, len(claims)),)
-    return Small(tuple(every.items()), (HubOf(hub),), claims, line, min(nodes), faults, kills, saves)
+    of_hub = HubOf(hub, giver=min(nodes), silent=False, claim=len(claims))
+    return Small(tuple(every.items()), (of_hub,), claims, line, min(nodes), faults, kills, saves)
