@@ -71,7 +71,7 @@ class Admission:
         self._nodes.changed = False
         nodes, generation = self._nodes.listening(), self._workers.generation
         if nodes:
-            inside = set(self._workers.view_nodes.values())
+            inside = self._workers.nodes
             outside = [node for node, *_ in nodes if node not in inside]
             away = sorted(inside.difference(node for node, *_ in nodes))
             claim = self._workers.claim if self._going_on.is_witnessed(generation) else None

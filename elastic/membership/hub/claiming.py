@@ -57,7 +57,7 @@ class Claiming:
     def look(self, now_s: float) -> None:
         """Whenever something was heard, or time goes by."""
         going_on, workers = self._going_on, self._workers
-        view = going_on.known_view(workers.generation, set(workers.view_nodes.values()))
+        view = going_on.known_view(workers.generation, workers.nodes)
         self._signs.look(now_s, number_of(going_on.claim), view, left=going_on.have_left)
 
     def may_go_on(self, now_s: float, generation: int) -> bool:

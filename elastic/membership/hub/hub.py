@@ -426,7 +426,7 @@ class Hub:
         """With it goes who is gone since the last view, who is not in it and was not lost, and how long the run was
         short of nodes."""
         self._begun_elsewhere |= self.generation == 0 and self._takeover.above > 0
-        generation, nodes = self._next_generation, {worker.node for worker in chosen}
+        generation, nodes = self._next_generation, frozenset(worker.node for worker in chosen)
         members = {worker.id for worker in chosen}
         newcomers = not any(worker.has_a_step for worker in chosen)
         unanswered = newcomers and self._going_on.may_be_elsewhere(took_over=self._takeover.is_one)
@@ -448,7 +448,7 @@ class Hub:
             unanswered=unanswered,
         )
         self._out.say_all(chosen, view)
-        self._workers.publish(generation, chosen, number_of(self._going_on.claim))
+        self._workers.publish(generation, chosen, number_of(self._going_on.claim), nodes)
         self._takeover.published()
         self._claiming.published()
         self._joining.published(chosen)

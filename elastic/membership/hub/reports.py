@@ -58,7 +58,7 @@ class Reports:
         if self._takeover.is_one and generation == 0:
             return True
         behind = max((worker.generation for worker in report.workers.values()), default=0)
-        return behind in (0, generation) or behind > generation or node in self._workers.view_nodes.values()
+        return behind in (0, generation) or behind > generation or node in self._workers.nodes
 
     def learn(self, now_s: float, node: str, report: NodeReport) -> None:
         self._takeover.above = max(self._takeover.above, report.generation)
@@ -117,11 +117,11 @@ class Reports:
         generation = self._workers.generation
         if view.generation != generation or tuple(view.workers) == self._workers.view:
             return view.generation > generation
-        return self._going_on.has_met(view.generation, set(view.nodes)) and not self._has_met()
+        return self._going_on.has_met(view.generation, frozenset(view.nodes)) and not self._has_met()
 
     def _has_met(self) -> bool:
         """Whether all workers of the present view have, as far as is known."""
-        return self._going_on.has_met(self._workers.generation, set(self._workers.view_nodes.values()))
+        return self._going_on.has_met(self._workers.generation, self._workers.nodes)
 
     def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
         """To the hub before this one."""

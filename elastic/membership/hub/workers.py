@@ -80,6 +80,7 @@ class Workers:
     generation  of the present view
     view        its workers in rank order, those that are gone among them
     view_nodes  of each of them
+    nodes       of all of them
     claim       the number of the present view's
     broken      the present view has to be left, though none of its workers may be gone
     """
@@ -88,6 +89,7 @@ class Workers:
         self.generation = 0
         self.view: tuple[str, ...] = ()
         self.view_nodes: dict[str, str] = {}
+        self.nodes: frozenset[str] = frozenset()
         self.claim: int | None = None
         self.broken = False
         self._known: dict[str, Worker] = {}
@@ -176,15 +178,19 @@ class Workers:
         """Of another hub's, which its members are in."""
         self.generation, self.view = view.generation, tuple(view.workers)
         self.view_nodes = dict(zip(view.workers, view.nodes, strict=True))
+        self.nodes = frozenset(view.nodes)
         self.claim = number_of(view.claim)
 
-    def publish(self, generation: int, chosen: Sequence[Worker], claim: int | None) -> None:
-        """They are in the present view now."""
+    def publish(
+        self, generation: int, chosen: Sequence[Worker], claim: int | None, nodes: frozenset[str] | None = None
+    ) -> None:
+        """They are in the present view now. nodes: theirs, where they are known already"""
         self.generation, self.claim, self.broken = generation, claim, False
         for worker in chosen:
             worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, generation
         self.view = tuple(worker.id for worker in chosen)
         self.view_nodes = {worker.id: worker.node for worker in chosen}
+        self.nodes = frozenset(self.view_nodes.values()) if nodes is None else nodes
 
     # those that are gone
 

@@ -201,12 +201,13 @@ class GoingOn:
             newer = (view for view in self._known if view.generation > generation)
             self._known = (replace(one, met=True), *newer)
 
-    def known_view(self, generation: int, nodes: Collection[str]) -> KnownView | None:
+    def known_view(self, generation: int, nodes: frozenset[str]) -> KnownView | None:
         """What is known of it; of two nodes' words the one that says more."""
-        found = [view for view in self._known if (view.generation, view.nodes) == (generation, frozenset(nodes))]
+        of_it = [view for view in self._known if view.generation == generation]
+        found = [view for view in of_it if view.nodes is nodes or view.nodes == nodes]  # to compare takes each node
         return max(found, key=lambda view: (view.met, view.claim or 0), default=None)
 
-    def has_met(self, generation: int, nodes: Collection[str]) -> bool:
+    def has_met(self, generation: int, nodes: frozenset[str]) -> bool:
         """Whether all workers of this view have met, as far as is known."""
         view = self.known_view(generation, nodes)
         return view is not None and view.met
