@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 NEW_SEED := $(shell date +%s)
-JOBS ?= 6
+JOBS ?= 4
 # Where an image sets it, each of some hundred fresh interpreters compiles all of our files again: a second of a processor.
 unexport PYTHONDONTWRITEBYTECODE
 # The lowest versions that pyproject.toml promises, and what of torch's private interfaces is held to them.

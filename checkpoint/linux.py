@@ -125,6 +125,11 @@ def caught_signals() -> set[int]:
     return set()
 
 
+def first_ephemeral_port() -> int:
+    """Of the ports that the kernel gives to whoever asks for any."""
+    return int((_PROC / "sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
+
 def thread_count(pid: int | str = "self") -> int:
     return len(os.listdir(_PROC / str(pid) / "task"))
 

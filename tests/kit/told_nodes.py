@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from checkpoint import linux
+from elastic.drill.inject.node_hosting import free_port
 from elastic.drill.machine.processes import WRITER
 from elastic.events.event import Event
 from elastic.events.reading import read_events
@@ -115,10 +115,9 @@ class ToldNodes:
         self._workers = workers
         self._folder, self._stack = folder, stack
         self._started = 0
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        endpoint = f"127.0.0.1:{port},{self.url}"  # who comes after the first node is gone finds the run by its URL
+        endpoint = (
+            f"127.0.0.1:{free_port()},{self.url}"  # who comes after the first node is gone finds the run by its URL
+        )
         self._meet = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=told"]
         self.stays: ToldNode | None = None
 

@@ -138,7 +138,7 @@ def test_an_agent_learns_how_long_what_the_coordinator_alone_does_takes(
     """An agent with a single worker saw that others were past the step, took that for the proof of a hang, and killed
     the next coordinator as soon, until none of the node's restarts was left."""
     run = elastic_cluster(
-        script=PROGRAM, workers=2, nodes=2, launcher="elastic", options=["--hang-limit=2"], steps=12, samples_every=3
+        script=PROGRAM, workers=2, nodes=2, launcher="elastic", options=["--hang-limit=4"], steps=12, samples_every=3
     )
     end, alone = run.finish(within_s=240), elastic_undisturbed(script=PROGRAM, steps=12)
     assert 1 <= len(re.findall("it has been between two steps for", end.output)) <= 2, end.output

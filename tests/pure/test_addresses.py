@@ -6,8 +6,10 @@ import socket
 
 import pytest
 
+from checkpoint.linux import first_ephemeral_port
 from checkpoint.net import listener
 from checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
+from elastic.drill.inject.node_hosting import free_port
 from elastic.errors import ConfigError
 from elastic.launch.net import addresses
 from elastic.launch.net.addresses import Chosen, choose, others, port_range
@@ -122,3 +124,9 @@ def test_this_machine_itself() -> None:
     assert not addresses.is_own("192.0.2.7")
     assert resolve("no such name") == []
     assert host_address("127.0.0.1") == "127.0.0.1"
+
+
+def test_a_port_that_is_told_before_anybody_listens_is_none_that_the_kernel_gives_away() -> None:
+    ports = {free_port() for _ in range(50)}
+    assert len(ports) > 1
+    assert max(ports) < first_ephemeral_port()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from checkpoint.linux import first_ephemeral_port
 from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import pid_in
+
+_FIRST, _LAST = 10_000, 60_000
 
 
 class NodeHosting(Protocol):
@@ -43,7 +48,7 @@ class ThisMachine:
         self.endpoint = ""
 
     def begin(self) -> None:
-        self.endpoint = f"127.0.0.1:{_free_port()}"
+        self.endpoint = f"127.0.0.1:{free_port()}"
 
     def environment(self) -> Mapping[str, str]:
         return {}
@@ -64,8 +69,15 @@ class ThisMachine:
         pass
 
 
-def _free_port() -> int:
-    """A port that was free a moment ago: agents of several nodes must be told one before any of them listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """One for agents of several nodes, which must be told it before any of them listens.
+
+    Nobody listens there, and it is below those that the kernel gives to whoever asks for any: of these another program
+    may have it by then.
+    """
+    below = range(_FIRST, first_ephemeral_port()) or range(_FIRST, _LAST)
+    while True:
+        port = secrets.choice(below)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -21,7 +21,7 @@ from torch import nn
 import elastic
 
 SLOW_S = 0.6
-SAMPLES_S = 4.0  # more than --hang-limit=2 and what printing the stacks takes, less than twice that limit
+SAMPLES_S = 6.0  # more than --hang-limit=4 and what printing the stacks takes, less than twice that limit
 
 
 class History:
