@@ -13,8 +13,10 @@ from typing import Protocol
 from checkpoint.linux import first_ephemeral_port
 from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import pid_in
+from elastic.errors import ConfigError
 
 _FIRST, _LAST = 10_000, 60_000
+_TRIES = 200
 
 
 class NodeHosting(Protocol):
@@ -73,11 +75,16 @@ def free_port() -> int:
     """One for agents of several nodes, which must be told it before any of them listens.
 
     Nobody listens there, and it is below those that the kernel gives to whoever asks for any: of these another program
-    may have it by then.
+    may have it by then. Raises ConfigError where no port is to be had.
     """
     below = range(_FIRST, first_ephemeral_port()) or range(_FIRST, _LAST)
-    while True:
+    for _ in range(_TRIES):
         port = secrets.choice(below)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise ConfigError(
+        f"no free port for the drill's nodes to meet at: {_TRIES} of {below.start} to {below.stop - 1} were tried\n"
+        "  state  nothing was started\n"
+        "  next   see what listens there (ss -ltn), and whether this process may open sockets at 127.0.0.1"
+    )

@@ -85,7 +85,7 @@ class Claiming:
             if self._stays is None and self._going_on.waits_s(now_s) > _HANGS_S:
                 self._stays = verdict.why
                 why = f"for {_HANGS_S:g} s the run's storage has not said who may go on: {verdict.why}"
-                self._out.tell_people(f"{why}; it is asked again")
+                self._out.tell_people(f"{why}; its answer is waited for")
             self._wait_at_most(now_s, verdict.why)
         if isinstance(verdict, Stay):
             self._stay(now_s, verdict.why)
