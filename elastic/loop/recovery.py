@@ -11,7 +11,7 @@ between two steps, whatever happens to them meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -160,10 +160,20 @@ class Recovery:
         with suppress(PeerLost):
             self.wait_for_all(Kind.PART, None)
 
-    def regroup(self, *, leaves: bool) -> None:
-        """Some leave or join at this boundary, once; the others go on in the next view. Nothing is redone."""
+    def regroup(self, *, leaves: bool, only_for: Set[str] | None) -> None:
+        """Some leave or join at this boundary, once; the others go on in the next view. Nothing is redone.
+
+        only_for  who leaves, where nobody joins: once a loss has brought a view without them, there is nothing to do
+        """
+
+        def meet() -> None:
+            if only_for is not None and only_for.isdisjoint(self._session.view_group.view.workers):
+                self._state.agreements[_REGROUPED] = True
+            else:
+                self.meet(Kind.REGROUP)
+
         while _REGROUPED not in self._state.agreements:
-            self.agree("to regroup", lambda: self.meet(Kind.REGROUP), f"regrouping after step {self._state.step - 1}")
+            self.agree("to regroup", meet, f"regrouping after step {self._state.step - 1}")
             if _REGROUPED in self._state.agreements:
                 return
             if leaves:

@@ -27,6 +27,7 @@ class RunState:
     stopped      why it was stopped; None: it was not
     stop_wish    this worker's, for the next exchange
     agreed       what the last exchange gave; None before the first
+    agreed_by    the workers that took part in it, by their ranks then
     agreements   made since the last update
     evaluations  begun since the last update, or since the start of the script's loop
     calls        of Run.on_coordinator, likewise
@@ -45,6 +46,7 @@ class RunState:
     stopped: str | None = None
     stop_wish: str | None = None
     agreed: Agreed | None = None
+    agreed_by: tuple[str, ...] = ()
     agreements: dict[str, Any] = field(default_factory=dict)
     evaluations: int = 0
     calls: int = 0
@@ -79,10 +81,10 @@ class RunState:
     def begin_update(self) -> None:
         self.updating, self.at_boundary = True, False
 
-    def end_update(self, agreed: Agreed) -> None:
+    def end_update(self, agreed: Agreed, agreed_by: tuple[str, ...]) -> None:
         self.updating = False
         self.evaluations = self.calls = 0
-        self.agreed = agreed
+        self.agreed, self.agreed_by = agreed, agreed_by
         self.agreements = {}
 
     def standing(self, *, rewinds: bool, steady: bool) -> Standing:
@@ -102,6 +104,7 @@ class RunState:
             "claim": claim,
             "losses": losses,
             "agreed": None if self.agreed is None else {**asdict(self.agreed)},
+            "agreed_by": list(self.agreed_by),
             "agreements": self.agreements,
             "in_loop": self.in_loop or self.looped,
         }
@@ -115,6 +118,7 @@ class RunState:
         self.goes_on_from(Position(**side_state["position"]))
         self.stop_wish = own_wish or self.stop_wish
         self.agreed = Agreed(**side_state["agreed"]) if side_state["agreed"] is not None else None
+        self.agreed_by = tuple(side_state["agreed_by"])
         self.agreements = dict(side_state["agreements"])
 
 

@@ -96,6 +96,7 @@ class Worker:
         self.round = 0
         self.step = -1
         self.agreed: list[int] | None = None
+        self.agreed_by: list[str] = []
         self.agreements: list[str] = []
         self.wished = 0
         self.updating = False
@@ -229,11 +230,12 @@ class Worker:
         self.step += 1
         self.updating = False
         self.evaluations = 0
-        self.agreed, self.agreements = wishes, []
+        assert self.group is not None
+        self.agreed, self.agreed_by, self.agreements = wishes, list(self.group.members), []
 
     def boundary(self) -> Moments:
         assert self.agreed is not None
-        leaving = [wish for wish in self.agreed if wish & LEAVE]
+        leaving = [id for id, wish in zip(self.agreed_by, self.agreed, strict=True) if wish & LEAVE]
         wishes = 0
         for wish in self.agreed:
             wishes |= wish
@@ -250,11 +252,12 @@ class Worker:
             if self.coordinates:
                 yield from self.saves()
         if leaving or wishes & REGROUP:
-            yield from self.regroups(leaves=bool(self.wished & LEAVE))
+            only_for = None if wishes & REGROUP else leaving
+            yield from self.regroups(leaves=bool(self.wished & LEAVE), only_for=only_for)
 
-    def regroups(self, *, leaves: bool) -> Moments:
+    def regroups(self, *, leaves: bool, only_for: list[str] | None) -> Moments:
         while "regroup" not in self.agreements:
-            yield from self.agree("to regroup", "regrouping")
+            yield from self.agree("to regroup", "regrouping", only_for=only_for)
             if "regroup" in self.agreements:
                 return
             if leaves:
@@ -325,9 +328,13 @@ class Worker:
         self.asked = 0
         self.say("saved", generation=self.generation, step=self.step)
 
-    def agree(self, name: str, doing: str) -> Moments:
+    def agree(self, name: str, doing: str, *, only_for: list[str] | None = None) -> Moments:
         while name not in self.agreements:
             try:
+                assert self.group is not None
+                if only_for is not None and set(only_for).isdisjoint(self.group.members):
+                    self.agreements += ["regroup", name]
+                    return
                 if name in ("leave", "finish") and self.coordinates:
                     yield from self.saves()
                 yield from self.collective(f"{name} after {self.step}")
@@ -410,15 +417,16 @@ class Worker:
         elif parts.need_side_state:
             if parts.stranded:
                 raise Exit(AGAIN) if rank in parts.stranded else Lost
-            words = yield from self.collective("side_state", (self.step, self.agreed, list(self.agreements)))
+            mine = self.step, self.agreed, self.agreed_by, list(self.agreements)
+            words = yield from self.collective("side_state", mine)
             if parts.need_state:
                 yield from self.collective("transfer") if rank in parts.need_state else self.gives("transfer")
             if rank in parts.need_side_state:
-                step, self.agreed, agreements = words[parts.donors[0]]
+                step, self.agreed, self.agreed_by, agreements = words[parts.donors[0]]
                 self.evaluations = self.evaluations if step == self.step else 0
                 self.step, self.agreements, self.updating = step, list(agreements), False
         assert not self.updating
-        self.group.stands[self.id] = (self.step, self.agreements[:], self.agreed)
+        self.group.stands[self.id] = (self.step, self.agreements[:], self.agreed, self.agreed_by)
         assert all(self.group.stands[self.id] == other for other in self.group.stands.values()), self.group.stands
 
     def gives(self, name: str) -> Moments:

@@ -138,6 +138,19 @@ def test_a_worker_that_is_told_to_leave_costs_nobody_a_step(
 
 
 @pytest.mark.nightly(sample=1, of="losses in a live run")
+def test_one_that_is_killed_as_it_leaves_costs_the_others_one_view(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
+) -> None:
+    """All knew that it would leave: the view without it, which its loss has brought, has nobody else to let go."""
+    run = live(elastic_cluster, [Terminate(2, At(8, "in_backward")), Kill(2, At(8, "applied"))], steps=40)
+    end = judged(run, elastic_undisturbed(steps=40, seed=7).events)
+
+    without = [event for event in end.events if event["event"] == "view_formed" and event["world_size"] == 3]
+    assert len({event["generation"] for event in without}) == 1, end.output
+    assert end.steps_redone == 0
+
+
+@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_all_are_told_to_leave_and_nothing_is_lost(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

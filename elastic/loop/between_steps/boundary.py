@@ -85,7 +85,8 @@ class Boundary:
             if self._saves:
                 recovery.departure.saved_on_hint()
         if leaving or wishes & Wish.REGROUP:
-            recovery.regroup(leaves=self._leaves)
+            leavers = frozenset(state.agreed_by[rank] for rank in leaving)
+            recovery.regroup(leaves=self._leaves, only_for=None if wishes & Wish.REGROUP else leavers)
 
     def _agreed_wishes(self) -> Wish:
         assert self._state.agreed is not None

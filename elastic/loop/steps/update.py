@@ -117,7 +117,7 @@ class Update:
 
     def _close(self, agreed: Agreed) -> None:
         self._state.step += 1
-        self._state.end_update(agreed)
+        self._state.end_update(agreed, self._session.view_group.view.workers)
 
     def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
         passed = over.passed
