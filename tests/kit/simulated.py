@@ -95,28 +95,56 @@ class World:
         for worker in node.workers.values():
             worker.ends(None, "SIGKILL") if worker.alive else None
         self.told_exited |= self._all_of(node)
-        if not self.nodes:
-            return
+        if self.nodes:
+            self._hub_begins_at(list(self.nodes.values()))
+            self._orders(self.hub.without(self.now_s, name, left=left))
+            self._all_come_to_it(self.gone - {name} if left else self.gone)
+
+    def _hub_begins_at(self, nodes: list[Node]) -> None:
+        """At one of these."""
         self.hubs += 1
-        of_the_run = [other for other in self.nodes.values() if other.waits_until_s is None]
-        for other in self.nodes.values() if not of_the_run else ():
-            other.over, other.waits_until_s = {"say": "no place"}, None
-        self.hub_at = self.random.choice(of_the_run or list(self.nodes.values())).name
+        of_the_run = [node for node in nodes if node.waits_until_s is None]
+        for node in nodes if not of_the_run else ():
+            self._gives_up(node)
+        self.hub_at = self.random.choice(of_the_run or nodes).name
         self.hub = Hub(takes_over=True, **self._rules)
-        self.hub.expect(other.name for other in of_the_run if other.over is None)
+        self.hub.expect(node.name for node in of_the_run if node.over is None)
         self._moved(self)
-        self._orders(self.hub.without(self.now_s, name, left=left))
-        for gone in self.gone - {name} if left else self.gone:  # whose machines refuse connections
-            self._orders(self.hub.lost(self.now_s, gone, dead=True))
+
+    def _all_come_to_it(self, gone: set[str]) -> None:
+        """gone: whose machines refuse connections"""
+        for name in gone:
+            self._orders(self.hub.lost(self.now_s, name, dead=True))
         for other in self.nodes.values():
             other.up.clear()
             other.down.clear()
             other.before = self._all_of(other)
             if other.over is not None:
                 continue
-            places = 0 if other.leaving else other.places
-            hello = {"say": "hello", "node": other.name, "places": places, "address": other.name, "port": 1}
-            other.up.append({**hello, "starting": list(other.requests), "report": other.report.document()})
+            self._says_hello(other)
+
+    def _says_hello(self, node: Node) -> None:
+        """To a hub that it comes to from another one, or once more."""
+        places = 0 if node.leaving else node.places
+        hello = {"say": "hello", "node": node.name, "places": places, "address": node.name, "port": 1}
+        node.up.append({**hello, "starting": list(node.requests), "report": node.report.document()})
+
+    def _moved_on(self, node: Node) -> None:
+        """What its workers hold is of no use any more: it comes again, with others. If it has the hub, that ends."""
+        for worker in node.workers.values():
+            worker.ends(None, "SIGKILL") if worker.alive else None
+        self.told_exited |= self._all_of(node)
+        node.before = self._all_of(node)
+        node.workers.clear()
+        node.requests.clear()
+        node.up.clear()
+        node.down.clear()
+        node.report = node.report.without_workers()
+        if node.name == self.hub_at:
+            self._hub_begins_at([other for other in self.nodes.values() if other is not node] or [node])
+            self._all_come_to_it(self.gone)
+        else:
+            self._says_hello(node)
 
     def _all_of(self, node: Node) -> set[str]:
         """Its workers, those that have ended included."""
@@ -245,6 +273,8 @@ class World:
             self._waits(node)
         elif order.message["say"] == "roster" and node.over is None:
             node.admitted, node.waits_until_s = True, None
+        elif order.message["say"] == "moved_on" and node.over is None:
+            self._moved_on(node)
         elif order.message["say"] == "run_is_over" and node.over is None:
             node.over = order.message
             node.admitted = order.message["why"] != REFUSAL
@@ -262,10 +292,16 @@ class World:
     def _asks_again(self, node: Node) -> None:
         alone = all(one.waits_until_s is not None for one in self.nodes.values())
         if alone or self.now_s > (node.waits_until_s or 0.0):
-            node.over, node.waits_until_s = {"say": "no place"}, None
+            self._gives_up(node)
             return
-        hello = {"say": "hello", "node": node.name, "places": node.places, "address": node.name, "port": 1}
-        node.up.append({**hello, "starting": list(node.requests), "report": node.report.document()})
+        self._says_hello(node)
+
+    def _gives_up(self, node: Node) -> None:
+        """No place came free, as far as it has heard."""
+        node.over, node.waits_until_s = {"say": "no place"}, None
+        node.requests.clear()
+        for worker in node.workers.values():
+            worker.ends(None, "SIGKILL") if worker.alive else None
 
     def _told(self, node: Node, message: Message) -> None:
         if message["say"] == "exited":

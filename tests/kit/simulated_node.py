@@ -324,7 +324,8 @@ class Worker:
             if self.asked_waits:  # else all are to go by now, and it is asked once more
                 self.asked = 0
             return
-        yield from self.saves()
+        if self.coordinates or self.world.storage < self.step:  # else a peer has saved, and went
+            yield from self.saves()
         self.asked = 0
         self.say("saved", generation=self.generation, step=self.step)
 

@@ -280,3 +280,40 @@ def test_what_follows_from_a_bye_is_said() -> None:
     rosters = len(run.said("A", "roster"))
     run.tell("B", "bye")
     assert len(run.said("A", "roster")) > rosters
+
+
+def test_one_whose_view_broke_before_it_had_the_state_waits_on_under_the_next_hub() -> None:
+    """The view after that did without it. It was no newcomer to the next hub, and waited for ever."""
+    run = Run("AB", witness=False)
+    run.tell("B", "started", worker="B1", local_rank=1)
+    run.tell("B", "ready", worker="B1", shares=8, identity="one")
+    run.over("AB", at=BOUNDARY)
+    assert run.view("B") == "A0 B0 B1"
+    run.is_killed("A", "A0", step=7)
+    run.tell("B", "view_is_over", worker="B1", generation=2, step=-1, at=BOUNDARY, lost=True, whole=False)
+    run.over("B", step=8)
+    assert run.view("B") == "B0"
+    run.meets("B")
+    run.moves("B", lost="A")
+    run.is_killed("B", "B0", step=8)
+    run.later(200.0)
+    assert run.view("B") == "B1"
+
+
+def test_what_a_member_answers_to_the_hub_before_changes_nothing() -> None:
+    """It was asked whether it accepts another identity, by a hub that was lost. The next one had nobody to compare it
+    with, and has let it in."""
+    run = Run("AB", witness=False)
+    run.is_killed("B", "B0", step=7)
+    run.tell("B", "started", worker="B1", local_rank=0)
+    run.tell("B", "ready", worker="B1", shares=8, identity="another")
+    assert run.said("B", "identity")
+    run.is_killed("A", "A0", step=7)
+    run.moves("B", lost="A")
+    run.orders(run.hub.lost(run.now_s, "A", dead=True))
+    run.later(10.0)
+    generation = run.hub.generation
+    assert run.view("B") == "B1"
+    run.tell("B", "ready", worker="B1", shares=8, identity="another", accepted=True)
+    run.later(10.0)
+    assert run.hub.generation == generation

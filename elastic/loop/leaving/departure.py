@@ -185,8 +185,9 @@ class Departure:
         restorer = self._session.restorer
         restorer.learn_claim(live.claim)
         try:
-            restorer.take_over_saving()
-            self._save_unless_held(must=True, patiently=None, by_s=None)
+            if not self._is_committed():
+                restorer.take_over_saving()
+                self._save_unless_held(must=True, patiently=None, by_s=None)
         except checkpoint.CheckpointError as failure:
             live.has_tried_to_save()
             reason = str(failure).replace("\n", "\n    ")
@@ -235,8 +236,8 @@ class Departure:
 
     def _save(self, *, patiently: bool = True) -> None:
         """What this worker holds, unless it is committed. Raises SystemExit where that fails."""
-        restorer, step = self._session.restorer, self._state.step
-        if restorer.saver is None and restorer.is_committed(step):
+        restorer = self._session.restorer
+        if self._is_committed():
             return
         try:
             restorer.take_over_saving()
@@ -244,6 +245,11 @@ class Departure:
             self._save_unless_held(must=True, patiently=_PATIENTLY if patiently else None, by_s=self.by_s)
         except checkpoint.CheckpointError as failure:
             self._not_saved(str(failure))
+
+    def _is_committed(self) -> bool:
+        """By a peer that saved, and went: what this worker holds, or a later step."""
+        restorer = self._session.restorer
+        return restorer.saver is None and restorer.is_committed(self._state.step)
 
     def _look_at_time(self, saver: Saver | None) -> None:
         """Says, with the notice or before it begins, that the save may come too late. Once."""

@@ -89,11 +89,19 @@ class Reports:
         if not self._fresh:
             return []
         self._fresh = False
+        self._let_wait_again()
         members_of: dict[str, list[Worker]] = {}
         for worker in self._workers:
             if worker.within:
                 members_of.setdefault(worker.node, []).append(worker)
         return [node for node, members in members_of.items() if self._is_left_behind(node, members)]
+
+    def _let_wait_again(self) -> None:
+        """Those whose view broke before they had received the state, and whom the next one did without."""
+        for worker in self._workers:
+            is_between = worker.status == WorkerStatus.BETWEEN_VIEWS and worker.id not in self._workers.view_nodes
+            if is_between and worker.within < self._workers.generation and not worker.has_a_step:
+                worker.status = WorkerStatus.READY
 
     def settle(self, now_s: float) -> None:
         """What those of a view told each other to form their group may be lost with the hub that they did it under."""
