@@ -165,15 +165,15 @@ class StateRestorer:
             self._tell_where_the_hub_is()
             return None
         _refuse_stranded(parts, group.rank, standing.step)
+        self.learn_claim(self._view_group.claim)
+        self._read_it_later()
+        if group.rank == 0:
+            self.take_over_saving()  # which gives signs of life in the storage: a transfer may be long
         ahead = self._from_peers(parts, standing, side_state)
         if parts.follows:
             self.idle = Idle(
                 step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
             )
-        self.learn_claim(self._view_group.claim)
-        self._read_it_later()
-        if group.rank == 0:
-            self.take_over_saving()
         self._tell_where_the_hub_is()
         if self.saver is not None:
             self.saver.world_size = group.world_size
@@ -193,6 +193,7 @@ class StateRestorer:
             self._know_losses(Losses.from_document(ahead["losses"]))
             self._claimed = checkpoint.Claim.from_document(ahead["claim"])
             self._events.context(claim=self.claim)
+            self.learn_claim(self._view_group.claim)
         if passed.state is not None:
             self._apply(passed.state)
             applied.note()
