@@ -39,8 +39,8 @@ class Release:
 
     def saves_at_the_end(self) -> bool:
         """Whether one of those who are left saves what it holds, before all go."""
-        holders = [worker.holder() for worker in (*self._workers.leavers(), *self._workers.survivors())]
-        parting = see_off(holders, [], go_on=False, saved=self._end.saved)
+        holdings = [worker.holding() for worker in (*self._workers.leavers(), *self._workers.survivors())]
+        parting = see_off(holdings, [], go_on=False, saved=self._end.saved)
         if parting.saves is not None:
             self._ask_to_save(parting.saves)
         return parting.saves is not None
@@ -50,7 +50,7 @@ class Release:
 
         It is asked of the next coordinator, for it goes on saving; where others are ahead of it, of nobody.
         """
-        parting = see_off([worker.holder() for worker in survivors], [], go_on=False, saved=self._end.saved)
+        parting = see_off([worker.holding() for worker in survivors], [], go_on=False, saved=self._end.saved)
         if survivors and parting.saves == survivors[0].id:
             self._ask_to_save(parting.saves, waits=True)
 
@@ -64,8 +64,8 @@ class Release:
         while leavers := self._workers.leavers():
             survivors = self._workers.survivors()
             parting = see_off(
-                [worker.holder() for worker in leavers],
-                [worker.holder() for worker in survivors],
+                [worker.holding() for worker in leavers],
+                [worker.holding() for worker in survivors],
                 go_on=go_on and self._shortage.enough((*survivors, *newcomers)),
                 saved=self._end.saved,
             )

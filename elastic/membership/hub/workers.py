@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.membership.messages.messages import Exited, Failed, Leaving, NewView, ViewIsOver
 from elastic.membership.messages.wire import Message, WireError
-from elastic.membership.rules.leaving import Holder
+from elastic.membership.rules.leaving import Holding
 from elastic.membership.rules.next_view import BOUNDARY, Candidate
 from elastic.membership.succession.node_report import number_of
 
@@ -66,8 +66,8 @@ class Worker:
     def stands(self, said: ViewIsOver | Leaving) -> None:
         self.step, self.whole, self.torn = said.step, said.whole, said.torn
 
-    def holder(self) -> Holder:
-        return Holder(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
+    def holding(self) -> Holding:
+        return Holding(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
 
     def candidate(self) -> Candidate:
         at = self.at if self.status == WorkerStatus.BETWEEN_VIEWS else None

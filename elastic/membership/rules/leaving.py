@@ -15,8 +15,8 @@ SAVED_NOTHING = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A worker that is done with its view.
+class Holding:
+    """What a worker that is done with its view holds.
 
     step   how many steps are applied; below 0: it holds no state yet
     whole  what it holds is a boundary's state, and may be saved as it is
@@ -47,7 +47,7 @@ class Parting:
     lost: tuple[str, ...] = ()
 
 
-def see_off(leavers: Sequence[Holder], stayers: Sequence[Holder], *, go_on: bool, saved: int) -> Parting:
+def see_off(leavers: Sequence[Holding], stayers: Sequence[Holding], *, go_on: bool, saved: int) -> Parting:
     """
     stayers  who do not leave
     go_on    they form the next view now; else they wait, and may themselves be told to leave

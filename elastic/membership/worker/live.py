@@ -180,7 +180,7 @@ class Live:
     def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
         """Done with the present view. lost: because a collective failed, so the others cannot go on either.
 
-        whole, torn  what this worker holds, see leaving.Holder
+        whole, torn  what this worker holds, see leaving.Holding
         """
         generation = self._generation
         self._say(ViewIsOver(worker=ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn))
@@ -191,7 +191,7 @@ class Live:
         """In order, at a boundary that all agreed on; or, lost, without any, so that the others cannot go on.
 
         saved               this worker has seen what it holds committed
-        whole, torn, joins  see leaving.Holder
+        whole, torn, joins  see leaving.Holding
         """
         self._say(
             Leaving(
