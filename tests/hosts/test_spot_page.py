@@ -252,7 +252,7 @@ def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
     fleet.until_trained(1, 3)
     fleet.crash(3)
     fleet.until_trained(1)
-    fleet.until("a save", lambda: re.search(r"\b[2-9]0\b", fleet.asked(ask_saves)))
+    fleet.until("a save", lambda: re.search(r"^[2-9]0\b", fleet.asked(ask_saves), re.MULTILINE))
     fleet.crash(1)
 
     fleet.boot(1, 3)
