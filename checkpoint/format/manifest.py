@@ -207,7 +207,7 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value < NUMBER_MAX:
-        raise CorruptCheckpoint(f"{str(value)[:40]} is no number from 0 to 2**62")
+        raise CorruptCheckpoint(f"{str(value)[:40]} is no number from 0 to 2**62 - 1")
     return value
 
 

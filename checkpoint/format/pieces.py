@@ -105,7 +105,7 @@ class Table:
         return np.multiply.reduceat(self.sizes, self.firsts) * widths if len(widths) else widths
 
     def judge(self, object_sizes: Sequence[int]) -> None:
-        """Raises `CorruptCheckpoint` as the top of this file says. The columns hold numbers from 0 to 2**62."""
+        """Raises `CorruptCheckpoint` as the top of this file says. The columns hold numbers from 0 to 2**62 - 1."""
         wholes = map(nbytes, self.shapes, self.dtypes)
         ends_of = _integers(object_sizes)
         counted = zip(self.shapes, self.counts.tolist(), strict=True)
@@ -210,16 +210,16 @@ def columns(entries: Sequence[tuple[str, StoredDtype, tuple[int, ...], list[Any]
 
 
 def _numbers(values: list[Any]) -> Integers:
-    """Raises CorruptCheckpoint where one is no integer from 0 to 2**62."""
+    """Raises CorruptCheckpoint where one is no integer from 0 to 2**62 - 1."""
     if set(map(type, values)) - _INTEGER_ONLY:
         wrong = next(value for value in values if type(value) is not int)
-        raise CorruptCheckpoint(f"{str(wrong)[:40]} is no number from 0 to 2**62")
+        raise CorruptCheckpoint(f"{str(wrong)[:40]} is no number from 0 to 2**62 - 1")
     try:
         found = _integers(values)
     except OverflowError:
-        raise CorruptCheckpoint("a number is beyond 2**62") from None
+        raise CorruptCheckpoint("a number is beyond 2**62 - 1") from None
     if len(found) and (int(found.min()) < 0 or int(found.max()) >= NUMBER_MAX):
-        raise CorruptCheckpoint(f"{int(found.min())} or {int(found.max())} is no number from 0 to 2**62")
+        raise CorruptCheckpoint(f"{int(found.min())} or {int(found.max())} is no number from 0 to 2**62 - 1")
     return found
 
 

@@ -186,16 +186,17 @@ def test_a_hostile_manifest_is_refused_and_the_one_before_is_used(
 
 
 @given(
-    shape=st.lists(st.sampled_from([1, 2, 3]) | st.integers(0, 62).map(lambda power: 2**power), max_size=5),
+    shape=st.lists(st.sampled_from([1, 2, 3]) | st.integers(0, 61).map(lambda power: 2**power), max_size=5),
     name=st.sampled_from(sorted(STORED)),
     at=st.integers(0, 5),
 )
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_shape_that_is_taken_is_one_that_torch_has(shape: list[int], name: str, at: int) -> None:
-    """A reader judges it without torch. Empty, it needs no bytes that would have to be there."""
+    """A reader judges it without torch. Empty, it needs no bytes that would have to be there; of what is empty, too,
+    torch computes strides, in elements."""
     shape.insert(at, 0)
     body = {**boxes([], (0,)), "objects": [], "tensors": {"w": {"dtype": name, "shape": shape, "pieces": []}}}
-    fits = math.prod(max(1, size) for size in shape) * STORED[name].itemsize < 2**63
+    fits = math.prod(max(1, size) for size in shape) < 2**63
     with contextlib.nullcontext() if fits else pytest.raises(CorruptCheckpoint, match="which no tensor has"):
         parse(seal(body), CommitId(1, 2, "0" * 20))
     if fits:
