@@ -191,8 +191,10 @@ class StateRestorer:
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._know_losses(Losses.from_document(ahead["losses"]))
-            self._claimed = checkpoint.Claim.from_document(ahead["claim"])
+            before, self._claimed = self.claim, checkpoint.Claim.from_document(ahead["claim"])
             self._events.context(claim=self.claim)
+            if self.saver is not None and self.claim != before:
+                self.saver.adopt(self._claimed)
             self.learn_claim(self._view_group.claim)
         if passed.state is not None:
             self._apply(passed.state)

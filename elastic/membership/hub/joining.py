@@ -52,7 +52,7 @@ class Joining:
             self._end.loss = _SECOND_RUN
             self._out.say(worker, End(why=_SECOND_RUN))
             return
-        if worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING):
+        if said.accepted and worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING):
             return  # to a question of the hub before this one, which has not asked and has let it in
         worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
         worker.accepted, worker.status = said.accepted, WorkerStatus.READY
