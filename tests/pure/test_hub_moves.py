@@ -317,3 +317,12 @@ def test_what_a_member_answers_to_the_hub_before_changes_nothing() -> None:
     run.tell("B", "ready", worker="B1", shares=8, identity="another", accepted=True)
     run.later(10.0)
     assert run.hub.generation == generation
+
+
+def test_a_script_that_begins_a_second_run_without_ending_its_first_is_heard() -> None:
+    """It is no late answer: nobody has asked."""
+    run = Run("A", witness=False)
+    run.tell("A", "ready", worker="A0", shares=8, identity="one")
+    run.later(200.0)
+    assert run.hub.generation == 2
+    assert run.view("A") == "A0"
