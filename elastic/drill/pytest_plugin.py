@@ -225,6 +225,7 @@ _OF_CLUSTER = {
     "observed",
     "plan",
     "storage_options",
+    "overrides",
     "hosting",
 }
 

@@ -17,10 +17,12 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Join, Kill, KillAgent, LeaveNode, Plan
+from elastic.drill.inject.overrides import Overrides
 from elastic.report.report import report
 
 STEPS, JOINED, STEP = 60, 3, 20
 NODES: dict[str, Any] = {"workers": 2, "nodes": 1, "nodes_max": 2, "launcher": "elastic", "steps": STEPS, "seed": 7}
+JOINS_AWAIT_S = 60.0  # else a busy machine's run is past STEP before the second node is there
 HUB = 0  # the first rank of its node
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -36,7 +38,8 @@ def judged(run: Cluster, reference: End) -> End:
 
 def disturbed(cluster: MakeCluster, undisturbed: Undisturbed, *faults: Fault) -> End:
     plan = Plan((Join(At(JOINED, "forward")), *faults))
-    return judged(cluster(plan=plan, **NODES), undisturbed(steps=STEPS, seed=7))
+    run = cluster(plan=plan, overrides=Overrides(joins_await_s=JOINS_AWAIT_S), **NODES)
+    return judged(run, undisturbed(steps=STEPS, seed=7))
 
 
 def workers(end: End) -> list[str]:
