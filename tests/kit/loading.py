@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import select
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -16,6 +19,8 @@ import torch
 
 from elastic.data.loader import Loader, Request
 from elastic.events.observer import Observer
+
+_SETTLED_S = 10.0
 
 
 class Augmented:
@@ -123,6 +128,41 @@ def forget_earlier_children() -> None:
 def children() -> list[int]:
     """The processes that this test has started."""
     return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in _earlier]
+
+
+class Held(NamedTuple):
+    """What this process has of its system for the loader processes that it has started."""
+
+    mapped: int
+    files: int
+    threads: int
+    shared_memory: int
+
+    @classmethod
+    def now(cls, started: list[int]) -> Held:
+        """started: the processes"""
+        gc.collect()
+        owners = [os.getpid(), *started]
+        shared_memory = sum(any(f"_{pid}_" in name for pid in owners) for name in os.listdir("/dev/shm"))
+        here = psutil.Process()
+        return cls(mapped_files(), here.num_fds(), here.num_threads(), shared_memory)
+
+    def covers(self, later: Held) -> bool:
+        """Whether nothing has come."""
+        return all(after <= before for before, after in zip(self, later, strict=True))
+
+
+def mapped_files() -> int:
+    """torch's, in shared memory"""
+    return Path("/proc/self/maps").read_text().count("/torch_")
+
+
+def settles_at(before: Held, started: list[int]) -> None:
+    """DataLoader closes a queue without waiting for the thread that feeds it, which is gone a little later."""
+    deadline = time.monotonic() + _SETTLED_S
+    while not before.covers(held := Held.now(started)):
+        assert time.monotonic() < deadline, f"{held}, {_SETTLED_S:g} s after what had been {before}"
+        time.sleep(0.01)
 
 
 def read_all(made: Loader) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import select
 import signal
@@ -24,12 +23,14 @@ from elastic.errors import LoaderError, ReadOrderError
 from tests.kit.loading import (
     Asked,
     Gated,
+    Held,
     children,
     consecutive,
     forget_earlier_children,
     loader,
     read_all,
     request,
+    settles_at,
 )
 
 
@@ -75,25 +76,20 @@ def test_a_data_set_that_remembers_is_refused_from_its_processes() -> None:
 
 def test_nothing_is_left_after_closing() -> None:
     """A run of a month changes its view a thousand times."""
-    readers = [os.getpid()]
-
-    def left() -> tuple[int, int, list[str]]:
-        gc.collect()
-        shared_memory = [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in readers)]
-        return psutil.Process().num_fds(), psutil.Process().num_threads(), shared_memory
-
+    started: list[int] = []
     with loader(Asked(lambda i: torch.full((1000,), i)), num_workers=2) as made:
         made.open(consecutive(20))  # what is set up once, such as multiprocessing's own helpers, is not counted
         made.next()
+        started += children()
         made.close()
-        before = left()
-        assert before[2] == []
+        before = Held.now(started)
+        assert before.shared_memory == 0
         for _ in range(5):
             made.open(consecutive(20))
             made.next()
-            readers.extend(children())
+            started += children()
         made.close()
-        assert left() == before
+        settles_at(before, started)
 
 
 def test_a_death_is_noticed_by_the_next_poll() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,13 +20,16 @@ from tests.kit.loading import (
     Asked,
     Bomb,
     Gated,
+    Held,
     children,
     consecutive,
     forget_earlier_children,
     loader,
+    mapped_files,
     names,
     read_all,
     request,
+    settles_at,
 )
 
 IN_BOTH = pytest.mark.parametrize("num_workers", [0, 2])
@@ -256,42 +256,30 @@ def test_a_sequence_that_breaks_off_does_not_look_as_if_it_had_ended() -> None:
 
 def test_two_hundred_redirects_leave_nothing_behind() -> None:
     """Processes, threads, files and shared memory, of batches that arrive and are dropped above all."""
-
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text().count("/torch_")
-
-    def left() -> tuple[int, int, int, list[str]]:
-        gc.collect()
-        shared_memory = [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in readers)]
-        return mapped(), psutil.Process().num_fds(), psutil.Process().num_threads(), shared_memory
-
     most = 2 * 2  # two requests per process
-    readers = [os.getpid()]
     with loader(Asked(lambda i: torch.full((1000,), i)), num_workers=2) as made:
         made.open(consecutive(20))  # what is set up once, such as multiprocessing's own helpers, is not counted
         made.next()
+        earlier = children()
         made.close()
-        closed = left()
+        closed = Held.now(earlier)
         made.open(consecutive(20))
         started = children()
-        readers += started
         names(made)
-        opened = left()
+        opened = Held.now(earlier + started)
         for turn in range(200):
             made.redirect(consecutive(20, epoch=turn))
             for _ in range(turn % 4):
                 made.next()
-            assert mapped() - opened[0] <= most + 1
+            assert mapped_files() - opened.mapped <= most + 1
         made.redirect([])
         made.redirect(consecutive(20, epoch=1000))
         names(made)
-        now = left()
         assert children() == started
-        assert now[0] - opened[0] <= most  # kept for a later request
-        assert now[1] - opened[1] <= most
-        assert now[2:] == opened[2:]
+        kept_for_a_later_request = Held(mapped=most, files=most, threads=0, shared_memory=0)
+        settles_at(Held(*map(sum, zip(opened, kept_for_a_later_request, strict=True))), earlier + started)
         made.close()
-        assert left() == closed
+        settles_at(closed, earlier + started)
 
 
 @given(st.lists(st.one_of(st.integers(1, 6), st.lists(st.integers(0, 30), max_size=10)), max_size=12))
