@@ -54,6 +54,8 @@ class Buffers:
         self._device = device
         self._overrides = overrides
         self._now = Snapshot(models, extra)
+        self._hanging_of: list[Buffer] | None = None
+        self._hanging: list[tuple[str, Callable[[], torch.Tensor | None]]] = []
         alone = len(models) == 1
         self._plain = PlainAttributes(
             lambda root, key: key if alone and root in models else f"{root}.{key}",
@@ -153,6 +155,24 @@ class Buffers:
             finally:
                 self._plain.restore()
                 self._plain.close()
+
+    @property
+    def hanging(self) -> Sequence[tuple[str, Callable[[], torch.Tensor | None]]]:
+        """Name -> what hangs there now, of all there were as the step began: another object, where others are there."""
+        if self._hanging_of is not self._now.buffers:
+            self._hanging_of = self._now.buffers
+            self._hanging = [(buffer.name, buffer.now) for buffer in self._hanging_of]
+        return self._hanging
+
+    @property
+    def walked(self) -> Sequence[tuple[str, str, torch.nn.Module]]:
+        """(root, path, module), as the step began: another object, where others are there."""
+        return self._now.walked
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """See PlainAttributes.at_begin."""
+        return self._plain.at_begin()
 
     def newly_moving(self) -> list[str]:
         """Float buffers that this rank's shares changed and that are not known to move yet."""

@@ -53,11 +53,13 @@ class PlainAttributes:
         self._loose: set[str] = set()  # what of this the script has not built
         self._lists: dict[str, tuple[torch.nn.Module, str, list[Any]]] = {}  # with tensors, as the last share left them
         self._open = False
+        self._at_begin: dict[str, str] | None = None
 
     def begin(self, walked: Walked) -> None:
         """Notes what every share of the step starts from."""
         if not self._is_still_as_noted(walked):
             self._note(walked)
+            self._at_begin = None
         self._left, self._was, self._open = None, {}, True
 
     def _note(self, walked: Walked) -> None:
@@ -97,6 +99,21 @@ class PlainAttributes:
     def close(self) -> None:
         """What was no step is over."""
         self._open = False
+
+    def at_begin(self) -> dict[str, str]:
+        """Name -> digest, of what the step began with: which modules are in eval mode, and what of their attributes is
+        no longer as the script built it. Not of caches, and not of what is put back in any case."""
+        if self._at_begin is None:
+            found = {}
+            for root, path, noted in self._noted.values():
+                if noted.module.training is False:
+                    found[self._name(root, _joined(path, "training"))] = "False"
+            for root, path, key, value in self._built.changed():
+                name = self._name(root, _joined(path, key))
+                if not self._keeps(name) and not self._built.is_nothing(root, path, key):
+                    found[name] = _digest(value)
+            self._at_begin = dict(sorted(found.items()))
+        return self._at_begin
 
     def digests(self) -> dict[str, str]:
         """Of what this rank's shares left otherwise than they found it."""

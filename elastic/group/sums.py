@@ -30,7 +30,7 @@ Values = float | npt.NDArray[np.float64]
 
 LEFT_OUT = "\0left out"  # no name that a script gives: how many of a share's examples were
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
-_HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "news")
+_HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "news")
 
 
 @dataclass(frozen=True, order=True)
@@ -104,6 +104,7 @@ class Agreed:
     count: int
     wishes: tuple[int, ...]
     buffers: tuple[int, ...]
+    replicas: tuple[int, ...]
     moving: tuple[str, ...]
     relaid: tuple[str, ...]
     left_out: int
@@ -145,6 +146,7 @@ class StepSums:
         newly_moving: Sequence[str],
         schedule: Schedule,
         relaid: Sequence[str] = (),
+        replica: int = 0,
     ) -> Agreed:
         """One round, two more when a name is new. Raises PeerLost, and StepError when the ranks are not at one step.
 
@@ -154,11 +156,12 @@ class StepSums:
         wishes    bits, the caller's to define; every rank's are returned
         buffers   digest of the exact buffers, see buffers.py; those that are `newly_moving` all remember, what is
                   `relaid` is known for this step
+        replica   digest of what the step began with, see state/replica.py; every rank's are returned
         """
         mine = {entry for part in parts for entry in part.entries()}
         news = bool(mine - set(self._entries) or newly_moving or relaid)
         all_relaid: tuple[str, ...] = ()
-        header = (*position, count, wishes, buffers, int(news))
+        header = (*position, count, wishes, buffers, replica, int(news))
         rows = self._gather(header, parts, schedule)
         self._same_step(rows, position)
         if any(row[_HEADER.index("news")] for row in rows.view(np.int64)):
@@ -171,6 +174,7 @@ class StepSums:
             count=int(heads[:, _HEADER.index("count")].sum()),
             wishes=tuple(int(w) for w in heads[:, _HEADER.index("wishes")]),
             buffers=tuple(int(d) for d in heads[:, _HEADER.index("buffers")]),
+            replicas=tuple(int(d) for d in heads[:, _HEADER.index("replica")]),
             moving=self._moving,
             relaid=all_relaid,
             left_out=int(sums.pop(LEFT_OUT, 0)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -20,9 +20,10 @@ from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
 from elastic.loop.restoring.background_transfer import Giving
-from elastic.state import settings
+from elastic.state import replica, settings
 from elastic.state.attributes import Attributes
 from elastic.state.health import Health
+from elastic.state.replica import Replica
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -63,6 +64,8 @@ class Exchange:
         self._cached: dict[tuple[bool, ...], GradientSum] = {}
         self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
         self._settings = settings.settings_of(config.optimizers, config.extra)
+        self._replica = Replica(config.optimizers, config.extra, values=not config.accept)
+        self._replica_digest = 0
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
         self.announced: Announced = Alone()
@@ -96,6 +99,9 @@ class Exchange:
         self._announces = announced
         self.gradients.begin(self.assignment.schedule, self._meet, self._waiting, seen=any(trained.hooks))
         self.buffers.begin()
+        if self._group.world_size > 1:
+            self._replica.follow(trained, self.buffers.hanging, self.buffers.walked)
+            self._replica_digest = self._replica.digest(step, self.buffers.attributes)
         return trained
 
     def carry_out(
@@ -130,7 +136,11 @@ class Exchange:
             newly_moving=self.buffers.newly_moving(),
             relaid=self.buffers.relaid(),
             schedule=self.assignment.schedule,
+            replica=self._replica_digest,
         )
+        if len(set(agreed.replicas)) > 1:
+            parts, step = self._replica.parts(self.buffers.attributes), position[1]
+            raise self._replicas_differ(parts, f"as step {step} began", f"  state  step {step} is not applied")
         if agreed.left_out == examples:
             raise nothing_to_read(position[1], examples)
         if agreed.count == 0:
@@ -148,6 +158,32 @@ class Exchange:
         self._group.settle()
         self._memory.forget()
         return agreed
+
+    def compare_replicas(self, step: int) -> None:
+        """At the run's end, whole. Raises PeerLost, CollectiveMismatch."""
+        if self._group.world_size == 1 or self._set is None:
+            return
+        with self.buffers.untouched():
+            self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
+            parts = self._replica.parts(self.buffers.attributes)
+        if len({*gather_bytes(self._group, replica.digest_of(parts).encode())}) > 1:
+            raise self._replicas_differ(parts, f"after step {step - 1}, the last one", "  state  it is not saved")
+
+    def _replicas_differ(self, parts: Mapping[str, str], when: str, state: str) -> CollectiveMismatch:
+        """All ranks know it, and call this. when, state: for the error. Raises PeerLost."""
+        self._group.part()
+        gathered: list[dict[str, str]] = [*map(json.loads, gather_bytes(self._group, json.dumps(parts).encode()))]
+        apart = [rank for rank, there in enumerate(gathered) if there != gathered[0]]
+        found = replica.difference(gathered[0], gathered[apart[0]]) if apart else ["what differed is the same again"]
+        ranks = ", ".join(map(str, apart))
+        return CollectiveMismatch(
+            f"the workers no longer hold the same state {when}: rank 0 has another one than rank {ranks}\n"
+            f"  found  {listed(found)}\n{state}, and what was saved stays: the coordinator's\n"
+            "  next   what changes a model or its optimizer between two steps must do the same on every worker: not\n"
+            "         under `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of\n"
+            "         the whole batch); what a worker keeps for itself stays out of extra=",
+            doing={rank: "differs" if rank in apart else "is as rank 0" for rank in range(len(gathered))},
+        )
 
     def close(self, *, in_order: bool = False) -> None:
         """in_order: nothing is in flight, so the next view may have the memory"""

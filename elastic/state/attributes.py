@@ -14,7 +14,7 @@ version is looked at.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import is_
 from typing import Any
 
@@ -189,7 +189,8 @@ class Attributes:
         if self._in_loop:
             return
         self._in_loop = True
-        self._built = {name: Noted(module, own=self._own) for name, module in self._named()}
+        walked = self._walk()
+        self._built = {_module_name(root, path): Noted(module, own=self._own) for root, path, module in walked}
         carried, self._carried = self._carried, None
         if carried is not None:
             self._set(carried)
@@ -200,16 +201,18 @@ class Attributes:
         was = noted.was(key) if noted is not None else ABSENT
         return was is ABSENT or was is None
 
+    def changed(self) -> Iterator[tuple[str, str, str, Any]]:
+        """(root, path, attribute, value) of each that is plain and another one now."""
+        for root, path, noted in self._now():
+            now = noted.module.__dict__
+            for key in noted.changed():
+                if is_plain(value := now.get(key, ABSENT)):
+                    yield root, path, key, value
+
     def state_dict(self) -> dict[str, Any]:
         if not self._in_loop:
             return self._carried or {}
-        found: dict[str, Any] = {}
-        for name, noted in self._now():
-            now = noted.module.__dict__
-            for key in noted.changed():
-                if is_plain(now.get(key, ABSENT)):
-                    found[f"{name}:{key}"] = copied(now[key])
-        return found
+        return {f"{_module_name(root, path)}:{key}": copied(value) for root, path, key, value in self.changed()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._in_loop:
@@ -218,26 +221,24 @@ class Attributes:
             self._carried = dict(state)
 
     def _set(self, state: Mapping[str, Any]) -> None:
-        for name, noted in self._now():
-            now = noted.module.__dict__
+        for root, path, noted in self._now():
+            now, name = noted.module.__dict__, _module_name(root, path)
             for key in noted.changed():
                 if is_plain(now.get(key, ABSENT)) and f"{name}:{key}" not in state:
                     noted.put_back(key)
             for key in [known.removeprefix(f"{name}:") for known in state if known.startswith(f"{name}:")]:
                 set_plain(noted.module, key, state[f"{name}:{key}"])
 
-    def _now(self) -> list[tuple[str, Noted]]:
+    def _now(self) -> list[tuple[str, str, Noted]]:
         """Modules that the script has added since are taken as they are when they are first met."""
         found = []
-        for name, module in self._named():
+        for root, path, module in self._walk():
+            name = _module_name(root, path)
             noted = self._built.get(name)
             if noted is None or noted.module is not module:
                 noted = self._built[name] = Noted(module, own=self._own)
-            found.append((name, noted))
+            found.append((root, path, noted))
         return found
-
-    def _named(self) -> list[tuple[str, Any]]:
-        return [(_module_name(root, path), module) for root, path, module in self._walk()]
 
 
 def set_plain(module: Any, key: str, value: Any) -> None:

@@ -147,7 +147,7 @@ def test_one_that_is_killed_as_it_leaves_costs_the_others_one_view(
 
     without = [event for event in end.events if event["event"] == "view_formed" and event["world_size"] == 3]
     assert len({event["generation"] for event in without}) == 1, end.output
-    assert end.steps_redone == 0
+    assert end.steps_redone <= 1  # its end may tear the last bytes of the exchange from one who still reads them
 
 
 @pytest.mark.nightly(sample=1, of="losses in a live run")

@@ -1,0 +1,195 @@
+"""Workers whose models part, by what their scripts do between two steps, are told so; none of them trains on unseen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import checkpoint
+import elastic
+from elastic.events.reading import read_events
+from tests.kit.ranks import Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
+
+STEPS = 8
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a store as torchrun's agent hosts one."""
+    with agent_store() as port:
+        yield port
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("offset", torch.zeros(()))
+        self.temperature = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.dropout(self.layer(x))) / self.temperature + self.offset
+
+
+class Meter:
+    """Kept with the state."""
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss = state["loss"]
+
+
+@dataclass
+class Script:
+    """What its code between two steps sees."""
+
+    run: elastic.Run
+    model: Any
+    optimizer: torch.optim.Optimizer
+    average: Any
+    meter: Meter
+    loss: float
+
+
+Between = Callable[[Script], None]
+
+
+def scales_by_its_loss(script: Script) -> None:
+    with torch.no_grad():
+        script.model.layer.weight.mul_(1 - 0.01 * script.loss)
+
+
+def clamps_on_the_coordinator(script: Script) -> None:
+    if script.run.is_coordinator:
+        with torch.no_grad():
+            script.model.layer.weight.clamp_(-0.1, 0.1)
+
+
+def resets_momentum_on_the_coordinator(script: Script) -> None:
+    if script.run.is_coordinator:
+        script.optimizer.state[script.model.layer.bias]["momentum_buffer"].zero_()
+
+
+def moves_a_buffer_by_its_loss(script: Script) -> None:
+    script.model.offset.fill_(script.loss)
+
+
+def sets_a_temperature_by_its_loss(script: Script) -> None:
+    script.model.temperature = 1.0 + script.loss
+
+
+def leaves_eval_on_on_the_coordinator(script: Script) -> None:
+    if script.run.is_coordinator:
+        script.model.eval()
+
+
+def averages_on_the_coordinator(script: Script) -> None:
+    if script.run.is_coordinator:
+        script.average.update_parameters(script.model)
+
+
+def meters_its_loss(script: Script) -> None:
+    script.meter.loss += script.loss
+
+
+def moves_it_in_the_end(script: Script) -> None:
+    if script.run.step_index == STEPS:
+        clamps_on_the_coordinator(script)
+
+
+IN_TURN = {resets_momentum_on_the_coordinator, moves_a_buffer_by_its_loss}
+"""What comes by only every few steps."""
+APART: dict[Between, str] = {
+    scales_by_its_loss: "weight layer.weight",
+    clamps_on_the_coordinator: "weight layer.weight",
+    resets_momentum_on_the_coordinator: "weight layer.bias, optimizer state of layer.bias",
+    moves_a_buffer_by_its_loss: "buffer offset",
+    sets_a_temperature_by_its_loss: "attribute temperature",
+    leaves_eval_on_on_the_coordinator: "attribute dropout.training, attribute layer.training",
+    averages_on_the_coordinator: "weight extra.average.module.layer.weight",
+    meters_its_loss: "extra 'meter'",
+    moves_it_in_the_end: "weight layer.weight",
+}
+
+
+@dataclass
+class Alike:
+    """What a worker keeps for itself is its own affair, and what all do alike parts nobody."""
+
+    losses: list[float] = field(default_factory=list)
+
+    def __call__(self, script: Script) -> None:
+        self.losses.append(script.loss)
+        script.meter.loss = float(script.run.step_index)
+        script.average.update_parameters(script.model)
+        script.model.temperature = 1.0 + 0.1 * script.run.step_index
+        script.model.dropout.train(script.run.step_index < 2)
+        with torch.no_grad():
+            script.model.layer.weight.clamp_(-0.2, 0.2)
+            script.model.offset.add_(torch.rand(()))
+
+
+def trains(rank: int, world_size: int, port: int, url: str, between: Between, accept: list[str]) -> str:
+    as_worker_of_torchrun(rank, world_size, port)
+    elastic.seed(1)
+    dataset = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
+    model, meter = Scaled(), Meter()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    given: dict[str, Any] = {"dataset": dataset, "batch_size": 12, "virtual_workers": 4, "epochs": 2, "accept": accept}
+    extra = {"average": average, "meter": meter}
+    with elastic.Run(url, model=model, optimizer=optimizer, extra=extra, **given) as run:
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            loss: Any = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if run.stepped:
+                between(Script(run, model, optimizer, average, meter, loss.item()))
+    return checkpoint.digest(model)
+
+
+@pytest.mark.parametrize(("between", "name"), APART.items(), ids=[between.__name__ for between in APART])
+def test_models_that_part_are_found_and_what_of_them_is_named(
+    port: int, tmp_path: Path, between: Between, name: str
+) -> None:
+    ended = run_ranks(trains, 2, port, str(tmp_path / "run"), between, [])
+
+    last = STEPS - 1 if between is moves_it_in_the_end else 3 if between in IN_TURN else 0
+    for end in ended:
+        assert isinstance(end, Raised), end
+        assert end.kind == "CollectiveMismatch", end.traceback
+        assert "the workers no longer hold the same state" in end.text
+        assert re.search(rf"^  found  {re.escape(name)}(?![.\w])", end.text, re.M), end.text
+        assert "rank 0 has another one than rank 1" in end.text
+    events = read_events(tmp_path / "run")
+    assert max(event["step"] for event in events if event["event"] == "step_applied") <= last
+    assert not [event for event in events if event["event"] == "finished"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_all_do_alike_parts_nobody(port: int, tmp_path: Path, world_size: int) -> None:
+    together = returned(run_ranks(trains, world_size, port, str(tmp_path / "run"), Alike(), []))
+    alone = returned(run_ranks(trains, 1, port, str(tmp_path / "alone"), Alike(), []))
+    assert {*together} == {*alone}
+
+
+def test_where_other_bits_are_accepted_values_are_not_compared(port: int, tmp_path: Path) -> None:
+    digests = returned(run_ranks(trains, 2, port, str(tmp_path / "run"), scales_by_its_loss, ["processor"]))
+    assert len({*digests}) == 2
