@@ -30,7 +30,7 @@ class Held:
 
     def __init__(self, *, values: bool = True, width: int = 3) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Conv2d(2, 2, 3))
+        self.model: Any = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Conv2d(2, 2, 3))
         self.teacher = nn.Linear(2, 2)
         self.counter = Counter()
         self.optimizer = torch.optim.Adam(self.model.parameters())
