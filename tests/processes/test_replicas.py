@@ -39,7 +39,8 @@ class Scaled(nn.Module):
         self.temperature = 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.dropout(self.layer(x))) / self.temperature + self.offset
+        scaled: torch.Tensor = self.norm(self.dropout(self.layer(x))) / self.temperature + self.offset
+        return scaled
 
 
 class Meter:
