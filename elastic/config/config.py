@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -27,6 +28,7 @@ from elastic.config.checks import (
     check_trained,
 )
 from elastic.config.preferred_device import preferred
+from elastic.data.content import content
 from elastic.data.data_plan import DataPlan, share_sizes
 from elastic.data.loader import OnBadExample
 from elastic.data.order import Order, Sequential, Shuffled
@@ -130,6 +132,11 @@ class Config:
         streams.assign(share_sizes(plan.batch_size, plan.batch_size, plan.virtual_workers))
         return replace(self, extra={**self.extra, "streams": streams})
 
+    @cached_property
+    def _content(self) -> str | None:
+        """As it was when it was first asked for: what the data set has read since does not count."""
+        return content(self.dataset)
+
     def check(self) -> None:
         """See check_trained."""
         check_trained(self.models, self.optimizers)
@@ -137,10 +144,11 @@ class Config:
     def numerics(self) -> dict[str, Any]:
         """The arguments that the bits of the result depend on."""
         ends = {"epochs": self.plan.epochs} if self.plan.last_batch == "carry" else {}
-        data = _data_identity(self.dataset)
+        data, held = _data_identity(self.dataset), self._content
         return {
             **ends,
             **({} if data is None else {"dataset": data}),
+            **({} if held is None else {"dataset_content": held}),
             "mode": self.mode,
             "seed": self.plan.seed,
             "batch_size": self.plan.batch_size,

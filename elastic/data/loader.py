@@ -108,11 +108,11 @@ class Loader:
         self._scripts = dataset, collate_fn
         dataset = observer.dataset(dataset)
         collate_fn = observer.collate(default_collate if collate_fn is None else collate_fn)
-        self._reader = _TensorReader(dataset) if _is_plain(dataset, collate_fn) else None
+        self._reader: _TensorReader | None = None
+        self._look_for_tensors(dataset, collate_fn, device)
         self._slow_reader = _Reader(dataset, collate_fn, seed, on_bad_example, self._scripts)
         self._num_workers = 0 if self._reader else num_workers
         self._device = device
-        self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
         self._pin = pin_memory and device is not None and device.type == "cuda"
         self._timeout_s = timeout_s
         self._interrupt = interrupt
@@ -172,7 +172,15 @@ class Loader:
         if processes is not None:
             processes.end()
 
+    def _look_for_tensors(
+        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], device: torch.device | None
+    ) -> None:
+        self._reader = _TensorReader(dataset) if _is_plain(dataset, collate_fn) else None
+        self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
+
     def _read(self) -> Loaded:
+        if self._reader is not None and not self._reader.is_current():
+            self._look_for_tensors(self._slow_reader.dataset, self._slow_reader.collate_fn, self._device)
         indices, batch, left_out = (self._reader or self._slow_reader)[next(self._source)]
         return Loaded(pin(batch) if self._pin else batch, indices, left_out)
 
@@ -378,7 +386,12 @@ class _TensorReader:
     """Reads a request from a TensorDataset by indexing its tensors: no random stream is touched."""
 
     def __init__(self, dataset: TensorDataset) -> None:
+        self._dataset = dataset
         self.tensors = dataset.tensors
+
+    def is_current(self) -> bool:
+        """Whether the script has given the data set no others."""
+        return self._dataset.tensors is self.tensors
 
     def __getitem__(self, request: Request) -> _Result:
         chosen = torch.from_numpy(request.indices)

@@ -3,7 +3,7 @@
 Where a run ends (epochs, steps), how often it saves and how its data is loaded are no part of it: they
 change when the run finishes, never what a step computes. (Under last_batch="carry" the end of the run cuts
 its last step short, so there `epochs` is part of it.) The script's own code is not looked at, and of the data's
-content what the data set says of it (`data_identity()`).
+content what the data set says of it (`data_identity()`), and what it holds in memory (data/content.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastic.version import __version__
 Identity = dict[str, Any]
 
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
-_ADDED = frozenset({"compiler", "dataset", "processor", "processor_settings", "libraries"})
+_ADDED = frozenset({"compiler", "dataset", "dataset_content", "processor", "processor_settings", "libraries"})
 """Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
 _OF_DEVICES = (*_OF_GPU, "cpu_capability", "processor", "processor_settings", "libraries")
 
@@ -96,6 +96,8 @@ def check(
         for name in sorted((here.keys() | recorded.keys()) - (_OF_THE_RUNNING if saved else set()))
         if here.get(name) != recorded.get(name) and (name in recorded or name not in _ADDED)
     }
+    if "dataset_length" in differing:
+        differing.pop("dataset_content", None)  # it follows
     refused = {name: pair for name, pair in differing.items() if name not in set(accept) - NEVER_ACCEPTED}
     if refused:
         lines = "".join(
@@ -113,6 +115,12 @@ def check(
         elif refused.keys() & _OF_EXAMPLES:
             ways += "; what decides which examples a step reads cannot be accepted: some would be skipped"
         else:
+            if "dataset_content" in refused:
+                ways = (
+                    "have every worker, and every start, make the same data set: a split or shuffle with a seed, a "
+                    "listing\n         sorted, no set made a list, no worker's own part of the data (a step gives each "
+                    "its own)\n         else "
+                ) + ways
             ways += f", or give up the same bits with Run(accept=[{names}])"
         raise IdentityMismatch(
             f"this run is not the one that {where} belongs to; its result would differ:\n{lines}"

@@ -33,7 +33,8 @@ class Trained:
         if changes.pop("scheduled", False):
             changes["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         length = changes.pop("length", 48)
-        data = TensorDataset(torch.randn(64, 4)[:length], (torch.arange(64) % 2)[:length])
+        chosen = torch.randperm(64, generator=torch.Generator().manual_seed(changes.pop("split", 0)))[:length]
+        data = TensorDataset(torch.randn(64, 4)[chosen], (torch.arange(64) % 2)[chosen])
         given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": 3, "epochs": 1}
         with elastic.Run(url, model=self.model, optimizer=optimizer, **(given | changes)) as run:
             for step in run:
@@ -53,6 +54,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "micro_batch_size": {"micro_batch_size": 2},
     "last_batch": {"last_batch": "drop"},
     "dataset_length": {"length": 60},
+    "dataset_content": {"split": 1},
     "order": {"order": elastic.orders.Sequential()},
     "clip_grad_norm": {"clip_grad_norm": 1.0},
     "buffers": {"buffers": {"1.running_mean": "keep"}},
@@ -174,10 +176,10 @@ def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
     assert parts.digest == Trained(tmp_path / "whole", epochs=3).digest
 
 
-def differ(rank: int, world_size: int, port: int, url: str) -> tuple[str, list[str]]:
+def differ(rank: int, world_size: int, port: int, url: str, what: str) -> tuple[str, list[str]]:
     as_worker_of_torchrun(rank, world_size, port)
     try:
-        Trained(url, seed=3 if rank == 1 else 0)
+        Trained(url, **{what: 3 if rank == 1 else 0})
     except IdentityMismatch as refused:
         return str(refused), list(refused.fields)
     return "it trained", []
@@ -190,15 +192,25 @@ def port() -> Iterator[int]:
         yield port
 
 
-def test_workers_that_differ_from_one_another_all_refuse_to_start(tmp_path: Path, port: int) -> None:
-    """One machine with another configuration file: nobody is left waiting, and everyone says which rank it is."""
-    same, different, third = returned(run_ranks(differ, 3, port, str(tmp_path / "run")))
+@pytest.mark.parametrize(
+    ("what", "field", "said"),
+    [
+        ("seed", "seed", "seed: 3 here, 0 there"),
+        ("split", "dataset_content", "have every worker, and every start, make the same data set"),
+    ],
+    ids=["seed", "split"],
+)
+def test_workers_that_differ_from_one_another_all_refuse_to_start(
+    tmp_path: Path, port: int, what: str, field: str, said: str
+) -> None:
+    """Another configuration file, or a split drawn without a seed: nobody is left waiting, all say which rank it is."""
+    same, different, third = returned(run_ranks(differ, 3, port, str(tmp_path / "run"), what))
 
-    assert different[1] == ["seed"]
-    assert "seed: 3 here, 0 there" in different[0]
+    assert different[1] == [field]
+    assert said in different[0]
     for text, _ in (same, third):
         assert text.startswith("rank 1: ")
-        assert "seed: 3 here, 0 there" in text
+        assert said in text
     assert not (tmp_path / "run" / "commits").exists()
 
 

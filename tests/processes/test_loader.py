@@ -227,6 +227,22 @@ def test_a_tensor_dataset_needs_no_processes() -> None:
         assert made.next().batch[0].tolist() == [8, 1]
 
 
+@pytest.mark.parametrize("x", [torch.zeros(50, 3), torch.zeros(3, 50).T], ids=["rows", "columns"])
+def test_tensors_that_the_script_has_replaced_are_read(x: torch.Tensor) -> None:
+    """A curriculum over epochs: the loader indexes the tensors themselves, and knew those that it began with."""
+    dataset = TensorDataset(torch.ones(50, 3), torch.arange(50))
+    with loader(dataset) as made:
+        made.open([request(4, 2), request(4, 3), request(1)])
+        before = made.next().batch
+        dataset.tensors = (x, torch.arange(50) * 2)
+        after = made.next().batch
+        assert (before[0].sum(), before[1].tolist()) == (6, [4, 2])
+        assert (after[0].sum(), after[1].tolist()) == (0, [8, 6])
+        assert after[0].stride() == before[0].stride()
+        dataset.tensors = (torch.full((50, 1), 7.0),)
+        assert [one.tolist() for one in made.next().batch] == [[[7.0]]]
+
+
 @IN_BOTH
 def test_observers_wrap_dataset_and_collate_function_once_and_before_the_fork(num_workers: int) -> None:
     """This is how a drill learns what was really read, without the loader knowing of drills."""
