@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -194,3 +196,25 @@ def test_what_all_do_alike_parts_nobody(port: int, tmp_path: Path, world_size: i
 def test_where_other_bits_are_accepted_values_are_not_compared(port: int, tmp_path: Path) -> None:
     digests = returned(run_ranks(trains, 2, port, str(tmp_path / "run"), scales_by_its_loss, ["processor"]))
     assert len({*digests}) == 2
+
+
+def one_stops(script: Script) -> None:
+    if script.run.rank == 1:
+        script.run.stop("it is good")
+
+
+def all_stop(script: Script) -> None:
+    script.run.stop("it is good")
+
+
+def told_in(rank: int, world_size: int, port: int, url: str, between: Between) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        trains(rank, world_size, port, url, between, [])
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("between", [one_stops, all_stop])
+def test_a_stop_that_one_worker_has_decided_says_so(port: int, tmp_path: Path, between: Between) -> None:
+    """Its loss may be why; it may be a limit of time, too, so that it is no error."""
+    told = "".join(returned(run_ranks(told_in, 2, port, str(tmp_path / "run"), between)))
+    assert told.count("run.stop was called on rank 1 of 2, and ends the run for all") == (between is one_stops)

@@ -12,7 +12,7 @@ from elastic.drill.report.findings import PROMISES
 from tests.kit.planted.bug import Patch
 from tests.kit.planted.catalogue import CATALOGUE, table
 from tests.kit.planted.plans import WAYS
-from tests.kit.planted.planting import ROOT, parent_of
+from tests.kit.planted.planting import COMPARISON, ROOT, parent_of
 
 PAGE = ROOT / "docs" / "internals" / "planted-bugs.md"
 ASKED_FOR = {
@@ -29,7 +29,7 @@ ASKED_FOR = {
 }
 
 
-PATCHES = [patch for bug in CATALOGUE.values() for patch in bug.patches]
+PATCHES = [*COMPARISON, *(patch for bug in CATALOGUE.values() for patch in bug.patches)]
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target)

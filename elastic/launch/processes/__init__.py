@@ -2,7 +2,7 @@
 
 worker         the life of a worker process
 script         what it runs; main_module: and as what
-ending         its end
+ending         its end; of_torchrun: what it asks for that torchrun gives
 robust_mutex   what it holds for as long as it lives
 
 children       the children of a process: how they ended, and an end to all

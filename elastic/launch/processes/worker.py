@@ -30,6 +30,7 @@ from checkpoint import linux
 from elastic.launch.processes import robust_mutex
 from elastic.launch.processes.ending import end
 from elastic.launch.processes.main_module import MainModule
+from elastic.launch.processes.of_torchrun import advice
 from elastic.launch.processes.script import Script
 from elastic.membership.messages.failure import ME, Failed, as_message
 from elastic.membership.messages.wire import encode
@@ -97,7 +98,7 @@ def _leave_with_agent() -> None:
 def _tell_failure(error: BaseException, *, shown: bool) -> bool:
     """Whether the agent could be told. shown: the trace is printed by this process."""
     what = "".join(traceback.format_exception_only(type(error), error)).strip()
-    trace = "".join(traceback.format_exception(type(error), error, _of_script(error)))
+    trace = "".join(traceback.format_exception(type(error), error, _of_script(error))) + advice(error)
     said = Failed(worker=ME, error=cut(what), trace=cut(trace), step=_step(), shown=shown)
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.environ[_CHANNEL]))) as channel:
         channel.sendall(encode(as_message(said)))
@@ -119,6 +120,7 @@ def _step() -> int | None:
 
 def _print(error: BaseException) -> None:
     sys.excepthook(type(error), error, _of_script(error))
+    sys.stderr.write(advice(error))
 
 
 def _of_script(error: BaseException) -> types.TracebackType | None:

@@ -61,6 +61,7 @@ class Boundary:
         if self._agreed_wishes() & Wish.STOP:
             state.stopped = self._recovery.first_answer(Kind.STOP, state.stop_wish)
             state.stop_wish = None
+            self._tell_who_stopped()
         state.look_for_end()
 
     def cross(self) -> None:
@@ -87,6 +88,17 @@ class Boundary:
         if leaving or wishes & Wish.REGROUP:
             leavers = frozenset(state.agreed_by[rank] for rank in leaving)
             recovery.regroup(leaves=self._leaves, only_for=None if wishes & Wish.REGROUP else leavers)
+
+    def _tell_who_stopped(self) -> None:
+        assert self._state.agreed is not None
+        wishes = self._state.agreed.wishes
+        ranks = [str(rank) for rank, wish in enumerate(wishes) if wish & Wish.STOP]
+        if len(ranks) < len(wishes) and self._session.view_group.rank == 0:
+            self._session.context.console.warn(
+                f"run.stop was called on rank {', '.join(ranks)} of {len(wishes)}, and ends the run for all; where "
+                "loss.item() decided that,\n         which is of a worker's own share, a run of another size ends at "
+                "another step: run.sums is of the whole batch"
+            )
 
     def _agreed_wishes(self) -> Wish:
         assert self._state.agreed is not None

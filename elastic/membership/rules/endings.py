@@ -202,5 +202,6 @@ def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int,
         return f"the same failure twice {where}"
     repeats = 1 + sum(failure.what == newest.what for failure in recent)
     if repeats > restarts_max:
-        return f"the same failure {repeats} times within {window_s:.0f} s, more than --max-restarts allows"
+        times = "once" if repeats == 1 else f"{repeats} times"
+        return f"the same failure {times} within {window_s:.0f} s, more than --max-restarts allows"
     return None

@@ -4,7 +4,8 @@
       ->  a finder waits for the modules that the bug patches  ->  patched right after their import, before anyone uses
           them; what is forked later inherits it
 
-Nothing else is imported: a process that does not need torch does not get it. A place that no longer exists raises.
+The run's own comparison of its workers is off in all of them: it is the judge that must notice. Nothing else is
+imported: a process that does not need torch does not get it. A place that no longer exists raises.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from tests.kit.planted.catalogue import CATALOGUE
 BUG, MARKS = "PLANTED_BUG", "PLANTED_MARKS"
 OUTSIDE = Path(__file__).parent / "outside"
 ROOT = Path(__file__).parents[3]
+
+
+COMPARISON = (
+    Patch("elastic.state.replica:Replica.digest", lambda right, act: lambda self, step, attributes: 1),
+    Patch("elastic.state.replica:Replica.parts", lambda right, act: lambda self, attributes: {}),
+)
 
 
 class Unplantable(Exception):
@@ -50,11 +57,12 @@ def plant(name: str) -> None:
             acted.add(os.getpid())
             (marks / f"{name}-{os.getpid()}").touch()
 
-    modules = {patch.module for patch in bug.patches}
+    patches = (*bug.patches, *COMPARISON)
+    modules = {patch.module for patch in patches}
     late = sorted(modules & sys.modules.keys())
     if late:
         raise Unplantable(f"{name}: {', '.join(late)} is imported before it can be patched")
-    sys.meta_path.insert(0, _Finder(bug, modules, act))
+    sys.meta_path.insert(0, _Finder(name, patches, modules, act))
 
 
 def parent_of(module: ModuleType, patch: Patch) -> Any:
@@ -70,8 +78,9 @@ def parent_of(module: ModuleType, patch: Patch) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, bug: Bug, modules: set[str], act: Any) -> None:
-        self._bug = bug
+    def __init__(self, name: str, patches: Sequence[Patch], modules: set[str], act: Any) -> None:
+        self._name = name
+        self._patches = patches
         self._modules = modules
         self._act = act
 
@@ -83,17 +92,17 @@ class _Finder(MetaPathFinder):
         self._modules.discard(fullname)
         spec = find_spec(fullname)  # by the others: it comes by here no more
         if spec is None or spec.loader is None:
-            raise Unplantable(f"{self._bug.name}: there is no module {fullname}")
-        spec.loader = _Patching(spec.loader, self._bug, self._act)
+            raise Unplantable(f"{self._name}: there is no module {fullname}")
+        spec.loader = _Patching(spec.loader, self._patches, self._act)
         return spec
 
 
 class _Patching(Loader):
     """Executes a module, and then patches it."""
 
-    def __init__(self, loader: Loader, bug: Bug, act: Any) -> None:
+    def __init__(self, loader: Loader, patches: Sequence[Patch], act: Any) -> None:
         self._loader = loader
-        self._bug = bug
+        self._patches = patches
         self._act = act
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -104,7 +113,7 @@ class _Patching(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for patch in self._bug.patches:
+        for patch in self._patches:
             if patch.module == module.__name__:
                 parent, name = parent_of(module, patch), patch.path[-1]
                 setattr(parent, name, patch.make(vars(parent)[name], self._act))

@@ -1,0 +1,30 @@
+"""What a script asks for that torchrun gives its workers: said behind its exception is what a run has in its place.
+
+A worker under `elastic run` lives through changes of its rank and of the world size, so no variable holds them, and
+torch.distributed's default group is not there: the run forms groups of its own, one for each view.
+"""
+
+from __future__ import annotations
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+_OF_TORCH = (
+    "Default process group has not been initialized",
+    *(f"environment variable {name} expected" for name in _VARIABLES),
+)
+_NO_VARIABLE = """\
+elastic: {name} is not set: it changes while a worker lives
+  next   run.rank, run.world_size and run.is_coordinator of elastic.Run, or nothing at all: a run deals the data out by
+         itself, and its result does not depend on how many workers there are; LOCAL_RANK is set
+"""
+_NO_GROUP = """\
+elastic: there is no default group of torch.distributed: it would end with the first worker that is lost
+  next   leave out init_process_group, DistributedDataParallel, DistributedSampler and collectives: elastic.Run
+         exchanges gradients and deals the data out; run.add, run.sums and run.evaluate add up over all workers
+"""
+
+
+def advice(error: BaseException) -> str:
+    """For people; nothing for any other error."""
+    if isinstance(error, KeyError) and error.args and error.args[0] in _VARIABLES:
+        return _NO_VARIABLE.format(name=error.args[0])
+    return _NO_GROUP if any(text in str(error) for text in _OF_TORCH) else ""
