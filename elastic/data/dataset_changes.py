@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastic.state.attributes import is_plain
+from elastic.state.attributes import is_plain, is_same
 
 _HOLDERS = 256  # objects, of which the first ones are the nearest
 _LOOKED_AT = 10_000  # objects
@@ -28,11 +28,15 @@ _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 class DatasetChanges:
     def __init__(self, *roots: Any) -> None:
-        self._noted = [_Noted(vars(holder)) for holder in holders(roots)]
+        self._noted = [(type(holder).__name__, _Noted(vars(holder))) for holder in holders(roots)]
 
     def any(self) -> bool:
         """Since this was made."""
-        return any(noted.changed() for noted in self._noted)
+        return any(noted.changed() for _, noted in self._noted)
+
+    def names(self) -> list[str]:
+        """Of what has changed, each with the type that has it."""
+        return [f"{kind}.{name}" for kind, noted in self._noted if noted.changed() for name in noted.names()]
 
 
 class _Noted:
@@ -53,6 +57,17 @@ class _Noted:
             return True
         return any(_within(now[key]) != seen for key, seen in self._within.items())
 
+    def names(self) -> list[str]:
+        now, then = self._now, self._then
+        return [
+            key
+            for key in {**then, **now}
+            if key not in now
+            or key not in then
+            or (now[key] is not then[key] and not _is_same(now[key], then[key]))
+            or (key in self._within and _within(now[key]) != self._within[key])
+        ]
+
 
 def package_of(one: Any) -> str:
     return str(type(one).__module__).partition(".")[0]
@@ -62,13 +77,18 @@ def _within(value: Any) -> Any:
     """What tells whether it has changed, while it is the same object; None: it cannot, or nobody would know."""
     if isinstance(value, torch.Tensor):
         return None if value.is_inference() else value._version
-    return repr(value) if type(value) in (list, dict) and is_plain(value) else None
+    if type(value) not in (list, dict, tuple) or not is_plain(value):
+        return None
+    items = [*value.items()] if isinstance(value, dict) else [*enumerate(value)]
+    if not any(isinstance(item, torch.Tensor) for _, item in items):
+        return repr(value) if type(value) is not tuple else None
+    return [(key, item._version if isinstance(item, torch.Tensor) else repr(item)) for key, item in items]
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or not (is_plain(one) and is_plain(other)):
         return False
-    return type(one) is type(other) and repr(one) == repr(other)
+    return is_same(one, other)
 
 
 def holders(roots: tuple[Any, ...], *, beside: Collection[str] = ()) -> Iterator[Any]:

@@ -164,6 +164,10 @@ class Loader:
             return loaded
         return replace(loaded, batch=move(loaded.batch, self._device, non_blocking=self._pin))
 
+    def watched(self) -> Callable[[], list[str]]:
+        """Tells what the script has changed since of its data set and collate function, as far as that is noticed."""
+        return DatasetChanges(*self._scripts).names
+
     def close(self) -> None:
         """End the loader processes and forget all requests. Harmless when repeated; `open` begins anew."""
         processes, self._processes = self._processes, None

@@ -89,7 +89,7 @@ class Loop:
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._plain: PlainLoop | None = None
         self._count: Count | None = None
-        self._plain_steps = 0
+        self._plain_steps = self._begun = 0
         self._rehearsal: Rehearsal | None = None
         config = context.config
         self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
@@ -302,12 +302,14 @@ class Loop:
             self._other_averages.forget()
 
     def _step_in_hand(self) -> StepInHand:
+        self._begun += 1
         return StepInHand(
             self.session,
             self._recovery,
             self.session.step_plan(self._state.step),
             wishes=self._boundary.wishes,
             bad_steps=self._bad_steps,
+            closely=self._begun <= _LOOK_FIRST or self._begun % _LOOK_EVERY == 0,
         )
 
     def _warn_of_sum(self, node: str) -> None:

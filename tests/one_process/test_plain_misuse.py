@@ -28,8 +28,8 @@ class Plain:
         self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        data = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
-        given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": SHARES, "epochs": 1}
+        self.data: Any = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
+        given: dict[str, Any] = {"dataset": self.data, "batch_size": 12, "virtual_workers": SHARES, "epochs": 1}
         things: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
         self.run = elastic.Run(url, **(things | given | {"save_every": 1} | options))
 
@@ -151,7 +151,25 @@ def reads_a_loader_on(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
     loop.optimizer.step()
 
 
+def hardens_its_data(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.data.hardness = loop.run.step_index
+    good(loop, x, y)
+
+
+def replaces_its_data(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    loop.data.tensors = tuple(tensor + 1 for tensor in loop.data.tensors)
+    good(loop, x, y)
+
+
+def hardens_its_data_when_stepped(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    good(loop, x, y)
+    if loop.run.stepped:
+        loop.data.hardness = loop.run.step_index
+
+
 MISUSES = [
+    (hardens_its_data, "changed the data set in the midst of step 1: TensorDataset.hardness"),
+    (replaces_its_data, "changed the data set in the midst of step 1: TensorDataset.tensors"),
     (reads_a_loader_on, "a DataLoader of the script's own is read on from one body of the loop to the next, in step 1"),
     (schedules_first, "scheduler.step() of 'scheduler' was called before the backward pass of step 1, and not behind"),
     (no_backward, "ended without a backward pass for share 0 of step 1"),
@@ -189,6 +207,12 @@ def test_a_misuse_is_refused_by_name_and_costs_nothing(
     resumed.train(good)
     undisturbed.train(good)
     assert resumed.state == undisturbed.state
+
+
+def test_a_data_set_may_change_when_a_step_is_applied(tmp_path: Path) -> None:
+    loop = Plain(tmp_path / "run")
+    loop.train(hardens_its_data_when_stepped)
+    assert loop.data.hardness == loop.run.step_index == STEPS
 
 
 @pytest.mark.parametrize(

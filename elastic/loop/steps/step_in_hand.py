@@ -32,6 +32,7 @@ from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps, PassOver
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
+from elastic.state.trained_set import listed
 
 T = TypeVar("T")
 
@@ -77,8 +78,11 @@ class StepInHand:
         *,
         wishes: Callable[[], int],
         bad_steps: BadSteps | None,
+        closely: bool,
     ) -> None:
+        """closely: what the body does to the data set is looked at, which takes some µs a batch"""
         self.session = session
+        self._closely = closely
         self.context = session.context
         self._state = session.state
         self._phases = session.phases
@@ -136,6 +140,7 @@ class StepInHand:
         context, plan = self.context, self.plan
         self.begin(exchange)
         assignment = exchange.assignment
+        changed: Callable[[], list[str]] = list
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
             self.examples = 0
             self.share = share = shares[0]
@@ -147,6 +152,8 @@ class StepInHand:
                 self.session.train_state.staging.look()
                 exchange.announced.look()
                 self.session.group.check()
+                if names := changed():
+                    raise self._changed_data(names)
                 self._phases.sign(Phase.READING)
                 before = context.stopwatch.at(DATA)
                 try:
@@ -171,6 +178,7 @@ class StepInHand:
                     yield from driver.rehearse(batch)
                 self.piece = micro
                 self.last = last_share and micro == self.pieces - 1
+                changed = self.session.loader.watched() if self._closely and not self.last else list
                 self.seed_share(share, micro)
                 context.moment("forward", share)
                 self.due = True
@@ -196,6 +204,14 @@ class StepInHand:
             if batch is not None:
                 return batch
         raise nothing_to_read(self.index, self.plan.count)
+
+    def _changed_data(self, names: Sequence[str]) -> StepError:
+        return StepError(
+            f"the loop's body changed the data set in the midst of step {self.index}: {listed(names)}\n"
+            "  found  which examples of a step are read before that, and which after it, depends on the world size\n"
+            f"{UNTOUCHED}  next   change it when the step is applied: `if run.stepped:`, or between two steps, before "
+            "all\n         that the next one reads"
+        )
 
     def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
         self.share_sums[-1].add(LEFT_OUT, len(examples))

@@ -1,0 +1,67 @@
+"""What a script does to its data set while loader processes hold a copy of it is noticed, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.data.dataset_changes import DatasetChanges
+
+LONG = 5000  # elements, of which torch prints the first and the last
+
+
+class Curriculum:
+    def __init__(self) -> None:
+        self.hardness = 1.0
+        self.words = ["a", "b"]
+        self.pair = (torch.zeros(LONG), torch.zeros(LONG))
+        self.named = {"x": torch.zeros(LONG), "y": 3}
+        self.tensor = torch.zeros(LONG)
+        self.inner = Inner()
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.transform = None
+
+
+def in_the_middle(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor[: LONG // 2], torch.ones(1), tensor[LONG // 2 + 1 :]])
+
+
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a number": (lambda data: setattr(data, "hardness", 2.0), "Curriculum.hardness"),
+    "a list": (lambda data: data.words.append("c"), "Curriculum.words"),
+    "a new one": (lambda data: setattr(data, "step", 1), "Curriculum.step"),
+    "one that goes": (lambda data: delattr(data, "words"), "Curriculum.words"),
+    "a tensor in place": (lambda data: data.tensor.add_(1), "Curriculum.tensor"),
+    "another tensor": (lambda data: setattr(data, "tensor", data.tensor.clone()), "Curriculum.tensor"),
+    "a tuple's tensor in place": (lambda data: data.pair[1].add_(1), "Curriculum.pair"),
+    "another tuple": (lambda data: setattr(data, "pair", tuple(map(in_the_middle, data.pair))), "Curriculum.pair"),
+    "a dict's tensor in place": (lambda data: data.named["x"].add_(1), "Curriculum.named"),
+    "a dict's other entry": (lambda data: data.named.update(y=4), "Curriculum.named"),
+    "a transform": (lambda data: setattr(data.inner, "transform", len), "Inner.transform"),
+}
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_noticed_and_named(change: Callable[[Any], object], name: str) -> None:
+    data = Curriculum()
+    changes = DatasetChanges(data)
+    assert not changes.any()
+    change(data)
+    assert changes.any()
+    assert changes.names() == [name]
+
+
+def test_what_is_set_to_the_same_is_no_change() -> None:
+    data = Curriculum()
+    changes = DatasetChanges(data)
+    data.hardness = 1.0
+    data.words = ["a", "b"]
+    data.pair = (torch.zeros(LONG), torch.zeros(LONG))
+    assert not changes.any()
+    assert changes.names() == []
