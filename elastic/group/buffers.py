@@ -158,10 +158,12 @@ class Buffers:
 
     @property
     def hanging(self) -> Sequence[tuple[str, Callable[[], torch.Tensor | None]]]:
-        """Name -> what hangs there now, of all there were as the step began: another object, where others are there."""
+        """(name, what gives what hangs there now), of those that were there as the step began, but for those that are
+        put back in any case. Another object, where others are there."""
         if self._hanging_of is not self._now.buffers:
             self._hanging_of = self._now.buffers
-            self._hanging = [(buffer.name, buffer.now) for buffer in self._hanging_of]
+            kept = {buffer.name for buffer in self._hanging_of if self._rules.get(buffer.name) == "keep"}
+            self._hanging = [(one.name, one.now) for one in self._hanging_of if one.name not in kept]
         return self._hanging
 
     @property
@@ -170,9 +172,8 @@ class Buffers:
         return self._now.walked
 
     @property
-    def attributes(self) -> Mapping[str, str]:
-        """See PlainAttributes.at_begin."""
-        return self._plain.at_begin()
+    def plain(self) -> PlainAttributes:
+        return self._plain
 
     def newly_moving(self) -> list[str]:
         """Float buffers that this rank's shares changed and that are not known to move yet."""

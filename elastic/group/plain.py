@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -53,7 +53,7 @@ class PlainAttributes:
         self._loose: set[str] = set()  # what of this the script has not built
         self._lists: dict[str, tuple[torch.nn.Module, str, list[Any]]] = {}  # with tensors, as the last share left them
         self._open = False
-        self._at_begin: dict[str, str] | None = None
+        self._at_begin: tuple[dict[str, str], int] | None = None
 
     def begin(self, walked: Walked) -> None:
         """Notes what every share of the step starts from."""
@@ -100,20 +100,32 @@ class PlainAttributes:
         """What was no step is over."""
         self._open = False
 
-    def at_begin(self) -> dict[str, str]:
-        """Name -> digest, of what the step began with: which modules are in eval mode, and what of their attributes is
-        no longer as the script built it. Not of caches, and not of what is put back in any case."""
+    def at_begin(self, *, values: bool) -> tuple[dict[str, str], int]:
+        """Of what the step began with: name -> digest, and one of all. Of which kind each module is, and whether it is
+        in eval mode; with values, of attributes that are no longer as the script built them, here or, as far as that is
+        known, on another worker. Not of caches, and not of what is put back in any case."""
         if self._at_begin is None:
             found = {}
             for root, path, noted in self._noted.values():
+                found[f"{self._name(root, path)} class"] = type(noted.module).__qualname__
                 if noted.module.training is False:
                     found[self._name(root, _joined(path, "training"))] = "False"
-            for root, path, key, value in self._built.changed():
+            for root, path, key, value in self._built.compared() if values else ():
                 name = self._name(root, _joined(path, key))
                 if not self._keeps(name) and not self._built.is_nothing(root, path, key):
                     found[name] = _digest(value)
-            self._at_begin = dict(sorted(found.items()))
+            found = dict(sorted(found.items()))
+            self._at_begin = found, xxhash.xxh3_64_intdigest(repr(found).encode())
         return self._at_begin
+
+    def changed(self) -> list[tuple[str, str, str]]:
+        """(root, path, attribute) of what is no longer as the script built it."""
+        return [(root, path, key) for root, path, key, _ in self._built.changed()]
+
+    def compare_also(self, names: Iterable[tuple[str, str, str]]) -> None:
+        """See Attributes.compare_also."""
+        self._built.compare_also(names)
+        self._at_begin = None
 
     def digests(self) -> dict[str, str]:
         """Of what this rank's shares left otherwise than they found it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,10 +21,10 @@ from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
 from elastic.loop.restoring.background_transfer import Giving
-from elastic.state import replica, settings
+from elastic.state import settings
 from elastic.state.attributes import Attributes
 from elastic.state.health import Health
-from elastic.state.replica import Replica
+from elastic.state.replica import Replica, advice, difference, digest_of, objects_in
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -36,6 +37,7 @@ class Exchange:
     waiting  a context for what waits for other ranks in the middle of a backward pass
     giving   what newcomers receive from this rank while it computes; these are `idle` in that step
     memory   of the views before this one
+    warn     tells people
     """
 
     gradients: GradientSum
@@ -49,6 +51,8 @@ class Exchange:
         health: Health,
         waiting: Callable[[], AbstractContextManager[None]],
         memory: WarmMemory,
+        replica: Replica,
+        warn: Callable[[str], None],
         giving: Giving | None = None,
         idle: Idle = _NOBODY,
     ) -> None:
@@ -64,7 +68,8 @@ class Exchange:
         self._cached: dict[tuple[bool, ...], GradientSum] = {}
         self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
         self._settings = settings.settings_of(config.optimizers, config.extra)
-        self._replica = Replica(config.optimizers, config.extra, values=not config.accept)
+        self._replica = replica
+        self._warn = warn
         self._replica_digest = 0
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
@@ -101,7 +106,7 @@ class Exchange:
         self.buffers.begin()
         if self._group.world_size > 1:
             self._replica.follow(trained, self.buffers.hanging, self.buffers.walked)
-            self._replica_digest = self._replica.digest(step, self.buffers.attributes)
+            self._replica_digest = self._replica.digest(step, self._attributes()[1])
         return trained
 
     def carry_out(
@@ -139,8 +144,7 @@ class Exchange:
             replica=self._replica_digest,
         )
         if len(set(agreed.replicas)) > 1:
-            parts, step = self._replica.parts(self.buffers.attributes), position[1]
-            raise self._replicas_differ(parts, f"as step {step} began", f"  state  step {step} is not applied")
+            self._compare_replicas(f"as step {position[1]} began", f"  state  step {position[1]} is not applied")
         if agreed.left_out == examples:
             raise nothing_to_read(position[1], examples)
         if agreed.count == 0:
@@ -160,30 +164,47 @@ class Exchange:
         return agreed
 
     def compare_replicas(self, step: int) -> None:
-        """At the run's end, whole. Raises PeerLost, CollectiveMismatch."""
-        if self._group.world_size == 1 or self._set is None:
+        """At the run's end, whole. All call it together. Raises PeerLost, CollectiveMismatch."""
+        if self._group.world_size == 1:
             return
         with self.buffers.untouched():
             self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
-            parts = self._replica.parts(self.buffers.attributes)
-        if len({*gather_bytes(self._group, replica.digest_of(parts).encode())}) > 1:
-            raise self._replicas_differ(parts, f"after step {step - 1}, the last one", "  state  it is not saved")
+            self._compare_replicas(f"after step {step - 1}, the last one", "  state  it is not saved")
 
-    def _replicas_differ(self, parts: Mapping[str, str], when: str, state: str) -> CollectiveMismatch:
-        """All ranks know it, and call this. when, state: for the error. Raises PeerLost."""
-        self._group.part()
+    def _compare_replicas(self, when: str, state: str) -> None:
+        """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,
+        CollectiveMismatch."""
+        own: dict[str, Any] = {"changed": self.buffers.plain.changed(), "apart": sorted(self._replica.apart)}
+        known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
+        self.buffers.plain.compare_also((*name,) for one in known for name in one["changed"])
+        self._replica.leave_out(name for one in known for name in one["apart"])
+        parts = self._replica.parts(self._attributes()[0])
+        if len({*gather_bytes(self._group, digest_of(parts).encode())}) == 1:
+            return
         gathered: list[dict[str, str]] = [*map(json.loads, gather_bytes(self._group, json.dumps(parts).encode()))]
+        names = difference(gathered)
+        if (objects := objects_in(names)) is not None:
+            self._replica.leave_out(objects)
+            if self._group.rank == 0:
+                self._warn(
+                    f"extra={{...}} holds something else on another worker {when}: {listed(objects)}\n"
+                    "  state  what is saved, and what who joins is given, is the coordinator's\n"
+                    "  next   nothing, if it is only noted; what training depends on must be the same on every worker: "
+                    "by\n         run.sums, and not by loss.item()"
+                )
+            return
+        self._group.part()
+        gather_bytes(self._group, b"")  # nobody hangs up before all know it
         apart = [rank for rank, there in enumerate(gathered) if there != gathered[0]]
-        found = replica.difference(gathered[0], gathered[apart[0]]) if apart else ["what differed is the same again"]
-        ranks = ", ".join(map(str, apart))
-        return CollectiveMismatch(
-            f"the workers no longer hold the same state {when}: rank 0 has another one than rank {ranks}\n"
-            f"  found  {listed(found)}\n{state}, and what was saved stays: the coordinator's\n"
-            "  next   what changes a model or its optimizer between two steps must do the same on every worker: not\n"
-            "         under `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of\n"
-            "         the whole batch); what a worker keeps for itself stays out of extra=",
+        raise CollectiveMismatch(
+            f"the workers no longer hold the same state {when}: rank 0 has another one than rank "
+            f"{', '.join(map(str, apart))}\n"
+            f"  found  {listed(names)}\n{state}, and what was saved stays: the coordinator's\n{advice(names)}",
             doing={rank: "differs" if rank in apart else "is as rank 0" for rank in range(len(gathered))},
         )
+
+    def _attributes(self) -> tuple[dict[str, str], int]:
+        return self.buffers.plain.at_begin(values=self._replica.values)
 
     def close(self, *, in_order: bool = False) -> None:
         """in_order: nothing is in flight, so the next view may have the memory"""

@@ -352,6 +352,7 @@ class Loop:
 
         def saved() -> None:
             self._context.moment("finish")
+            recovery.meet(Kind.FINISH)
             session.exchange.compare_replicas(self._state.step)
             recovery.save_unless_held(must=True, patiently="the last save")
             recovery.wait_for_all(Kind.FINISH, None)

@@ -50,6 +50,7 @@ from elastic.state.health import Health
 from elastic.state.modules import roots
 from elastic.state.randomness import seed_streams
 from elastic.state.reached import watch
+from elastic.state.replica import Replica
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
 from elastic.status.tracker import Status, StatusTracker
@@ -90,6 +91,8 @@ class Session:
             extra=config.extra,
             health=Health(config.on_bad),
         )
+        comparable = not config.accept and (config.mode == "exact" or config.device.type == "cpu")
+        self._replica = Replica(config.optimizers, config.extra, values=comparable)
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
@@ -300,6 +303,8 @@ class Session:
             self.train_state.health,
             self.phases.waiting,
             self._memory,
+            self._replica,
+            self.context.console.warn,
             restorer.giving,
             restorer.idle,
         )

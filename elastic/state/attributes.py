@@ -104,6 +104,7 @@ class Noted:
 
     def __init__(self, module: Any, *, modes: bool = False, own: frozenset[str] = OF_MODULES) -> None:
         self.module = module
+        self._is_another = False
         self._passes_over = own - {"training"} if modes else own
         self._values = dict(module.__dict__)
         self.listed = list(self._values.values())
@@ -141,11 +142,18 @@ class Noted:
             keys = {**self._values, **now}.keys() - self._passes_over
         return [key for key in keys if not self._is_still(key, now.get(key, ABSENT))]
 
+    def take_place(self, module: Any) -> None:
+        """Another module hangs there now. It is compared with what the one before was."""
+        self.module = module
+        self._is_another = True
+        self._versions = {}
+
     def put_back(self, key: str) -> None:
         """The object that was there, with the value that it had."""
         then = self._values.get(key, ABSENT)
         if then is ABSENT:
-            self.module.__dict__.pop(key, None)
+            if not self._is_another:
+                self.module.__dict__.pop(key, None)
             return
         if key in self._versions:
             if id(self.module.__dict__.get(key)) == id(then):
@@ -182,6 +190,7 @@ class Attributes:
         self._walk = walk
         self._own = own
         self._built: dict[str, Noted] = {}
+        self._also: set[tuple[str, str, str]] = set()
         self._in_loop = False
         self._carried: dict[str, Any] | None = None  # the state's, which holds from the script's loop on
 
@@ -209,6 +218,20 @@ class Attributes:
                 if is_plain(value := now.get(key, ABSENT)):
                     yield root, path, key, value
 
+    def compare_also(self, names: Iterable[tuple[str, str, str]]) -> None:
+        """Those that have changed on any worker: a script that another one has begun later may build them as they are
+        now, and then they have not changed there."""
+        self._also.update(names)
+
+    def compared(self) -> Iterator[tuple[str, str, str, Any]]:
+        """As `changed`, with those that have changed elsewhere."""
+        changed = {(root, path, key): value for root, path, key, value in self.changed()}
+        for name in sorted(changed.keys() | self._also):
+            noted = self._built.get(_module_name(name[0], name[1]))
+            value = changed[name] if name in changed else vars(noted.module).get(name[2], ABSENT) if noted else ABSENT
+            if is_plain(value):
+                yield (*name, value)
+
     def state_dict(self) -> dict[str, Any]:
         if not self._in_loop:
             return self._carried or {}
@@ -230,13 +253,16 @@ class Attributes:
                 set_plain(noted.module, key, state[f"{name}:{key}"])
 
     def _now(self) -> list[tuple[str, str, Noted]]:
-        """Modules that the script has added since are taken as they are when they are first met."""
+        """Modules that the script has added since are taken as they are when they are first met; one in the place of
+        another has changed where that one would have."""
         found = []
         for root, path, module in self._walk():
             name = _module_name(root, path)
             noted = self._built.get(name)
-            if noted is None or noted.module is not module:
+            if noted is None:
                 noted = self._built[name] = Noted(module, own=self._own)
+            elif noted.module is not module:
+                noted.take_place(module)
             found.append((root, path, noted))
         return found
 

@@ -1,17 +1,19 @@
-"""Is what this worker trains still what the others train? Compared as a step begins.
+"""Is what this worker trains still what the others train? Compared as a step begins, and at the end.
 
 Equal gradients give equal weights where they began equal. What a script does between two steps on the coordinator
 alone, or by its own share's loss, leaves every worker with a model of its own, and nothing would say so: gradients are
 summed as before, and a save holds the coordinator's.
 
-    at every step    which modules are in train mode, what modules keep in plain attributes, what objects in `extra=`
-                     hold, and in turn _WEIGHTS weights and _OTHERS of what optimizers keep, and of buffers: of each
+    at every step    which modules there are, and which are in train mode; what they keep in plain attributes and has
+                     changed; and in turn _WEIGHTS weights and _OTHERS of what optimizers keep, and of buffers: of each
                      tensor _WINDOW bytes, the next ones when it comes by again
-    at the end       all of it, to the bit
+    at the end       all of these to the bit
+    of `extra=`      modules as the models; other objects by what their state_dict holds, of which people are told where
+                     it differs: nothing says that it must not
 
-So a small model is compared whole within a few steps; in a large one a change of all weights is found at once, and
-that of a single layer when it comes by. Tensors on another device than the CPU are compared at the end: a look at them
-would wait for it.
+So a small model is compared whole within a few steps; in a large one a change of all weights is found at once, and that
+of a single layer when it comes by. Tensors on another device than the CPU are compared at the end: a look at them
+would wait for it. Not compared are a scaler, and what an optimizer keeps under no parameter or in no tensor or number.
 """
 
 from __future__ import annotations
@@ -26,42 +28,51 @@ import torch
 import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
-import checkpoint
+from elastic.state.normal_form import PLAIN_TENSORS, is_readable, normal_form
 from elastic.state.trained_set import TrainedSet
 
-_WEIGHTS, _OTHERS = 8, 4  # 30 µs, most of it Python (measured, 2026-11-27)
+_WEIGHTS, _OTHERS = 8, 4  # 35 µs, most of it Python (measured, 2026-11-27)
 _WINDOW = 4096
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _WEIGHT, _KEPT, _BUFFER, _ATTRIBUTE, _OBJECT = "weight", "optimizer state of", "buffer", "attribute", "extra"
+_NEXT = """\
+  next   what changes a model or its optimizer between two steps must do the same on every worker: not under
+         `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch)"""
+_KEEP = """
+         what a module only notes, Run(buffers={{{name!r}: 'keep'}}) puts back and leaves out"""
 
 T = TypeVar("T")
 Tensors = Callable[[], Iterable[Any]]
 Hanging = Sequence[tuple[str, Callable[[], Any]]]
 Walked = Sequence[tuple[str, str, torch.nn.Module]]
+Parts = Mapping[str, str]
 
 
 class Replica:
-    """
+    """Of one worker, for as long as its session is open.
+
     optimizers  whose state is compared
     extra       what the script has the run carry; its modules come with `follow`, and schedules are settings
-    values      whether equal bits are to be had: not where workers may differ in how they compute
+    values      whether equal bits are to be had: not where workers may differ in how they compute. Then only modules
+                and their modes are compared
     """
 
     def __init__(
         self, optimizers: Mapping[str, torch.optim.Optimizer], extra: Mapping[str, Any], *, values: bool
     ) -> None:
-        self._values = values
+        self.values = values
         self._optimizers = optimizers
         self._objects = {
             name: thing
             for name, thing in extra.items()
-            if not isinstance(thing, (torch.nn.Module, LRScheduler))
+            if values
+            and not isinstance(thing, (torch.nn.Module, LRScheduler))
             and not getattr(thing, "counts_before_steps", False)
         }
+        self.apart: set[str] = set()
         self._trained: TrainedSet | None = None
         self._buffers: Hanging = ()
         self._walked: Walked = ()
-        self._weights: list[tuple[str, Any]] = []
+        self._weights: list[tuple[str, Callable[[], Any]]] = []
         self._others: list[tuple[str, Tensors]] = []
 
     def follow(self, trained: TrainedSet, buffers: Hanging, walked: Walked) -> None:
@@ -75,45 +86,52 @@ class Replica:
         self._trained, self._buffers, self._walked = trained, buffers, walked
         known = set(map(id, trained.parameters))
         of_extra = [
-            (f"{root}.{path}.{name}" if path else f"{root}.{name}", weight)
+            (f"{root}.{path}.{name}" if path else f"{root}.{name}", _entry(module, name))
             for root, path, module in walked
             for name, weight in module._parameters.items()
             if weight is not None and id(weight) not in known
         ]
         weights = [*zip(trained.names, trained.parameters, strict=True)]
-        self._weights = [*weights, *of_extra]
+        self._weights = [*((name, _itself(one)) for name, one in weights), *of_extra]
         self._others = [
             *((f"{_KEPT} {name}", self._kept(one)) for name, one in weights),
             *((f"{_BUFFER} {name}", _single(now)) for name, now in buffers),
         ]
 
-    def digest(self, step: int, attributes: Mapping[str, str]) -> int:
-        """63 bits of what is compared at this step, never 0. attributes: see PlainAttributes.at_begin"""
-        hasher = xxhash.xxh3_64(repr(attributes).encode() if attributes else b"")
-        if self._values:
+    def digest(self, step: int, attributes: int) -> int:
+        """63 bits of what is compared at this step, never 0. attributes: of what modules keep, and of their modes"""
+        hasher = xxhash.xxh3_64(attributes.to_bytes(8, "little"))
+        if self.values:
             for lap, (_, weight) in _in_turn(self._weights, _WEIGHTS, step):
-                hasher.update(_window(weight, lap))
+                hasher.update(_window(weight(), lap))
             for lap, (_, tensors) in _in_turn(self._others, _OTHERS, step):
                 for tensor in tensors():
                     hasher.update(_window(tensor, lap))
-        for name, thing in self._objects.items():
-            document, kept = checkpoint.encode(thing.state_dict())
-            hasher.update(json.dumps([name, document]).encode())
-            for lap, tensor in _in_turn([*kept.values()], _OTHERS, step) if self._values else ():
+        for name, thing in self._compared():
+            held: list[torch.Tensor] = []
+            hasher.update(json.dumps([name, normal_form(thing.state_dict(), held.append)]).encode())
+            for lap, tensor in _in_turn(held, _OTHERS, step):
                 hasher.update(_window(tensor, lap))
         return hasher.intdigest() >> 1 or 1
 
-    def parts(self, attributes: Mapping[str, str]) -> dict[str, str]:
+    def parts(self, attributes: Parts) -> dict[str, str]:
         """All that is compared, whole: name -> what is equal where it is the same to the bit."""
         found = {f"{_ATTRIBUTE} {name}": one for name, one in attributes.items()}
-        if self._values:
-            found |= {f"{_WEIGHT} {name}": _of_tensors((weight,)) for name, weight in self._weights}
+        if self.values:
+            found |= {f"{_WEIGHT} {name}": _of_tensors((weight(),)) for name, weight in self._weights}
             found |= {name: _of_tensors(tensors()) for name, tensors in self._others}
-        return found | {f"{_OBJECT} {name!r}": self._of_object(thing) for name, thing in self._objects.items()}
+        for name, thing in self._compared():
+            held: list[torch.Tensor] = []
+            form = normal_form(thing.state_dict(), held.append)
+            found[f"{_OBJECT} {name!r}"] = json.dumps([form, _of_tensors(held)])
+        return found
 
-    def _of_object(self, thing: Any) -> str:
-        document, tensors = checkpoint.encode(thing.state_dict())
-        return json.dumps([document, _of_tensors(tensors.values()) if self._values else ""])
+    def leave_out(self, objects: Iterable[str]) -> None:
+        """Of `extra=`, from here on: that they differ is known."""
+        self.apart.update(objects)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        return ((name, thing) for name, thing in self._objects.items() if name not in self.apart)
 
     def _kept(self, parameter: torch.nn.Parameter) -> Tensors:
         states = [optimizer.state for optimizer in self._optimizers.values()]
@@ -126,13 +144,37 @@ class Replica:
         return kept
 
 
-def digest_of(parts: Mapping[str, str]) -> str:
+def digest_of(parts: Parts) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())
 
 
-def difference(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """The names of what differs."""
-    return [name for name in {**here, **there} if here.get(name) != there.get(name)]
+def difference(all_parts: Sequence[Parts]) -> list[str]:
+    """The names of what is not the same everywhere."""
+    names = dict.fromkeys(chain.from_iterable(all_parts))
+    return [name for name in names if len({parts.get(name) for parts in all_parts}) > 1]
+
+
+def objects_in(names: Sequence[str]) -> list[str] | None:
+    """Which objects of `extra=` these are; None: there is something else among them."""
+    prefix = f"{_OBJECT} '"
+    if not all(name.startswith(prefix) for name in names):
+        return None
+    return [name.removeprefix(prefix).removesuffix("'") for name in names]
+
+
+def advice(names: Sequence[str]) -> str:
+    """What people can do where these differ."""
+    noted = [name.partition(" ")[2] for name in names if name.startswith((f"{_ATTRIBUTE} ", f"{_BUFFER} "))]
+    noted = [name for name in noted if not name.endswith(("training", " class"))]
+    return _NEXT + (_KEEP.format(name=noted[0]) if noted else "")
+
+
+def _itself(tensor: torch.Tensor) -> Callable[[], Any]:
+    return lambda: tensor
+
+
+def _entry(module: torch.nn.Module, name: str) -> Callable[[], Any]:
+    return lambda: module._parameters.get(name)
 
 
 def _single(now: Callable[[], Any]) -> Tensors:
@@ -149,19 +191,21 @@ def _in_turn(entries: Sequence[T], most: int, step: int) -> Iterator[tuple[int, 
 
 def _window(tensor: Any, lap: int) -> Any:
     """_WINDOW of its bytes, others in every lap; all of them where they are few."""
-    if not _is_plain(tensor) or not tensor.is_cpu:
+    if type(tensor) not in PLAIN_TENSORS or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
         return b""
-    size = tensor.nbytes
-    if not size:
-        return b""
-    start = lap * _WINDOW % size // tensor.element_size() * tensor.element_size() if size > _WINDOW else 0
+    size, unit = tensor.nbytes, tensor.element_size()
+    start = lap * _WINDOW % size // unit * unit if size > _WINDOW else 0
     stop = min(start + _WINDOW, size)
     if tensor.is_contiguous():
+        at = tensor.storage_offset() * unit + start
+        if not size or at + stop - start > tensor.untyped_storage().nbytes():  # freed
+            return b""
         # numpy() would do, but for a tensor whose memory numpy has seen torch refuses ever to resize it
         return (ctypes.c_char * (stop - start)).from_address(tensor.data_ptr() + start)
-    row = size // len(tensor)
-    first = start // row
-    return _bytes(tensor[first : -(-stop // row)])[start - first * row : stop - first * row]
+    if not is_readable(tensor):
+        return b""
+    elements = torch.arange(start // unit, stop // unit)
+    return _bytes(tensor.detach()[torch.unravel_index(elements, tensor.shape)])
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
@@ -170,15 +214,11 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return copy.reshape(-1).view(torch.uint8).numpy().data if copy.numel() else b""
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN_TENSORS and value.layout is torch.strided
-
-
 def _of_tensors(values: Iterable[Any]) -> str:
     said = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            said.append(xxhash.xxh3_64_hexdigest(_bytes(value)) if _is_plain(value) else type(value).__name__)
+            said.append(xxhash.xxh3_64_hexdigest(_bytes(value)) if is_readable(value) else type(value).__name__)
         else:
-            said.append(repr(value) if isinstance(value, (int, float)) else "")
+            said.append(float(value).hex() if isinstance(value, (int, float)) else "")
     return " ".join(said)

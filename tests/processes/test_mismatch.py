@@ -64,6 +64,11 @@ def one_evaluates_after_the_loop(run: elastic.Run, index: int, rank: int) -> Non
         run.evaluate(data(), count)
 
 
+def one_evaluates_after_the_last_step(run: elastic.Run, index: int, rank: int) -> None:
+    if index == 3 and run.is_coordinator:
+        run.evaluate(data(), count)
+
+
 def other_cadences(run: elastic.Run, index: int, rank: int) -> None:
     """See `goes`, which gives the ranks their own save_every."""
 
@@ -73,6 +78,10 @@ WAYS: dict[Way, tuple[str, str]] = {
     one_evaluates_twice: ("step 2", "run.evaluate after step 1 (the second there, of 48 examples in batches of 3)"),
     other_lengths: ("of 40 examples in batches of 3", "of 41 examples in batches of 3"),
     other_batch_sizes: ("of 48 examples in batches of 4", "of 48 examples in batches of 5"),
+    one_evaluates_after_the_last_step: (
+        "run.evaluate after step 3 (the first there, of 48 examples in batches of 3)",
+        "the end of the loop, after step 3",
+    ),
     one_evaluates_after_the_loop: ("the end of the with-block, after step 3", "run.evaluate after step 3"),
     other_cadences: ("a save after step 1", "step 2"),
 }

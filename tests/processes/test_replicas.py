@@ -111,6 +111,11 @@ def meters_its_loss(script: Script) -> None:
     script.meter.loss += script.loss
 
 
+def replaces_a_module_on_the_coordinator(script: Script) -> None:
+    if script.run.is_coordinator:
+        script.model.dropout = nn.Identity()
+
+
 def moves_it_in_the_end(script: Script) -> None:
     if script.run.step_index == STEPS:
         clamps_on_the_coordinator(script)
@@ -126,7 +131,7 @@ APART: dict[Between, str] = {
     sets_a_temperature_by_its_loss: "attribute temperature",
     leaves_eval_on_on_the_coordinator: "attribute dropout.training, attribute layer.training",
     averages_on_the_coordinator: "weight extra.average.module.layer.weight",
-    meters_its_loss: "extra 'meter'",
+    replaces_a_module_on_the_coordinator: "attribute dropout class",
     moves_it_in_the_end: "weight layer.weight",
 }
 
@@ -198,6 +203,18 @@ def test_where_other_bits_are_accepted_values_are_not_compared(port: int, tmp_pa
     assert len({*digests}) == 2
 
 
+def told_in(rank: int, world_size: int, port: int, url: str, between: Between) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        trains(rank, world_size, port, url, between, [])
+    return said.getvalue()
+
+
+def test_an_object_that_differs_is_told_of_once(port: int, tmp_path: Path) -> None:
+    """It may be a note: of a tracker, of the hours trained. What training depends on is for people to say."""
+    told = "".join(returned(run_ranks(told_in, 2, port, str(tmp_path / "run"), meters_its_loss)))
+    assert told.count("extra={...} holds something else on another worker as step 1 began: meter\n") == 1
+
+
 def one_stops(script: Script) -> None:
     if script.run.rank == 1:
         script.run.stop("it is good")
@@ -205,12 +222,6 @@ def one_stops(script: Script) -> None:
 
 def all_stop(script: Script) -> None:
     script.run.stop("it is good")
-
-
-def told_in(rank: int, world_size: int, port: int, url: str, between: Between) -> str:
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        trains(rank, world_size, port, url, between, [])
-    return said.getvalue()
 
 
 @pytest.mark.parametrize("between", [one_stops, all_stop])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastic.state.modules import buffer_entries, modules, roots
-from elastic.state.replica import Replica, difference, digest_of
+from elastic.state.replica import Replica, advice, difference, digest_of, objects_in
 from elastic.state.trained import Trained
 
 LARGE = 3 * 4096 + 5  # bytes: of a weight that is not looked at whole
@@ -47,7 +47,7 @@ class Held:
 
     def digest(self, step: int) -> int:
         self.replica.follow(self._trained.now(), self._buffers, self._walked)
-        return self.replica.digest(step, self.attributes)
+        return self.replica.digest(step, len(self.attributes))
 
     def parts(self) -> dict[str, str]:
         self.replica.follow(self._trained.now(), self._buffers, self._walked)
@@ -110,7 +110,7 @@ def test_a_change_is_found_within_one_lap_and_named(changes: Callable[[Held], No
     changes(other)
 
     assert [one.digest(step) for step in lap] != [other.digest(step) for step in lap]
-    assert difference(one.parts(), other.parts()) == [name]
+    assert difference([one.parts(), other.parts()]) == [name]
     assert digest_of(one.parts()) != digest_of(other.parts())
 
 
@@ -139,12 +139,58 @@ def test_how_a_weight_lies_in_memory_does_not_count() -> None:
 
 def test_workers_that_may_compute_differently_are_not_compared_by_their_values() -> None:
     one, other = Held(values=False), Held(values=False)
-    for changes in (changes_a_weight, changes_a_moment, changes_a_buffer, keeps):
+    for changes in (changes_a_weight, changes_a_moment, changes_a_buffer, keeps, counts):
         changes(other)
     assert one.digest(0) == other.digest(0)
     assert one.parts() == other.parts()
-    counts(other)
+    changes_an_attribute(other)  # of which kind a module is, or whether it is in eval mode
     assert one.digest(0) != other.digest(0)
+
+
+def test_an_object_that_is_known_to_differ_is_left_out() -> None:
+    one, other = Held(), Held()
+    counts(other)
+    assert objects_in(difference([one.parts(), other.parts()])) == ["counter"]
+    for held in (one, other):
+        held.replica.leave_out(["counter"])
+    assert one.digest(0) == other.digest(0)
+    assert one.parts() == other.parts()
+    changes_a_weight(other)
+    assert objects_in(difference([one.parts(), other.parts()])) is None
+
+
+def test_what_people_can_do_depends_on_what_differs() -> None:
+    assert "Run(buffers={'0.level': 'keep'})" in advice(["weight 0.bias", "attribute 0.level"])
+    assert "Run(buffers={'cache': 'keep'})" in advice(["attribute 0.training", "buffer cache"])
+    for names in (["weight 0.bias"], ["attribute 0.training"], ["attribute 0 class"]):
+        assert "Run(buffers=" not in advice(names)
+        assert "if run.is_coordinator:" in advice(names)
+
+
+def test_weights_that_hang_there_now_are_compared() -> None:
+    """load_state_dict(assign=True) puts others in the place of those that were found."""
+    one, other = Held(), Held()
+    one.digest(0), other.digest(0)
+    state = {key: value * 2 for key, value in other.teacher.state_dict().items()}
+    other.teacher.load_state_dict(state, assign=True)
+    assert difference([one.parts(), other.parts()]) == ["weight extra.teacher.weight", "weight extra.teacher.bias"]
+    assert one.digest(0) != other.digest(0)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        lambda weight: weight.untyped_storage().resize_(0),
+        lambda weight: weight.untyped_storage().resize_(8),
+    ],
+    ids=["freed", "cut short"],
+)
+def test_what_lies_nowhere_is_not_looked_at(gone: Callable[[torch.Tensor], object]) -> None:
+    held = Held()
+    gone(held.teacher.weight)
+    gone(held.model[2].weight.data)
+    held.digest(0)
+    assert held.parts()["weight extra.teacher.weight"] == "Parameter"
 
 
 def test_a_tensor_can_be_resized_after_it_was_looked_at() -> None:
@@ -157,5 +203,5 @@ def test_a_tensor_can_be_resized_after_it_was_looked_at() -> None:
 
 def test_what_holds_nothing_is_compared_by_name() -> None:
     replica = Replica({}, {}, values=True)
-    assert replica.digest(0, {}) == replica.digest(1, {}) != replica.digest(1, {"0.training": "False"})
+    assert replica.digest(0, 0) == replica.digest(1, 0) != replica.digest(1, 7)
     assert replica.parts({}) == {}
