@@ -329,11 +329,16 @@ class _Reader:
             indices.append(index)
         try:  # its random stream, should it want one, goes on from the last example's
             batch = self._batch(request, examples, own) if examples else None
-            return np.array(indices, dtype=np.int64), batch, tuple(left_out)
         except ReadOrderError:
             raise
         except Exception as error:
             raise ExampleError(f"collate_fn of {_named(request)} raised {type(error).__name__}: {error}") from error
+        if examples and batch is None:
+            raise ExampleError(
+                f"collate_fn of {_named(request)} gave None, and a batch has all of its examples: for those that are "
+                'to be\n            left out dataset[i] raises, under Run(on_bad_example="skip")'
+            )
+        return np.array(indices, dtype=np.int64), batch, tuple(left_out)
 
     def _example(self, epoch: int, index: int, own: OwnGenerators) -> Any:
         def read() -> Any:

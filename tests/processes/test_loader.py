@@ -169,6 +169,15 @@ def test_an_exception_in_what_is_evaluated_says_so(tmp_path: Path, num_workers: 
 
 
 @IN_BOTH
+def test_a_collate_function_that_gives_nothing_is_refused(num_workers: int) -> None:
+    """Examples that were read would not count, and nobody would be told."""
+    with loader(Asked(lambda i: i), collate_fn=lambda examples: None, num_workers=num_workers) as made:
+        made.open([request(2, 3, epoch=1)])
+        with pytest.raises(ExampleError, match=r"collate_fn of 2 examples \(2 of epoch 1, 3 of epoch 1\) gave None"):
+            made.next()
+
+
+@IN_BOTH
 def test_an_exception_in_the_collate_function_names_its_examples(num_workers: int) -> None:
     """Pictures of unequal sizes are found here, by torch.stack, and not where they were read."""
     with loader(Asked(torch.zeros), num_workers=num_workers) as made:
