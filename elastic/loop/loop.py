@@ -189,7 +189,12 @@ class Loop:
         config = self._context.config
         if config.rehearse and config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
             self._rehearsal = Rehearsal(config.device)
-        self._plain = PlainLoop(lambda: self._steps(self._next_plain_step), self._passes_beginning, self._left_epoch)
+        self._plain = PlainLoop(
+            lambda: self._steps(self._next_plain_step),
+            self._passes_beginning,
+            self._left_epoch,
+            self._context.console.say,
+        )
         return self._plain
 
     def steps(self) -> Iterator[Step]:

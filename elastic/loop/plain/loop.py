@@ -6,6 +6,8 @@ epoch's last batch is the script's own between two steps, so its boundary is cro
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ from elastic.config import Config
 from elastic.errors import ConfigError, StepError
 from elastic.group.fingerprint import script_site
 from elastic.loop.plain.step import Count, PlainStep
+
+_COUNTS = re.compile(r"\benumerate\(.*\bbatches\(")
 
 
 def check_plain(config: Config, update: Any, count: Count | None) -> Count | None:
@@ -38,6 +42,7 @@ class PlainLoop:
     passes  is called where the script comes to the beginning of an epoch that this step is past; what it returns, when
             the script asks for the step's batches
     left    is called where the script goes on from batches that it has left: raises where others have not
+    say     tells people
     """
 
     def __init__(
@@ -45,8 +50,11 @@ class PlainLoop:
         steps: Callable[[], Iterator[PlainStep]],
         passes: Callable[[PlainStep], Callable[[], None]],
         left: Callable[[], None],
+        say: Callable[[str], None],
     ) -> None:
         self._begins = steps
+        self._say = say
+        self._looked = False
         self._passes = passes
         self._left = left
         self._passed: Callable[[], None] = _nothing
@@ -77,6 +85,7 @@ class PlainLoop:
     def batches(self) -> Iterator[Any]:
         """See Run.batches."""
         left, self.left_at = self.left_at, None
+        self._look_for_a_count(script_site())
         try:
             yield from self._batches(left)
         except GeneratorExit:
@@ -114,6 +123,16 @@ class PlainLoop:
             step.update_follows = True
             yield step
             step.check_closed()
+
+    def _look_for_a_count(self, site: str) -> None:
+        """At the script's line that asks for the first batch."""
+        looked, self._looked = self._looked, True
+        path, _, line = site.rpartition(":")
+        if not looked and path and _COUNTS.search(linecache.getline(path, int(line))):
+            self._say(
+                f"{site} counts batches, of which a worker has as many in a step as it has shares: the count depends "
+                "on the\n         number of workers; to print it is all right, and run.step_index counts steps"
+            )
 
     def _start(self) -> Iterator[PlainStep]:
         if self._steps is None:
