@@ -8,7 +8,7 @@ Looked at are, in the data set and in what it holds (Subset and its indices, tra
 numbers and of strings, as they are before anything is read: of each up to _ROWS rows, evenly spread, of these up to
 _COLUMNS numbers. Of strings the last part after a slash, since each machine may have its files elsewhere. Not looked at
 is what lies in files (memory maps too), single numbers and strings, dicts of more than _ITEMS, pandas' and Arrow's
-tables, and Hugging Face's data sets.
+tables, Hugging Face's data sets, and models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
-from elastic.data.dataset_changes import holders
+from elastic.data.dataset_changes import OF_TRAINING, holders
 
 _ROWS = 1024
 _COLUMNS = 64
@@ -33,7 +33,7 @@ _SCALARS = (bool, int, float, str, np.integer, np.floating)
 def content(dataset: Any) -> str | None:
     """64 bits, in hexadecimal, that are equal where the data set holds the same; None: it holds nothing to look at."""
     hasher, found = xxhash.xxh3_64(), False
-    for holder in holders((dataset,), beside=_BESIDE):
+    for holder in holders((dataset,), beside=_BESIDE, closed=OF_TRAINING):
         for name, value in vars(holder).items():
             for said in _said(value, _DEPTH):
                 hasher.update(f"{type(holder).__qualname__}.{name} ".encode())

@@ -23,12 +23,19 @@ from elastic.state.attributes import is_plain, is_same
 _HOLDERS = 256  # objects, of which the first ones are the nearest
 _LOOKED_AT = 10_000  # objects
 _ITEMS = 64  # of a list: a longer one holds data
+OF_TRAINING = (torch.nn.Module, torch.optim.Optimizer)
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
 class DatasetChanges:
-    def __init__(self, *roots: Any) -> None:
-        self._noted = [(type(holder).__name__, _Noted(vars(holder))) for holder in holders(roots)]
+    """
+    roots    the data set, and what makes a batch of its examples
+    closely  not in the models that these hold, the run's perhaps, nor in elastic's own objects
+    """
+
+    def __init__(self, *roots: Any, closely: bool = False) -> None:
+        found = holders(roots, beside=("elastic",), closed=OF_TRAINING) if closely else holders(roots)
+        self._noted = [(type(holder).__name__, _Noted(vars(holder))) for holder in found]
 
     def any(self) -> bool:
         """Since this was made."""
@@ -91,12 +98,15 @@ def _is_same(one: Any, other: Any) -> bool:
     return is_same(one, other)
 
 
-def holders(roots: tuple[Any, ...], *, beside: Collection[str] = ()) -> Iterator[Any]:
-    """Objects with attributes, each once; the nearest first. beside: packages whose objects are not looked into"""
+def holders(roots: tuple[Any, ...], *, beside: Collection[str] = (), closed: tuple[type, ...] = ()) -> Iterator[Any]:
+    """Objects with attributes, each once; the nearest first.
+
+    beside  packages whose objects are not looked into; closed: classes, likewise
+    """
     waiting, seen, found = deque(roots), set[int](), 0
     while waiting and found < _HOLDERS and len(seen) < _LOOKED_AT:
         one = waiting.popleft()
-        if id(one) in seen or isinstance(one, _CLOSED) or package_of(one) in beside:
+        if id(one) in seen or isinstance(one, (*_CLOSED, *closed)) or package_of(one) in beside:
             continue
         seen.add(id(one))
         if isinstance(one, dict):  # no other mapping, which may be an open file

@@ -166,7 +166,7 @@ class Loader:
 
     def watched(self) -> Callable[[], list[str]]:
         """Tells what the script has changed since of its data set and collate function, as far as that is noticed."""
-        return DatasetChanges(*self._scripts).names
+        return DatasetChanges(*self._scripts, closely=True).names
 
     def close(self) -> None:
         """End the loader processes and forget all requests. Harmless when repeated; `open` begins anew."""

@@ -117,9 +117,9 @@ def check(
         else:
             if "dataset_content" in refused:
                 ways = (
-                    "have every worker, and every start, make the same data set: a split or shuffle with a seed, a "
-                    "listing\n         sorted, no set made a list, no worker's own part of the data (a step gives each "
-                    "its own)\n         else "
+                    "have every worker, and every start, make the same data set: what is drawn, with a seed "
+                    "(elastic.seed\n         first of all); a listing sorted; no set made a list; no worker's own part "
+                    "of the data (a step gives\n         each its own); else "
                 ) + ways
             ways += f", or give up the same bits with Run(accept=[{names}])"
         raise IdentityMismatch(

@@ -111,6 +111,7 @@ def test_a_worker_imports_nothing_while_others_wait_for_it(run: Run, tmp_path: P
         import torch
         import elastic
         imported = set(sys.modules)
+        elastic.seed(0)
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.AdamW(model.parameters())
         dataset = torch.utils.data.TensorDataset(torch.randn(800, 4))

@@ -64,7 +64,7 @@ def train(
 ) -> list[int]:
     """Steps whose shares have 2, 3 and 1 examples. Returns the sizes that `forward` was given."""
     sizes = []
-    data = TensorDataset(torch.randn(11, 4))
+    data = TensorDataset(torch.randn(11, 4, generator=torch.Generator().manual_seed(0)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given: dict[str, Any] = {"dataset": data, "batch_size": 5, "virtual_workers": 2, "epochs": 1, "update": update}
     with elastic.Run(url, model=model, optimizer=optimizer, **(given | arguments)) as run:

@@ -131,6 +131,11 @@ def test_what_holds_itself_comes_to_an_end() -> None:
     assert content(held) is not None
 
 
+def test_models_are_none_of_the_data() -> None:
+    """Features may be made by one; the run's own may hang there."""
+    assert content(Holding(model=torch.nn.BatchNorm1d(3), parts=[torch.nn.Linear(2, 2)])) is None
+
+
 def test_a_file_is_not_read(tmp_path: Path) -> None:
     NUMBERS.tofile(tmp_path / "numbers")
     mapped = np.memmap(tmp_path / "numbers", dtype=NUMBERS.dtype)

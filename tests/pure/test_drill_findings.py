@@ -113,7 +113,7 @@ def test_sums_that_differ_over_equal_examples_are_the_loop_s() -> None:
     [
         ("rank_sampler", source_hints.rank, 'random.Random(7 + int(os.environ.get("LOCAL_RANK", "0")))'),
         ("global_counter", source_hints.counters, "reads += 1"),
-        ("rank_sampler", source_hints.randomness, ".shuffle(self.order)"),
+        ("rank_sampler", source_hints.randomness, ".shuffle(order)"),
     ],
 )
 def test_suspicious_lines_are_found_in_the_source(program: str, find: Any, text: str) -> None:

@@ -18,15 +18,18 @@ class Shuffled:
     def __init__(self, length: int) -> None:
         draw = torch.Generator().manual_seed(1)
         self.points = torch.randn(length, 8, generator=draw)
-        self.order = list(range(length))
-        random.Random(7 + int(os.environ.get("LOCAL_RANK", "0"))).shuffle(self.order)
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.points)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        point = self.points[self.order[index]]
+        point = self.points[self.order()[index]]
         return point, (point.sum() > 0).long()
+
+    def order(self) -> list[int]:
+        order = list(range(len(self.points)))
+        random.Random(7 + int(os.environ.get("LOCAL_RANK", "0"))).shuffle(order)
+        return order
 
 
 def main() -> None:
