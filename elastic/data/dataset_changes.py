@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import is_
 from types import MethodType, ModuleType
 from typing import Any
@@ -24,17 +24,18 @@ _HOLDERS = 256  # objects, of which the first ones are the nearest
 _LOOKED_AT = 10_000  # objects
 _ITEMS = 64  # of a list: a longer one holds data
 OF_TRAINING = (torch.nn.Module, torch.optim.Optimizer)
+OF_THREADS = ("threading", "_thread", "queue", "multiprocessing", "concurrent", "asyncio")
+_OTHERS_OWN = ("elastic", "datasets", "pyarrow")
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
 class DatasetChanges:
     """
-    roots    the data set, and what makes a batch of its examples
-    closely  not in the models that these hold, the run's perhaps, nor in elastic's own objects
+    holders_of  what gives the objects that are looked at, of these roots
     """
 
-    def __init__(self, *roots: Any, closely: bool = False) -> None:
-        found = holders(roots, beside=("elastic",), closed=OF_TRAINING) if closely else holders(roots)
+    def __init__(self, *roots: Any, holders_of: Callable[[tuple[Any, ...]], Iterable[Any]] | None = None) -> None:
+        found = (holders_of or holders)(roots)
         self._noted = [(type(holder).__name__, _Noted(vars(holder))) for holder in found]
 
     def any(self) -> bool:
@@ -96,6 +97,22 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or not (is_plain(one) and is_plain(other)):
         return False
     return is_same(one, other)
+
+
+def data_sets(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """The data sets alone: the script's, and those that Subset and the like are made of. None that holds threads or
+    locks: these may set its attributes at any moment."""
+    waiting, seen = deque(roots), set[int]()
+    while waiting and len(seen) < _ITEMS:
+        one = waiting.popleft()
+        if id(one) in seen or not isinstance(getattr(one, "__dict__", None), dict) or package_of(one) in _OTHERS_OWN:
+            continue
+        seen.add(id(one))
+        if not any(package_of(value) in OF_THREADS for value in vars(one).values()):
+            yield one
+        waiting.append(vars(one).get("dataset"))
+        if isinstance(several := vars(one).get("datasets"), (list, tuple)):
+            waiting.extend(several[:_ITEMS])
 
 
 def holders(roots: tuple[Any, ...], *, beside: Collection[str] = (), closed: tuple[type, ...] = ()) -> Iterator[Any]:

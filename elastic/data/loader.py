@@ -33,7 +33,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.ahead import Ahead
 from elastic.data.data_plan import Examples
-from elastic.data.dataset_changes import DatasetChanges
+from elastic.data.dataset_changes import DatasetChanges, data_sets
 from elastic.data.example_digest import digest_of
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.own_generators import OwnGenerators
@@ -165,8 +165,9 @@ class Loader:
         return replace(loaded, batch=move(loaded.batch, self._device, non_blocking=self._pin))
 
     def watched(self) -> Callable[[], list[str]]:
-        """Tells what the script has changed since of its data set and collate function, as far as that is noticed."""
-        return DatasetChanges(*self._scripts, closely=True).names
+        """Tells which attributes of its data set the script has changed since. Not those of what these hold: loggers
+        and handles hang there, too."""
+        return DatasetChanges(self._scripts[0], holders_of=data_sets).names
 
     def close(self) -> None:
         """End the loader processes and forget all requests. Harmless when repeated; `open` begins anew."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import ConcatDataset
 
-from elastic.data.dataset_changes import DatasetChanges
+from elastic.data.dataset_changes import DatasetChanges, data_sets
 
 LONG = 5000  # elements, of which torch prints the first and the last
 
 
 class Curriculum:
+    def __len__(self) -> int:
+        return 1
+
     def __init__(self) -> None:
         self.hardness = 1.0
         self.words = ["a", "b"]
@@ -65,3 +70,26 @@ def test_what_is_set_to_the_same_is_no_change() -> None:
     data.pair = (torch.zeros(LONG), torch.zeros(LONG))
     assert not changes.any()
     assert changes.names() == []
+
+
+class Wrapping:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+
+class Threaded(Curriculum):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_of_data_sets_alone_only_their_own_attributes_count() -> None:
+    """A logger hangs in a transform, and a cache behind a handle: what these do is no change of the data set's."""
+    data: Any = Curriculum()
+    threaded: Any = Threaded()
+    changes = DatasetChanges(Wrapping(ConcatDataset([data, threaded])), holders_of=data_sets)
+    data.inner.transform = len
+    threaded.hardness = 3.0
+    assert changes.names() == []
+    data.hardness = 2.0
+    assert changes.names() == ["Curriculum.hardness"]
