@@ -1,14 +1,13 @@
-"""Does a data set hold the same here as there? A digest of what it holds in memory, without a read.
+"""Does a data set have the same examples under the same numbers here as there? A digest, without a read.
 
 A split that is drawn without a seed, a listing in another order, a set of names made a list, `data[rank::world_size]`:
-each worker has examples of its own then, under the same numbers. So has a resume, whose epochs begin with one split and
-end with another.
+each worker has examples of its own then. So has a resume, whose epochs begin with one split and end with another.
 
-Looked at are, in the data set and in what it holds (Subset and its indices, transforms), arrays, tensors, and lists of
-numbers and of strings, as they are before anything is read: of each up to _ROWS rows, evenly spread, of these up to
-_COLUMNS numbers. Of strings the last part after a slash, since each machine may have its files elsewhere. Not looked at
-is what lies in files (memory maps too), single numbers and strings, dicts of more than _ITEMS, pandas' and Arrow's
-tables, Hugging Face's data sets, and models.
+Looked at are the data set, and those that Subset and ConcatDataset are made of: what each holds one of for every
+example of its own, in a list, tuple, range or array of one dimension, of integers, of strings, or of tuples of these
+(indices, names of files, classes), and the tensors of a TensorDataset. Of each up to _ROWS rows, evenly spread, and of
+a row up to _COLUMNS numbers; of strings the last part after a slash, since each machine may have its files elsewhere.
+Whatever else a data set holds may honestly be another here and there: caches, counts, arguments, handles.
 """
 
 from __future__ import annotations
@@ -19,71 +18,89 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch.utils.data import TensorDataset
 
-from elastic.data.dataset_changes import OF_TRAINING, holders
+from elastic.data.dataset_changes import data_sets
 
 _ROWS = 1024
 _COLUMNS = 64
-_ITEMS = 64
-_DEPTH = 2
-_BESIDE = ("elastic", "datasets", "pyarrow")
-_SCALARS = (bool, int, float, str, np.integer, np.floating)
+_SCALARS = (bool, int, str, np.integer)
 
 
 def content(dataset: Any) -> str | None:
     """64 bits, in hexadecimal, that are equal where the data set holds the same; None: it holds nothing to look at."""
     hasher, found = xxhash.xxh3_64(), False
-    for holder in holders((dataset,), beside=_BESIDE, closed=OF_TRAINING):
-        for name, value in vars(holder).items():
-            for said in _said(value, _DEPTH):
-                hasher.update(f"{type(holder).__qualname__}.{name} ".encode())
+    for one in data_sets((dataset,)):
+        length = _length(one)
+        for name, value in vars(one).items() if length else ():
+            said = _tensors(one) if name == "tensors" and type(one) is TensorDataset else _rows(value, length)
+            if said:
+                hasher.update(f"{type(one).__qualname__}.{name} {length} ".encode())
                 hasher.update(said)
                 found = True
     return hasher.hexdigest() if found else None
 
 
-def _said(value: Any, depth: int) -> Iterator[bytes]:
-    """What tells it from another one; nothing, where it is nothing to look at."""
-    if type(value) is torch.Tensor:
-        if value.layout is torch.strided and not value.is_meta and value.dim():
-            yield f"{value.dtype} {tuple(value.shape)} ".encode() + (_rows_of(value) if value.numel() else b"")
-    elif type(value) is np.ndarray:
-        if value.ndim and value.dtype.kind in "biufcSUO":
-            kind, chosen = f"{value.dtype} {value.shape} ".encode(), value[_spread(len(value)).numpy()]
-            if value.dtype.kind == "O":
-                yield from (kind + one for one in _of_list(chosen.reshape(-1).tolist()))
-            else:
-                yield kind + (chosen.reshape(len(chosen), -1)[:, :: _every(chosen)].tobytes() if value.size else b"")
-    elif isinstance(value, range):
-        yield repr(value).encode()
-    elif isinstance(value, (list, tuple)) and value:
-        listed = [*_of_list(value)]
-        yield from listed
-        if not listed and depth and len(value) <= _ITEMS:
-            for one in value:
-                yield from _said(one, depth - 1)
-    elif type(value) is dict and depth and len(value) <= _ITEMS:
-        for key, one in value.items():
-            for said in _said(one, depth - 1):
-                yield f"{key} ".encode() + said
+def _length(dataset: Any) -> int:
+    """0 where it has none."""
+    try:
+        return len(dataset)
+    except Exception:  # the script's own, which may raise anything
+        return 0
 
 
-def _rows_of(tensor: torch.Tensor) -> bytes:
+def _rows(value: Any, length: int) -> bytes:
+    """What tells it from another one; nothing, where it is not one for each example."""
+    kind = type(value)
+    if kind not in (torch.Tensor, np.ndarray, range, list, tuple):
+        return b""
+    if kind in (torch.Tensor, np.ndarray) and (value.ndim != 1 or not _is_integral(value)):
+        return b""
+    if len(value) != length:
+        return b""
+    if kind in (list, tuple):
+        return b"".join(_of_list(value))
+    if kind is range:
+        return repr(value).encode()
+    if kind is torch.Tensor:
+        return _bytes_of(value)
+    return f"{value.dtype} ".encode() + np.ascontiguousarray(value[_spread(length).numpy()]).tobytes()
+
+
+def _is_integral(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuSU"
+    held = value.layout is torch.strided and not value.is_meta
+    return held and not (value.is_floating_point() or value.is_complex() or value.is_quantized)
+
+
+def _tensors(dataset: TensorDataset) -> bytes:
+    return b"".join(
+        _bytes_of(one) for one in dataset.tensors if type(one) is torch.Tensor and one.layout is torch.strided
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    said = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
+    if tensor.is_meta or tensor.is_quantized or not tensor.numel():
+        return said
     rows = tensor.detach()[_spread(len(tensor)).to(tensor.device)]
-    flat = rows.reshape(len(rows), -1)[:, :: _every(rows)].cpu().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().data)
+    width = rows[0].numel()
+    flat = rows.reshape(len(rows), -1)[:, :: max(1, -(-width // _COLUMNS))]
+    some = flat.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return said + bytes(some.view(torch.uint8).numpy().data)
 
 
 def _of_list(values: Sequence[Any]) -> Iterator[bytes]:
-    """Of numbers and strings, or of tuples and lists of them, such as a file's name and its class."""
+    """Of integers and strings, or of tuples and lists of them, such as a file's name and its class."""
     chosen = [values[number] for number in _spread(len(values)).tolist()]
-    rows = [one[:_COLUMNS] if isinstance(one, (list, tuple)) else (one,) for one in chosen]
-    if rows and all(isinstance(item, _SCALARS) for row in rows for item in row):
-        yield f"{len(values)} {[[_word(item) for item in row] for row in rows]}".encode("utf-8", "surrogateescape")
+    rows = [one[:_COLUMNS] if type(one) in (list, tuple) else (one,) for one in chosen]
+    if all(isinstance(item, _SCALARS) for row in rows for item in row):
+        yield repr([[_word(item) for item in row] for row in rows]).encode("utf-8", "surrogateescape")
 
 
 def _word(item: Any) -> Any:
-    return item.rpartition("/")[2] if isinstance(item, str) else item.item() if isinstance(item, np.generic) else item
+    return item.rpartition("/")[2] if isinstance(item, str) else int(item)
 
 
 def _spread(length: int) -> torch.Tensor:
@@ -91,8 +108,3 @@ def _spread(length: int) -> torch.Tensor:
     if length <= _ROWS:
         return torch.arange(length)
     return (torch.arange(_ROWS) * (length - 1)).div(_ROWS - 1, rounding_mode="floor")
-
-
-def _every(rows: Any) -> int:
-    width = int(np.prod(rows.shape[1:], dtype=np.int64)) if len(rows.shape) > 1 else 1
-    return max(1, -(-width // _COLUMNS))

@@ -23,8 +23,6 @@ from elastic.state.attributes import is_plain, is_same
 _HOLDERS = 256  # objects, of which the first ones are the nearest
 _LOOKED_AT = 10_000  # objects
 _ITEMS = 64  # of a list: a longer one holds data
-OF_TRAINING = (torch.nn.Module, torch.optim.Optimizer)
-OF_THREADS = ("threading", "_thread", "queue", "multiprocessing", "concurrent", "asyncio")
 _OTHERS_OWN = ("elastic", "datasets", "pyarrow")
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
@@ -43,7 +41,8 @@ class DatasetChanges:
         return any(noted.changed() for _, noted in self._noted)
 
     def names(self) -> list[str]:
-        """Of what has changed, each with the type that has it."""
+        """Of what was set to another value, each with the type that has it. Not of what came or went, or became another
+        object: a cache, a handle."""
         return [f"{kind}.{name}" for kind, noted in self._noted if noted.changed() for name in noted.names()]
 
 
@@ -69,11 +68,12 @@ class _Noted:
         now, then = self._now, self._then
         return [
             key
-            for key in {**then, **now}
-            if key not in now
-            or key not in then
-            or (now[key] is not then[key] and not _is_same(now[key], then[key]))
-            or (key in self._within and _within(now[key]) != self._within[key])
+            for key, value in then.items()
+            if key in now
+            and (
+                (now[key] is not value and is_plain(value) and is_plain(now[key]) and not _is_same(now[key], value))
+                or (key in self._within and _within(now[key]) != self._within[key])
+            )
         ]
 
 
@@ -100,30 +100,25 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def data_sets(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """The data sets alone: the script's, and those that Subset and the like are made of. None that holds threads or
-    locks: these may set its attributes at any moment."""
+    """The data sets alone: the script's, and those that Subset and the like are made of."""
     waiting, seen = deque(roots), set[int]()
     while waiting and len(seen) < _ITEMS:
         one = waiting.popleft()
         if id(one) in seen or not isinstance(getattr(one, "__dict__", None), dict) or package_of(one) in _OTHERS_OWN:
             continue
         seen.add(id(one))
-        if not any(package_of(value) in OF_THREADS for value in vars(one).values()):
-            yield one
+        yield one
         waiting.append(vars(one).get("dataset"))
         if isinstance(several := vars(one).get("datasets"), (list, tuple)):
             waiting.extend(several[:_ITEMS])
 
 
-def holders(roots: tuple[Any, ...], *, beside: Collection[str] = (), closed: tuple[type, ...] = ()) -> Iterator[Any]:
-    """Objects with attributes, each once; the nearest first.
-
-    beside  packages whose objects are not looked into; closed: classes, likewise
-    """
+def holders(roots: tuple[Any, ...], *, beside: Collection[str] = ()) -> Iterator[Any]:
+    """Objects with attributes, each once; the nearest first. beside: packages whose objects are not looked into"""
     waiting, seen, found = deque(roots), set[int](), 0
     while waiting and found < _HOLDERS and len(seen) < _LOOKED_AT:
         one = waiting.popleft()
-        if id(one) in seen or isinstance(one, (*_CLOSED, *closed)) or package_of(one) in beside:
+        if id(one) in seen or isinstance(one, _CLOSED) or package_of(one) in beside:
             continue
         seen.add(id(one))
         if isinstance(one, dict):  # no other mapping, which may be an open file

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastic.data.dataset_changes import OF_THREADS, holders, package_of
+from elastic.data.dataset_changes import holders, package_of
 from elastic.data.example_digest import digest_of
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import ReadOrderError
@@ -37,6 +37,7 @@ from elastic.state.trained_set import listed
 _EXAMPLES = 4  # that are asked, and a batch
 _ITEMS_MAX = 10_000  # of a container
 _BYTES_MAX = 1 << 20  # of an array
+_OF_THREADS = ("threading", "queue", "multiprocessing", "concurrent", "asyncio")
 _BESIDE = ("elastic", "checkpoint", "logging")  # packages whose objects are not looked into: ours, and loggers
 
 
@@ -111,7 +112,7 @@ class ReadAgain:
     def _attributes(self) -> list[_Attributes]:
         """None where threads may be at work, for one of which a second read could wait."""
         every = list(holders(self._roots, beside=_BESIDE))
-        if any(package_of(one) in OF_THREADS for one in every):
+        if any(package_of(one) in _OF_THREADS for one in every):
             return []
         return [_Attributes(holder) for holder in every]
 

@@ -112,17 +112,17 @@ class PlainAttributes:
                     found[self._name(root, _joined(path, "training"))] = "False"
             for root, path, key, value in self._built.compared() if values else ():
                 name = self._name(root, _joined(path, key))
-                if not self._keeps(name) and not self._built.is_nothing(root, path, key):
+                if not self._keeps(name):
                     found[name] = _digest(value)
             found = dict(sorted(found.items()))
             self._at_begin = found, xxhash.xxh3_64_intdigest(repr(found).encode())
         return self._at_begin
 
-    def changed(self) -> list[tuple[str, str, str]]:
-        """(root, path, attribute) of what is no longer as the script built it."""
-        return [(root, path, key) for root, path, key, _ in self._built.changed()]
+    def changed(self) -> list[tuple[str, str, str, bool]]:
+        """See Attributes.changed_names."""
+        return self._built.changed_names()
 
-    def compare_also(self, names: Iterable[tuple[str, str, str]]) -> None:
+    def compare_also(self, names: Iterable[tuple[str, str, str, bool]]) -> None:
         """See Attributes.compare_also."""
         self._built.compare_also(names)
         self._at_begin = None

@@ -191,6 +191,7 @@ class Attributes:
         self._own = own
         self._built: dict[str, Noted] = {}
         self._also: set[tuple[str, str, str]] = set()
+        self._caches: set[tuple[str, str, str]] = set()
         self._in_loop = False
         self._carried: dict[str, Any] | None = None  # the state's, which holds from the script's loop on
 
@@ -218,19 +219,26 @@ class Attributes:
                 if is_plain(value := now.get(key, ABSENT)):
                     yield root, path, key, value
 
-    def compare_also(self, names: Iterable[tuple[str, str, str]]) -> None:
-        """Those that have changed on any worker: a script that another one has begun later may build them as they are
-        now, and then they have not changed there."""
-        self._also.update(names)
+    def changed_names(self) -> list[tuple[str, str, str, bool]]:
+        """(root, path, attribute, whether it is a cache here) of what `changed` gives."""
+        return [(root, path, key, self.is_nothing(root, path, key)) for root, path, key, _ in self.changed()]
+
+    def compare_also(self, names: Iterable[tuple[str, str, str, bool]]) -> None:
+        """Those that have changed on any worker, as `changed_names` has it there. A script that another one has begun
+        later may build them as they are now, and then they have not changed there; and what is a cache anywhere is not
+        compared."""
+        for root, path, key, is_cache in names:
+            (self._caches if is_cache else self._also).add((root, path, key))
 
     def compared(self) -> Iterator[tuple[str, str, str, Any]]:
-        """As `changed`, with those that have changed elsewhere."""
+        """As `changed`, with those that have changed elsewhere, and without caches."""
         changed = {(root, path, key): value for root, path, key, value in self.changed()}
-        for name in sorted(changed.keys() | self._also):
-            noted = self._built.get(_module_name(name[0], name[1]))
-            value = changed[name] if name in changed else vars(noted.module).get(name[2], ABSENT) if noted else ABSENT
-            if is_plain(value):
-                yield (*name, value)
+        for name in sorted((changed.keys() | self._also) - self._caches):
+            root, path, key = name
+            noted = self._built.get(_module_name(root, path))
+            value = changed[name] if name in changed else vars(noted.module).get(key, ABSENT) if noted else ABSENT
+            if is_plain(value) and not self.is_nothing(root, path, key):
+                yield root, path, key, value
 
     def state_dict(self) -> dict[str, Any]:
         if not self._in_loop:

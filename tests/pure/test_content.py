@@ -17,8 +17,14 @@ COUNT = 5000  # more than are looked at
 
 
 class Holding:
-    def __init__(self, **held: Any) -> None:
+    """A data set of the script's, of as many examples as the first of these has, or of `length`."""
+
+    def __init__(self, length: int | None = None, **held: Any) -> None:
+        self._length = len(next(iter(held.values()))) if length is None else length
         vars(self).update(held)
+
+    def __len__(self) -> int:
+        return self._length
 
     def __getitem__(self, index: int) -> Any:
         raise AssertionError("nothing is read")
@@ -29,6 +35,9 @@ class Drawn:
 
     def __init__(self) -> None:
         self.numbers = np.random.default_rng().permutation(COUNT)
+
+    def __len__(self) -> int:
+        return COUNT
 
 
 def pairs() -> TensorDataset:
@@ -50,11 +59,21 @@ ALIKE = {
     "tensors": (pairs, pairs),
     "elsewhere": (lambda: Holding(names=NAMES), lambda: Holding(names=[f"/mnt/b{name}" for name in NAMES])),
     "indices": (lambda: Subset(pairs(), range(7)), lambda: Subset(pairs(), range(7))),
-    "in another layout": (
-        lambda: Holding(x=torch.arange(12).view(3, 4)),
-        lambda: Holding(x=torch.arange(12).view(3, 4).t().contiguous().t()),
+    "as numpy has it": (lambda: Holding(names=NAMES), lambda: Holding(names=[np.str_(name) for name in NAMES])),
+    "a constant and what reads": (
+        lambda: Holding(3, root="/a", open=None),
+        lambda: Holding(3, root="/b", open=lambda: 1),
     ),
-    "a constant and what reads": (lambda: Holding(root="/a", open=None), lambda: Holding(root="/b", open=lambda: 1)),
+    "a cache": (
+        lambda: Holding(3, cache=np.zeros((3, 8)), have=[None] * 3, last=torch.zeros(3)),
+        lambda: Holding(3, cache=np.full((3, 8), 7.0), have=[None, 1, None], last=torch.ones(3)),
+    ),
+    "what was counted": (lambda: Holding(96, counts=None), lambda: Holding(96, counts=torch.tensor([30, 40, 26]))),
+    "arguments": (lambda: Holding(9, steps=[2, 4]), lambda: Holding(9, steps=[2, 4, 6])),
+    "scratch": (
+        lambda: Holding(9, offsets={"/tmp/a/x": np.arange(9)}),
+        lambda: Holding(9, offsets={"/tmp/b/x": np.arange(9)}),
+    ),
 }
 APART = {
     "rows": (pairs, lambda: TensorDataset(pairs().tensors[0].flip(0), pairs().tensors[1])),
@@ -67,14 +86,8 @@ APART = {
         lambda: Holding(samples=[*zip(NAMES, NUMBERS[::-1].tolist(), strict=True)]),
     ),
     "tokens": (lambda: Holding(tokens=[[1, 2], [3]]), lambda: Holding(tokens=[[3], [1, 2]])),
-    "objects": (
-        lambda: Holding(names=np.array(NAMES, dtype=object)),
-        lambda: Holding(names=np.array(NAMES[::-1], dtype=object)),
-    ),
-    "columns": (
-        lambda: Holding(columns={"x": NUMBERS, "y": [1, 2]}),
-        lambda: Holding(columns={"x": NUMBERS, "y": [2, 1]}),
-    ),
+    "names in an array": (lambda: Holding(names=np.array(NAMES)), lambda: Holding(names=np.array(NAMES[::-1]))),
+    "labels": (lambda: Holding(y=torch.arange(9)), lambda: Holding(y=torch.arange(9).flip(0))),
     "parts": (
         lambda: ConcatDataset([Subset(pairs(), [1]), Subset(pairs(), [2])]),
         lambda: ConcatDataset([Subset(pairs(), [2]), Subset(pairs(), [1])]),
@@ -122,18 +135,23 @@ def test_other_data_is_told_apart(one: Any, other: Any) -> None:
     ],
 )
 def test_whatever_a_data_set_holds_is_taken(held: Any) -> None:
-    assert content(Holding(held=held)) == content(Holding(held=held))
+    assert content(Holding(3, held=held)) == content(Holding(3, held=held))
 
 
 def test_what_holds_itself_comes_to_an_end() -> None:
     held = Holding(numbers=[1])
-    held.__dict__["itself"] = [held, {"again": held}]
+    held.__dict__["dataset"] = held
+    held.__dict__["datasets"] = [held, held]
     assert content(held) is not None
 
 
-def test_models_are_none_of_the_data() -> None:
-    """Features may be made by one; the run's own may hang there."""
-    assert content(Holding(model=torch.nn.BatchNorm1d(3), parts=[torch.nn.Linear(2, 2)])) is None
+class Rude(Holding):
+    def __len__(self) -> int:
+        raise TypeError("it has none")
+
+
+def test_a_data_set_without_a_length_says_nothing() -> None:
+    assert content(Rude(numbers=[1])) is None
 
 
 def test_a_file_is_not_read(tmp_path: Path) -> None:
@@ -143,6 +161,6 @@ def test_a_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_tensor_can_be_resized_afterwards() -> None:
-    held = Holding(x=torch.zeros(3))
+    held = Holding(x=torch.arange(3))
     content(held)
     vars(held)["x"].resize_(5)

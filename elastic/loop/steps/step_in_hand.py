@@ -153,7 +153,7 @@ class StepInHand:
                 exchange.announced.look()
                 self.session.group.check()
                 if names := changed():
-                    raise self._changed_data(names)
+                    self._tell_of_changed_data(names)
                 self._phases.sign(Phase.READING)
                 before = context.stopwatch.at(DATA)
                 try:
@@ -205,12 +205,16 @@ class StepInHand:
                 return batch
         raise nothing_to_read(self.index, self.plan.count)
 
-    def _changed_data(self, names: Sequence[str]) -> StepError:
-        return StepError(
-            f"the loop's body changed the data set in the midst of step {self.index}: {listed(names)}\n"
+    def _tell_of_changed_data(self, names: Sequence[str]) -> None:
+        """It may be a count that nobody reads by."""
+        if self._state.told_of_data:
+            return
+        self._state.told_of_data = True
+        self.context.console.warn(
+            f"the data set was changed between two batches of step {self.index}: {listed(names)}\n"
             "  found  which examples of a step are read before that, and which after it, depends on the world size\n"
-            f"{UNTOUCHED}  next   change it when the step is applied: `if run.stepped:`, or between two steps, before "
-            "all\n         that the next one reads"
+            "  next   nothing, if examples do not depend on it; else the loop changes it when the step is applied:\n"
+            "         `if run.stepped:`, or between two steps"
         )
 
     def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
