@@ -221,7 +221,7 @@ with elastic.Run(
     folder / "run",
     model=model,
     optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-    dataset=torch.utils.data.TensorDataset(torch.randn(64, 4)),
+    dataset=torch.utils.data.TensorDataset(torch.arange(256.0).view(64, 4)),
     extra={"held": Held()},
     batch_size=16,
     virtual_workers=4,

@@ -64,7 +64,7 @@ def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: 
     write(tmp_path if module else more, seen=SEEN, plain="LR = 0.2", doubled="import plain; LR = 2 * plain.LR")
     what = ["-m", "package.train"] if module else [str(package / "train.py")]
     command = [*what, "--lr", "0.07", "-m", "x"]
-    env = {"PYTHONPATH": str(tmp_path), FRESH: "1"}
+    env = {"PYTHONPATH": str(tmp_path), FRESH: "1", "PYTHONHASHSEED": "0"}  # which a run sets, and sys.flags shows
 
     environ = {**os.environ, **env}
     alone = subprocess.run(
