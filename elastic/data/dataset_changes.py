@@ -22,6 +22,7 @@ from elastic.state.attributes import is_plain, is_same
 
 _HOLDERS = 256  # objects, of which the first ones are the nearest
 _LOOKED_AT = 10_000  # objects
+_OF_MODULES = ("_buffers", "_parameters")  # training moves them; a collate function may hold the model
 _ITEMS = 64  # of a list: a longer one holds data
 _OTHERS_OWN = ("elastic", "datasets", "pyarrow")
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
@@ -52,7 +53,11 @@ class _Noted:
     def __init__(self, attributes: dict[str, Any]) -> None:
         self._now = attributes
         self._then = dict(attributes)
-        self._within = {key: seen for key, value in attributes.items() if (seen := _within(value)) is not None}
+        self._within = {
+            key: seen
+            for key, value in attributes.items()
+            if key not in _OF_MODULES and (seen := _within(value)) is not None
+        }
 
     def changed(self) -> bool:
         now, then = self._now, self._then

@@ -220,8 +220,10 @@ class Attributes:
                     yield root, path, key, value
 
     def changed_names(self) -> list[tuple[str, str, str, bool]]:
-        """(root, path, attribute, whether it is a cache here) of what `changed` gives."""
-        return [(root, path, key, self.is_nothing(root, path, key)) for root, path, key, _ in self.changed()]
+        """(root, path, attribute, whether it is a cache) of what `changed` gives, and of what had changed before on any
+        worker: who joins now must compare that, too."""
+        now = {(root, path, key, self.is_nothing(root, path, key)) for root, path, key, _ in self.changed()}
+        return sorted(now | {(*name, False) for name in self._also} | {(*name, True) for name in self._caches})
 
     def compare_also(self, names: Iterable[tuple[str, str, str, bool]]) -> None:
         """Those that have changed on any worker, as `changed_names` has it there. A script that another one has begun

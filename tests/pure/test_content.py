@@ -60,6 +60,10 @@ ALIKE = {
     "elsewhere": (lambda: Holding(names=NAMES), lambda: Holding(names=[f"/mnt/b{name}" for name in NAMES])),
     "indices": (lambda: Subset(pairs(), range(7)), lambda: Subset(pairs(), range(7))),
     "as numpy has it": (lambda: Holding(names=NAMES), lambda: Holding(names=[np.str_(name) for name in NAMES])),
+    "signed": (
+        lambda: Holding(urls=["https://b/1.jpg?sig=1", "https://b/2.jpg?sig=2"]),
+        lambda: Holding(urls=["https://b/1.jpg?sig=7", "https://b/2.jpg?sig=8"]),
+    ),
     "a constant and what reads": (
         lambda: Holding(3, root="/a", open=None),
         lambda: Holding(3, root="/b", open=lambda: 1),
@@ -130,6 +134,7 @@ def test_other_data_is_told_apart(one: Any, other: Any) -> None:
         [[], ()],
         [[[[1]]]],
         {1: 2},
+        [10**5000, 1, 2],
         range(3),
         {"a"},
     ],

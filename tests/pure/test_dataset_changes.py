@@ -72,6 +72,17 @@ def test_what_is_set_to_the_same_is_no_change() -> None:
     assert changes.names() == []
 
 
+def test_what_training_moves_in_a_model_is_no_change() -> None:
+    """A collator may hold the model: loader processes would be forked anew for every batch."""
+    data: Any = Curriculum()
+    data.model = torch.nn.BatchNorm1d(3)
+    changes = DatasetChanges(data)
+    data.model(torch.randn(4, 3))
+    with torch.no_grad():
+        data.model.weight.mul_(2)
+    assert not changes.any()
+
+
 class Wrapping:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset

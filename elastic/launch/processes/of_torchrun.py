@@ -24,7 +24,21 @@ elastic: there is no default group of torch.distributed: it would end with the f
 
 
 def advice(error: BaseException) -> str:
-    """For people; nothing for any other error."""
-    if isinstance(error, KeyError) and error.args and error.args[0] in _VARIABLES:
-        return _NO_VARIABLE.format(name=error.args[0])
-    return _NO_GROUP if any(text in str(error) for text in _OF_TORCH) else ""
+    """For people; nothing for any other error. Raises nothing: the script's own error is what must be told."""
+    try:
+        if isinstance(error, KeyError):
+            name = error.args[0] if error.args else None
+            asked = isinstance(name, str) and name in _VARIABLES and _is_of_the_environment(error)
+            return _NO_VARIABLE.format(name=name) if asked else ""
+        said = str(error)
+    except Exception:  # an exception of the script's own may fail in its own words
+        return ""
+    return _NO_GROUP if any(text in said for text in _OF_TORCH) else ""
+
+
+def _is_of_the_environment(error: BaseException) -> bool:
+    """Whether os.environ has raised it, and no dict of the script's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "os"
