@@ -69,7 +69,10 @@ def _rows(value: Any, length: int) -> bytes:
         return repr(value).encode()
     if kind is torch.Tensor:
         return _bytes_of(value)
-    return f"{value.dtype} ".encode() + np.ascontiguousarray(value[_spread(length).numpy()]).tobytes()
+    chosen = value[_spread(length).numpy()]
+    if value.dtype.kind in "SU":
+        return b"".join(_of_list(chosen.astype(str).tolist()))
+    return f"{value.dtype} ".encode() + np.ascontiguousarray(chosen).tobytes()
 
 
 def _is_integral(value: Any) -> bool:

@@ -169,7 +169,8 @@ class Exchange:
             return
         with self.buffers.untouched():
             self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
-            self._compare_replicas(f"after step {step - 1}, the last one", "  state  it is not saved")
+            when = f"after step {step - 1}, the last one" if step else "before the first step"
+            self._compare_replicas(when, "  state  it is not saved")
 
     def _compare_replicas(self, when: str, state: str) -> None:
         """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,

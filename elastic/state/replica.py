@@ -123,7 +123,7 @@ class Replica:
         for name, thing in self._compared():
             held: list[torch.Tensor] = []
             form = normal_form(thing.state_dict(), held.append)
-            found[f"{_OBJECT} {name!r}"] = json.dumps([form, _of_tensors(held)])
+            found[f"{_OBJECT} '{name}'"] = json.dumps([form, _of_tensors(held)])
         return found
 
     def leave_out(self, objects: Iterable[str]) -> None:

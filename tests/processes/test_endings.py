@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,11 @@ from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import ROOT, Launch
-from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
 LONG, PATIENT = "tests.kit.programs.long", "tests.kit.programs.patient"
 AT_ONCE_S = 120.0  # against a timeout_s of 600: whoever waits for a peer that is gone misses it by far
 Share = tuple[torch.Tensor, torch.Tensor]
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """Of a store as torchrun's agent hosts one."""
-    with agent_store() as port:
-        yield port
 
 
 class Small:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from elastic.errors import ConfigError, IdentityMismatch
 from elastic.events.reading import read_events
 from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity
 from tests.kit.launch import Launch
-from tests.kit.ranks import agent_store, as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
 
 class Trained:
@@ -183,13 +182,6 @@ def differ(rank: int, world_size: int, port: int, url: str, what: str) -> tuple[
     except IdentityMismatch as refused:
         return str(refused), list(refused.fields)
     return "it trained", []
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """Of a store as torchrun's agent hosts one."""
-    with agent_store() as port:
-        yield port
 
 
 @pytest.mark.parametrize(

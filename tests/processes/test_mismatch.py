@@ -19,18 +19,11 @@ import elastic
 from elastic.events.reading import read_events
 from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import Launch
-from tests.kit.ranks import Died, Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
 AT_ONCE_S = 30.0  # against a timeout_s of 600
 Way = Callable[[elastic.Run, int, int], None]
 """(run, index of the step that was just applied, rank): the script's own code after each step"""
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """Of a store as torchrun's agent hosts one."""
-    with agent_store() as port:
-        yield port
 
 
 def count(*batch: Any) -> dict[str, int]:

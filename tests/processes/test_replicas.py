@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,9 @@ from torch.utils.data import TensorDataset
 import checkpoint
 import elastic
 from elastic.events.reading import read_events
-from tests.kit.ranks import Raised, agent_store, as_worker_of_torchrun, returned, run_ranks
+from tests.kit.ranks import Raised, as_worker_of_torchrun, returned, run_ranks
 
 STEPS = 8
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """Of a store as torchrun's agent hosts one."""
-    with agent_store() as port:
-        yield port
 
 
 class Scaled(nn.Module):

@@ -60,6 +60,10 @@ ALIKE = {
     "elsewhere": (lambda: Holding(names=NAMES), lambda: Holding(names=[f"/mnt/b{name}" for name in NAMES])),
     "indices": (lambda: Subset(pairs(), range(7)), lambda: Subset(pairs(), range(7))),
     "as numpy has it": (lambda: Holding(names=NAMES), lambda: Holding(names=[np.str_(name) for name in NAMES])),
+    "elsewhere, in an array": (
+        lambda: Holding(names=np.array(NAMES)),
+        lambda: Holding(names=np.array([f"/mnt/b{name}" for name in NAMES])),
+    ),
     "signed": (
         lambda: Holding(urls=["https://b/1.jpg?sig=1", "https://b/2.jpg?sig=2"]),
         lambda: Holding(urls=["https://b/1.jpg?sig=7", "https://b/2.jpg?sig=8"]),

@@ -34,7 +34,7 @@ class Held:
         self.teacher = nn.Linear(2, 2)
         self.counter = Counter()
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        extra = {"teacher": self.teacher, "counter": self.counter}
+        extra = {"teacher": self.teacher, "counter": self.counter, "it's": Counter()}
         for weight in self.model.parameters():
             weight.grad = torch.ones_like(weight)
         self.optimizer.step()
@@ -151,6 +151,8 @@ def test_an_object_that_is_known_to_differ_is_left_out() -> None:
     one, other = Held(), Held()
     counts(other)
     assert objects_in(difference([one.parts(), other.parts()])) == ["counter"]
+    assert objects_in(["extra 'counter'", "extra 'it's'"]) == ["counter", "it's"]
+    assert "extra 'it's'" in one.parts()
     for held in (one, other):
         held.replica.leave_out(["counter"])
     assert one.digest(0) == other.digest(0)
