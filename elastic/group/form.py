@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+import checkpoint.forks  # noqa: F401  # a gloo group that a forked child collected would be its end
 from elastic.errors import CollectiveFailed, PeerLost
 from elastic.group.hierarchy import hosts_of
 from elastic.group.nccl import connect as connect_nccl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from elastic.drill.faults import (
     Hold,
     Join,
     Kill,
+    KillAgent,
     KillAll,
     KillChild,
     KillTogether,
@@ -102,6 +104,16 @@ def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
             there = 2
         elif type(fault).__name__ == "Raise":
             assert fault.when.phase in OF_THE_SCRIPT
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_orphans_are_not_struck_in_their_last_steps(seed: int) -> None:
+    """One that is stopped would stay: its agent is dead, and its own deadline stands still with it."""
+    faults = draw_faults(seed, kinds=("kill-agent", "stop"), rate=0.2, **SIZES)
+
+    for fault, after in pairwise(faults):
+        if isinstance(fault, KillAgent):
+            assert after.when.step >= fault.when.step + 3  # type: ignore[operator]  # none is None
 
 
 def test_a_node_is_drawn_to_join_while_there_is_time_to_come() -> None:

@@ -1,7 +1,8 @@
 """Which faults strike, when and whom? Drawn from a seed: a pure function of its arguments, whatever the timing.
 
 A drawn fault strikes a worker that is there for sure by then: workers that left are missed, those that join are not
-counted on, and after the loss of all there are as many as the run is resumed with.
+counted on, and after the loss of all there are as many as the run is resumed with. Orphans still train for a step or
+two: they are not struck again, since a stopped one has no agent left that would end it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from elastic.drill.faults.registry import NAMED
 OF_A_SCRIPT_S_STEP = tuple(phase for phase in OF_A_STEP if phase in OF_THE_SCRIPT)
 FIRST = 0.5  # of the faults of hosts strike the first one's: it has the hub, and where the nodes meet
 SPARED = 0.12  # of the steps, the last: a fault there might find the run finished
+_LAST_STEPS = 3  # of a worker whose agent was killed, at most
 
 
 def draw_faults(
@@ -31,13 +33,16 @@ def draw_faults(
     dealt = _dealt(draw, kinds, count)
     found: list[Fault] = []
     there, sizes = workers, Sizes(nodes, workers // nodes, resume_workers)
-    for step, name in zip(sorted(draw.sample(range(last), count)), dealt, strict=False):
+    earliest = 0
+    for drawn, name in zip(sorted(draw.sample(range(last), count)), dealt, strict=False):
+        step = max(drawn, earliest)
         chosen = NAMED[name] if NAMED[name].kind.remaining(there, sizes) > 0 else NAMED["kill"]
         kind = chosen.kind
         phase = draw.choice(OF_A_SCRIPT_S_STEP if kind.in_script or there < 2 else OF_A_STEP)
         worker = 0 if kind.needs_hosts and draw.random() < FIRST else draw.randrange(there)
         found.append(chosen.fault(worker, At(step, kind.usual_phase or phase, later=True)))
         there = kind.remaining(there, sizes)
+        earliest = step + (_LAST_STEPS if kind.orphans else 1)
     return tuple(found)
 
 
