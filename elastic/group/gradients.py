@@ -53,6 +53,10 @@ class _Partial:
     gave: bytearray
 
 
+def _nothing() -> None:
+    """What comes before the first bucket of a group that need not meet."""
+
+
 class GradientSum:
     """The gradients of one set of parameters in one view.
 
@@ -124,16 +128,22 @@ class GradientSum:
         self._is_open = False
         self._hear_no_more(list(self._hooks))
 
-    def release(self) -> None:
-        """After `close`: its memory is for others from here on, and with it what lies in `.grad`."""
-        self._partials, self._rows, self._stack, self._way = [], [], [], []
-        for total in self._totals:
-            total.release()
+    def release(self, *, in_order: bool) -> None:
+        """Closes it for good: it goes when it is let go, and not when garbage is collected.
+
+        in_order  nothing is in flight: its memory is for others from here on, and with it what lies in `.grad`
+        """
+        self.close()
+        self._arrivals, self._meet = [], _nothing
+        if in_order:
+            self._partials, self._rows, self._stack, self._way = [], [], [], []
+            for total in self._totals:
+                total.release()
 
     def begin(
         self,
         schedule: Schedule,
-        meet: Callable[[], None] = lambda: None,
+        meet: Callable[[], None] = _nothing,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         *,
         seen: bool = True,
@@ -224,7 +234,10 @@ class GradientSum:
         self._open = False
         if self._lost is not None:
             lost, self._lost = self._lost, None
-            raise lost
+            try:
+                raise lost
+            finally:
+                del lost  # it holds this frame, and so the group
         self._take_rest()
         while len(self._way) > 1:
             self._empty(self._stack.pop())

@@ -208,18 +208,16 @@ class Exchange:
         return self.buffers.plain.at_begin(values=self._replica.values)
 
     def close(self, *, in_order: bool = False) -> None:
-        """in_order: nothing is in flight, so the next view may have the memory"""
+        """For good. in_order: nothing is in flight, so the next view may have the memory"""
         for gradients in self._cached.values():
-            gradients.close()
-            if in_order:
-                gradients.release()
+            gradients.release(in_order=in_order)
+        self._cached = {}
 
     def _follow(self, trained: TrainedSet) -> None:
         """Buckets and hooks are those of this set from here on."""
         before, self._set = self._set, trained
         if before is not None and not trained.same_parameters(before):
             self.close()
-            self._cached = {}
         for gradients in self._cached.values():
             gradients.close()
         # Two networks that take turns are two sets; what was trained before those two is let go.
