@@ -23,6 +23,7 @@ import errno
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ from elastic.events.observer import Observer
 from elastic.state.randomness import default_streams, example_seed, seed_streams, set_default_streams
 
 OnBadExample = Literal["raise", "skip"]
+_UNWATCHED = nullcontext()
 _ERROR_CHARS = 500  # of what an example raised, where it is left out
 Request = Examples  # a request is some examples, read in this order and collated to one batch
 
@@ -85,6 +87,7 @@ class Loader:
     timeout_s    how long `next` waits for loader processes; a read in this process cannot be cut short
     interrupt    called every 0.05 s or more often while `next` waits for loader processes. What it raises ends the
                  wait and comes out of `next`; the request stays the next one, for `next` or for `redirect`
+    reading      a context for each read in this process, but for those of a TensorDataset
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Loader:
         on_bad_example: OnBadExample = "raise",
         timeout_s: float = 120.0,
         interrupt: Callable[[], None] | None = None,
+        reading: AbstractContextManager[None] = _UNWATCHED,
     ) -> None:
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(f"num_workers = {num_workers!r}; expected 0 (read in this process) or more")
@@ -116,6 +120,7 @@ class Loader:
         self._pin = pin_memory and device is not None and device.type == "cuda"
         self._timeout_s = timeout_s
         self._interrupt = interrupt
+        self._reading = reading
         self._source: Iterator[Request] = iter(())  # where there are no processes
         self._ahead = Ahead(READ_AHEAD * self._num_workers)
         self._processes: LoaderProcesses | None = None
@@ -186,7 +191,12 @@ class Loader:
     def _read(self) -> Loaded:
         if self._reader is not None and not self._reader.is_current():
             self._look_for_tensors(self._slow_reader.dataset, self._slow_reader.collate_fn, self._device)
-        indices, batch, left_out = (self._reader or self._slow_reader)[next(self._source)]
+        request = next(self._source)
+        if self._reader is not None:
+            indices, batch, left_out = self._reader[request]
+        else:
+            with self._reading:
+                indices, batch, left_out = self._slow_reader[request]
         return Loaded(pin(batch) if self._pin else batch, indices, left_out)
 
     def _receive(self) -> Loaded:

@@ -24,7 +24,7 @@ from elastic.loop.restoring.background_transfer import Giving
 from elastic.state import settings
 from elastic.state.attributes import Attributes
 from elastic.state.health import Health
-from elastic.state.replica import Replica, advice, difference, digest_of, objects_in
+from elastic.state.replica import Replica, advice, difference, digest_of, told_of
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -184,11 +184,11 @@ class Exchange:
             return
         gathered: list[dict[str, str]] = [*map(json.loads, gather_bytes(self._group, json.dumps(parts).encode()))]
         names = difference(gathered)
-        if (objects := objects_in(names)) is not None:
-            self._replica.leave_out(objects)
+        if (told := told_of(names)) is not None:
+            self._replica.leave_out(told)
             if self._group.rank == 0:
                 self._warn(
-                    f"extra={{...}} holds something else on another worker {when}: {listed(objects)}\n"
+                    f"another worker holds something else {when}: {listed(told)}\n"
                     "  state  what is saved, and what who joins is given, is the coordinator's\n"
                     "  next   nothing, if it is only noted; what training depends on must be the same on every worker: "
                     "by\n         run.sums, and not by loss.item()"

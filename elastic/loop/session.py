@@ -21,6 +21,7 @@ import torch
 
 from checkpoint import linux
 from elastic.data.data_plan import Examples
+from elastic.data.dataset_changes import data_sets
 from elastic.data.loader import Loader, read_once
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import PeerLost
@@ -90,9 +91,11 @@ class Session:
             scaler=config.scaler,
             extra=config.extra,
             health=Health(config.on_bad),
+            data_sets=partial(data_sets, (config.dataset,)),
         )
         comparable = not config.accept and (config.mode == "exact" or config.device.type == "cpu")
-        self._replica = Replica(config.optimizers, config.extra, values=comparable)
+        of_data = self.train_state.of_data.now
+        self._replica = Replica(config.optimizers, config.extra, values=comparable, data=of_data)
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
@@ -240,14 +243,15 @@ class Session:
     def read_beside(self, examples: Examples) -> Any:
         """A batch of these that nobody counts: not the loader's, and not observed. None where all are left out."""
         config = self._config
-        return read_once(
-            config.dataset,
-            examples,
-            seed=config.plan.seed,
-            collate_fn=config.collate_fn,
-            to=config.device,
-            on_bad_example=config.on_bad_example,
-        )
+        with self.train_state.of_data:
+            return read_once(
+                config.dataset,
+                examples,
+                seed=config.plan.seed,
+                collate_fn=config.collate_fn,
+                to=config.device,
+                on_bad_example=config.on_bad_example,
+            )
 
     def read_from(self, first: int) -> None:
         """Points the loader at what this worker reads in the present view, from step `first` to the run's end."""
@@ -286,6 +290,7 @@ class Session:
             collate_fn=config.collate_fn,
             interrupt=self._interrupt,
             on_bad_example=config.on_bad_example,
+            reading=self.train_state.of_data,
             **config.loading(),
         )
         self.on_close(self.loader.close)

@@ -51,7 +51,8 @@ class Applied:
     """
     changeable  name -> object with a state_dict: schedulers, extras
     optimizers  name -> optimizer, of which only the groups may change between steps: their settings and parameters
-    trained     what is trained, which may change as well; modes, attributes: likewise
+    trained     what is trained, which may change as well; modes: likewise
+    attributes  likewise; name in the state -> those of modules, of optimizers, of the data set
     modules     name -> module, of which only the buffers may; looked up at each step
     """
 
@@ -61,17 +62,17 @@ class Applied:
         optimizers: Mapping[str, torch.optim.Optimizer],
         trained: Trained,
         modes: Modes,
-        attributes: Attributes,
+        attributes: Mapping[str, Attributes],
         modules: Callable[[], Mapping[str, torch.nn.Module]] = dict,
     ) -> None:
         self._changeable = dict(changeable)
         self._optimizers = dict(optimizers)
         self._trained = trained
         self._modes = modes
-        self._attributes = attributes
+        self._attributes = dict(attributes)
         self._set: TrainedSet | None = None
         self._eval: dict[str, list[str]] = {}
-        self._plain: dict[str, Any] = {}
+        self._plain: dict[str, dict[str, Any]] = {}
         self._modules = modules
         self._buffers = Rewound()
         self.weights = Weights(optimizers, trained)
@@ -103,12 +104,14 @@ class Applied:
     def is_as_noted(self) -> bool:
         """Whether all is as it was at `note_whole`."""
         assert self._set is not None
-        plain = self._attributes.state_dict()
+        plain = self._plain_now()
         return (
             self._trained.now().document == self._set.document
             and self._modes.now() == self._eval
-            and plain.keys() == self._plain.keys()
-            and all(is_same(self._plain[key], value) for key, value in plain.items())
+            and all(
+                then.keys() == now.keys() and all(is_same(value, now[key]) for key, value in then.items())
+                for then, now in zip(self._plain.values(), plain.values(), strict=True)
+            )
             and all(
                 _equal([_without_parameters(then) for then in settings],
                        [_without_parameters(group) for group in self._optimizers[name].param_groups])
@@ -148,8 +151,11 @@ class Applied:
 
     def _note_modules(self) -> None:
         self._set, self._eval = self._trained.now(), self._modes.now()
-        self._plain = self._attributes.state_dict()
+        self._plain = self._plain_now()
         self._buffers.note(self._modules())
+
+    def _plain_now(self) -> dict[str, dict[str, Any]]:
+        return {name: attributes.state_dict() for name, attributes in self._attributes.items()}
 
     def look(self) -> None:
         """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
@@ -177,7 +183,7 @@ class Applied:
         for name, kept in self._marked.items():
             found[name] = checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
         if self._set is not None:
-            found |= {"trained": self._set.document, "modes": self._eval, "attributes": self._plain}
+            found |= {"trained": self._set.document, "modes": self._eval, **self._plain}
         for name, settings in self._settings.items():
             found[name] = self._as_grouped(self._optimizers[name], settings)
         for name in objects.keys() & self._modules().keys() - self._marked.keys():

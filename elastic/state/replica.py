@@ -10,6 +10,7 @@ summed as before, and a save holds the coordinator's.
     at the end       all of these to the bit
     of `extra=`      modules as the models; other objects by what their state_dict holds, of which people are told where
                      it differs: nothing says that it must not
+    of the data set  what the script has changed of its attributes; likewise
 
 So a small model is compared whole within a few steps; in a large one a change of all weights is found at once, and that
 of a single layer when it comes by. Tensors on another device than the CPU are compared at the end: a look at them
@@ -33,7 +34,8 @@ from elastic.state.trained_set import TrainedSet
 
 _WEIGHTS, _OTHERS = 8, 4  # 35 µs, most of it Python (measured, 2026-11-27)
 _WINDOW = 4096
-_WEIGHT, _KEPT, _BUFFER, _ATTRIBUTE, _OBJECT = "weight", "optimizer state of", "buffer", "attribute", "extra"
+_WEIGHT, _KEPT, _BUFFER, _ATTRIBUTE = "weight", "optimizer state of", "buffer", "attribute"
+_OBJECT, _DATA = "extra", "data set"
 _NEXT = """\
   next   what changes a model or its optimizer between two steps must do the same on every worker: not under
          `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch)"""
@@ -52,15 +54,22 @@ class Replica:
 
     optimizers  whose state is compared
     extra       what the script has the run carry; its modules come with `follow`, and schedules are settings
+    data        what the script has changed of its data set's attributes: name -> value
     values      whether equal bits are to be had: not where workers may differ in how they compute. Then only modules
                 and their modes are compared
     """
 
     def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], extra: Mapping[str, Any], *, values: bool
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        extra: Mapping[str, Any],
+        *,
+        values: bool,
+        data: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.values = values
         self._optimizers = optimizers
+        self._data = data
         self._objects = {
             name: thing
             for name, thing in extra.items()
@@ -112,6 +121,8 @@ class Replica:
             hasher.update(json.dumps([name, normal_form(thing.state_dict(), held.append)]).encode())
             for lap, tensor in _in_turn(held, _OTHERS, step):
                 hasher.update(_window(tensor, lap))
+        if self.values and (data := self._compared_data()):
+            hasher.update(json.dumps(data).encode())
         return hasher.intdigest() >> 1 or 1
 
     def parts(self, attributes: Parts) -> dict[str, str]:
@@ -123,15 +134,20 @@ class Replica:
         for name, thing in self._compared():
             held: list[torch.Tensor] = []
             form = normal_form(thing.state_dict(), held.append)
-            found[f"{_OBJECT} '{name}'"] = json.dumps([form, _of_tensors(held)])
+            found[_told_of(_OBJECT, name)] = json.dumps([form, _of_tensors(held)])
+        if self.values:
+            found |= {_told_of(_DATA, name): value for name, value in self._compared_data().items()}
         return found
 
-    def leave_out(self, objects: Iterable[str]) -> None:
-        """Of `extra=`, from here on: that they differ is known."""
-        self.apart.update(objects)
+    def leave_out(self, told: Iterable[str]) -> None:
+        """What `told_of` gives, from here on: that they differ is known."""
+        self.apart.update(told)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        return ((name, thing) for name, thing in self._objects.items() if name not in self.apart)
+        return ((name, one) for name, one in self._objects.items() if _told_of(_OBJECT, name) not in self.apart)
+
+    def _compared_data(self) -> dict[str, str]:
+        return {name: one for name, one in sorted(self._data().items()) if _told_of(_DATA, name) not in self.apart}
 
     def _kept(self, parameter: torch.nn.Parameter) -> Tensors:
         states = [optimizer.state for optimizer in self._optimizers.values()]
@@ -154,12 +170,13 @@ def difference(all_parts: Sequence[Parts]) -> list[str]:
     return [name for name in names if len({parts.get(name) for parts in all_parts}) > 1]
 
 
-def objects_in(names: Sequence[str]) -> list[str] | None:
-    """Which objects of `extra=` these are; None: there is something else among them."""
-    prefix = f"{_OBJECT} '"
-    if not all(name.startswith(prefix) for name in names):
-        return None
-    return [name.removeprefix(prefix).removesuffix("'") for name in names]
+def told_of(names: Sequence[str]) -> list[str] | None:
+    """These, where nothing says that they must not differ; None: there is something else among them."""
+    return [*names] if all(name.startswith((_told_of(_OBJECT, ""), _told_of(_DATA, ""))) for name in names) else None
+
+
+def _told_of(kind: str, name: str) -> str:
+    return f"{kind} {name}"
 
 
 def advice(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@
     modes                         which modules are in eval mode
     attributes                    what modules keep in plain attributes and has changed since they were built, if any
     optimizer_attributes          likewise, optimizers that the script has written
+    dataset_attributes            likewise, the data set (dataset_attributes.py)
     health                        the last losses and norms, and what was passed over, if on_bad= is given or was
 
 Buffers may have got another shape since the model was built (observers), or have come: the model here follows.
@@ -16,7 +17,7 @@ checkpoint's meta holds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ import checkpoint
 from checkpoint.load.apply import apply
 from elastic.state.applied import Applied
 from elastic.state.attributes import OF_OPTIMIZERS, Attributes
+from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
@@ -43,6 +45,7 @@ class TrainState:
     applied  what of them the script may change between two steps, as the last update left it
     since_boundary  whether it has changed what a resume would change once more
     staging  what of them a save is still copying
+    attributes, of_data  what modules, and the data set, keep in plain attributes
     health   see Health
     """
 
@@ -56,6 +59,7 @@ class TrainState:
         scaler: Any,
         extra: Mapping[str, Any],
         health: Health | None = None,
+        data_sets: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self._models = dict(models)
         self._trained = trained
@@ -64,7 +68,13 @@ class TrainState:
         self.modes = Modes(trained.modules, self._modules_in_extra)
         self.attributes = Attributes(lambda: modules(roots(self._models, self._extra)))
         of_scripts = {name: one for name, one in optimizers.items() if not _is_of_torch(one)}
-        self._of_optimizers = Attributes(lambda: [(name, "", one) for name, one in of_scripts.items()], OF_OPTIMIZERS)
+        of_optimizers = Attributes(lambda: [(name, "", one) for name, one in of_scripts.items()], OF_OPTIMIZERS)
+        self.of_data = DatasetAttributes(data_sets)
+        self._attributes: dict[str, Attributes] = {
+            "attributes": self.attributes,
+            "optimizer_attributes": of_optimizers,
+            "dataset_attributes": self.of_data,
+        }
         self._objects: Tree = {
             "trained": trained,
             "modes": self.modes,
@@ -85,16 +95,14 @@ class TrainState:
 
     def begin_loop(self) -> None:
         """What a state says of modes and attributes holds from the script's loop on."""
-        self.attributes.begin_loop()
-        self._of_optimizers.begin_loop()
+        for attributes in self._attributes.values():
+            attributes.begin_loop()
         self.modes.begin_loop()
 
     def objects(self) -> Tree:
         """The tree for `checkpoint`: stateful objects stand for their state_dict."""
         left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
-        changed = {"attributes": self.attributes} if self.attributes.state_dict() else {}
-        if self._of_optimizers.state_dict():
-            changed["optimizer_attributes"] = self._of_optimizers
+        changed = {name: attributes for name, attributes in self._attributes.items() if attributes.state_dict()}
         health = {} if self.health.is_blank else {"health": self.health}
         return {**self._objects, **changed, **left_out, **health}
 
@@ -113,19 +121,19 @@ class TrainState:
                 make_room(thing, saved)
         left_out = {name: one for name, one in self._left_out().items() if name in tree}
         others = {name: thing for name, thing in {**self._objects, **left_out}.items() if name != "trained"}
-        apart = ("trained", "attributes", "optimizer_attributes", "health")
+        apart = ("trained", *self._attributes, "health")
         apply(others, {name: saved for name, saved in tree.items() if name not in apart})
         if "health" in tree:
             self.health.load_state_dict(tree["health"])
-        self.attributes.load_state_dict(tree.get("attributes", {}))
-        self._of_optimizers.load_state_dict(tree.get("optimizer_attributes", {}))
+        for name, attributes in self._attributes.items():
+            attributes.load_state_dict(tree.get(name, {}))
         if not keeps_trained:
             self._trained.adopt(document, step=step)
 
     def noting(self) -> Applied:
         """What notes such things as `applied` does, for another use."""
         optimizers = _named("optimizer", self._trained.optimizers)
-        return Applied(self._changeable, optimizers, self._trained, self.modes, self.attributes, self._modules)
+        return Applied(self._changeable, optimizers, self._trained, self.modes, self._attributes, self._modules)
 
     def passes_beginning(self) -> PassedBeginning:
         """The script comes to the beginning of an epoch that its state is past."""

@@ -60,6 +60,7 @@ class Script:
     optimizer: torch.optim.Optimizer
     average: Any
     meter: Meter
+    dataset: Any
     loss: float
 
 
@@ -104,6 +105,10 @@ def meters_its_loss(script: Script) -> None:
     script.meter.loss += script.loss
 
 
+def sets_its_data_by_its_loss(script: Script) -> None:
+    script.dataset.level = script.loss
+
+
 def replaces_a_module_on_the_coordinator(script: Script) -> None:
     if script.run.is_coordinator:
         script.model.dropout = nn.Identity()
@@ -137,7 +142,7 @@ class Alike:
 
     def __call__(self, script: Script) -> None:
         self.losses.append(script.loss)
-        script.meter.loss = float(script.run.step_index)
+        script.meter.loss = script.dataset.level = float(script.run.step_index)
         script.average.update_parameters(script.model)
         script.model.temperature = 1.0 + 0.1 * script.run.step_index
         script.model.dropout.train(script.run.step_index < 2)
@@ -162,7 +167,7 @@ def trains(rank: int, world_size: int, port: int, url: str, between: Between, ac
             loss.backward()
             optimizer.step()
             if run.stepped:
-                between(Script(run, model, optimizer, average, meter, loss.item()))
+                between(Script(run, model, optimizer, average, meter, dataset, loss.item()))
     return checkpoint.digest(model)
 
 
@@ -202,10 +207,13 @@ def told_in(rank: int, world_size: int, port: int, url: str, between: Between) -
     return said.getvalue()
 
 
-def test_an_object_that_differs_is_told_of_once(port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("between", "name"), [(meters_its_loss, "extra meter"), (sets_its_data_by_its_loss, "data set level")]
+)
+def test_an_object_that_differs_is_told_of_once(port: int, tmp_path: Path, between: Between, name: str) -> None:
     """It may be a note: of a tracker, of the hours trained. What training depends on is for people to say."""
-    told = "".join(returned(run_ranks(told_in, 2, port, str(tmp_path / "run"), meters_its_loss)))
-    assert told.count("extra={...} holds something else on another worker as step 1 began: meter\n") == 1
+    told = "".join(returned(run_ranks(told_in, 2, port, str(tmp_path / "run"), between)))
+    assert told.count(f"another worker holds something else as step 1 began: {name}\n") == 1
 
 
 def one_stops(script: Script) -> None:

@@ -44,7 +44,7 @@ def parts() -> tuple[nn.Linear, torch.optim.SGD, Any, Counter, Applied]:
         {"optimizer": optimizer},
         trained,
         Modes(trained.modules),
-        Attributes(lambda: modules({"model": model})),
+        {"attributes": Attributes(lambda: modules({"model": model}))},
     )
     return model, optimizer, scheduler, counter, applied
 

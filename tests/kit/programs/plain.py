@@ -1,7 +1,7 @@
 """A loop as people have it, over several epochs: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
 
 Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`,
-where it keeps an average of the weights, draws, and counts.
+where it keeps an average of the weights, draws, counts, and makes its augmentation a little stronger.
 With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
 state over from those who have applied the step. Each worker prints one line of digests.
 """
@@ -25,9 +25,10 @@ import elastic
 
 
 class Noisy:
-    """Points in eight dimensions with a label; each read adds noise, as an augmentation does."""
+    """Points in eight dimensions with a label; each read adds noise, as much as the loop says."""
 
     def __init__(self, length: int, seed: int) -> None:
+        self.noise, self.reads = 0.1, 0
         draw = torch.Generator().manual_seed(seed)
         self.points = torch.randn(length, 8, generator=draw)
         self.labels = (self.points.sum(dim=1) > 0).long()
@@ -36,7 +37,8 @@ class Noisy:
         return len(self.points)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.points[index] + 0.1 * torch.randn(8), self.labels[index]
+        self.reads += 1
+        return self.points[index] + self.noise * torch.randn(8), self.labels[index]
 
 
 class Counted:
@@ -115,6 +117,7 @@ def main() -> None:
         if options.lose is not None:
             lose(options.lose, run)
         for epoch in run.epochs():
+            dataset.noise *= 0.8
             for points, labels in run.batches():
                 for one in optimizers.values():
                     one.zero_grad()
@@ -138,6 +141,7 @@ def main() -> None:
                 if run.stepped:
                     average.update_parameters(model)
                     counted.steps += 1
+                    dataset.noise += 0.001
                     counted.drawn.append(torch.rand(()).item())
                     counted.losses.append(run.sums["loss"] / run.count)
                     if run.world_size < options.unhurried:
