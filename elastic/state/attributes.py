@@ -201,7 +201,7 @@ class Attributes:
         self._in_loop = True
         walked = self._walk()
         self._built = {
-            _module_name(root, path): Noted(module, own=self._passed_over(module)) for root, path, module in walked
+            _module_name(root, path): Noted(module, own=self.passed_over(module)) for root, path, module in walked
         }
         carried, self._carried = self._carried, None
         if carried is not None:
@@ -216,14 +216,15 @@ class Attributes:
     def changed(self) -> Iterator[tuple[str, str, str, Any]]:
         """(root, path, attribute, value) of each that is plain and another one now."""
         for root, path, noted in self._now():
-            for key, value in self._changed(noted):
+            for key, value in self.changed_of(noted):
                 yield root, path, key, value
 
-    def _changed(self, noted: Noted) -> Iterator[tuple[str, Any]]:
+    def changed_of(self, noted: Noted) -> Iterator[tuple[str, Any]]:
+        """(attribute, value): those of one module that `changed` gives."""
         now = noted.module.__dict__
         return ((key, value) for key in noted.changed() if is_plain(value := now.get(key, ABSENT)))
 
-    def _passed_over(self, _: Any) -> frozenset[str]:
+    def passed_over(self, _: Any) -> frozenset[str]:
         """Names of attributes of a module, as it is first met."""
         return self._own
 
@@ -264,7 +265,7 @@ class Attributes:
     def _set(self, state: Mapping[str, Any]) -> None:
         for root, path, noted in self._now():
             name = _module_name(root, path)
-            for key, _ in [*self._changed(noted)]:
+            for key, _ in [*self.changed_of(noted)]:
                 if f"{name}:{key}" not in state:
                     noted.put_back(key)
             for key in [known.removeprefix(f"{name}:") for known in state if known.startswith(f"{name}:")]:
@@ -278,7 +279,7 @@ class Attributes:
             name = _module_name(root, path)
             noted = self._built.get(name)
             if noted is None:
-                noted = self._built[name] = Noted(module, own=self._passed_over(module))
+                noted = self._built[name] = Noted(module, own=self.passed_over(module))
             elif noted.module is not module:
                 noted.take_place(module)
             found.append((root, path, noted))

@@ -58,12 +58,12 @@ class DatasetAttributes(Attributes):
         self._found = [*self._data_sets()]
         return [("dataset", str(number) if number else "", one) for number, one in enumerate(self._found)]
 
-    def _passed_over(self, data_set: Any) -> frozenset[str]:
+    def passed_over(self, data_set: Any) -> frozenset[str]:
         return frozenset(key for key, value in vars(data_set).items() if not _is_carried(value))
 
-    def _changed(self, noted: Noted) -> Iterator[tuple[str, Any]]:
+    def changed_of(self, noted: Noted) -> Iterator[tuple[str, Any]]:
         of_reading = self._of_reading.get(id(noted.module), ())
-        return ((key, one) for key, one in super()._changed(noted) if key not in of_reading and _is_carried(one))
+        return ((key, one) for key, one in super().changed_of(noted) if key not in of_reading and _is_carried(one))
 
 
 def _is_carried(value: Any) -> bool:
