@@ -118,6 +118,25 @@ def data_sets(roots: tuple[Any, ...]) -> Iterator[Any]:
             waiting.extend(several[:_ITEMS])
 
 
+_TRANSFORMS = ("transform", "transforms", "target_transform")
+
+
+def data_sets_and_transforms(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """The data sets, then what stands under the names that torchvision gives to transforms, and in lists of these."""
+    found = [*data_sets(roots)]
+    yield from found
+    waiting, seen = deque(found), set(map(id, found))
+    while waiting and len(seen) < _ITEMS:
+        one = waiting.popleft()
+        for name in _TRANSFORMS:
+            held = vars(one).get(name)
+            for transform in held[:_ITEMS] if isinstance(held, (list, tuple)) else (held,):
+                if id(transform) not in seen and isinstance(getattr(transform, "__dict__", None), dict):
+                    seen.add(id(transform))
+                    waiting.append(transform)
+                    yield transform
+
+
 def holders(roots: tuple[Any, ...], *, beside: Collection[str] = ()) -> Iterator[Any]:
     """Objects with attributes, each once; the nearest first. beside: packages whose objects are not looked into"""
     waiting, seen, found = deque(roots), set[int](), 0

@@ -21,7 +21,7 @@ import torch
 
 from checkpoint import linux
 from elastic.data.data_plan import Examples
-from elastic.data.dataset_changes import data_sets
+from elastic.data.dataset_changes import data_sets_and_transforms
 from elastic.data.loader import Loader, read_once
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import PeerLost
@@ -91,7 +91,7 @@ class Session:
             scaler=config.scaler,
             extra=config.extra,
             health=Health(config.on_bad),
-            data_sets=partial(data_sets, (config.dataset,)),
+            data_sets=partial(data_sets_and_transforms, (config.dataset,)),
         )
         comparable = not config.accept and (config.mode == "exact" or config.device.type == "cpu")
         of_data = self.train_state.of_data.now

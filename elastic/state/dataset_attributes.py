@@ -3,9 +3,9 @@
 Which examples training sees depends on it, and no sampler's state has it. So it travels with the state, as what modules
 keep does (attributes.py), and what is done to it at an epoch's beginning is done once (passed_beginning.py).
 
-Carried are numbers, strings, None, and short tuples, lists and dicts of these, of the data set and of those that it is
-made of (Subset and the like). Not what reading an example changes, a count of reads or a place in an open file: each
-worker has its own of that. Nor tensors and arrays: they are data.
+Carried are numbers, strings, None, and short tuples, lists and dicts of these, of the data set, of those that it is
+made of (Subset and the like), and of their transforms. Not what reading an example changes, a count of reads or a place
+in an open file: each worker has its own of that. Nor tensors and arrays: they are data.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 
-from elastic.state.attributes import ABSENT, Attributes, Noted, is_plain
+from elastic.state.attributes import ABSENT, OF_MODULES, Attributes, Noted, is_plain
 
 _NONE: Set[str] = frozenset()
+_OF_MODULES = OF_MODULES - {"training"}
 _LOOKED_WITHIN = 16  # reads, the first ones: later ones are looked at for other objects alone
 
 
 class DatasetAttributes(Attributes):
     """Also a context for each read in this process.
 
-    data_sets  the script's, and those that it is made of; looked up anew at each step
+    data_sets  the script's first, those that it is made of, and transforms; looked up anew at each step
     """
 
     def __init__(self, data_sets: Callable[[], Iterable[Any]]) -> None:
@@ -52,14 +53,19 @@ class DatasetAttributes(Attributes):
 
     def now(self) -> dict[str, str]:
         """What is carried: name -> its value as people read it."""
-        return {f"{path}.{key}" if path else key: repr(value) for _, path, key, value in self.changed()}
+        found = {}
+        for _, path, key, value in self.changed():
+            name = f"{type(self._found[int(path)]).__name__} {path}.{key}" if path else key
+            found[name] = repr(value)
+        return found
 
     def _walked(self) -> list[tuple[str, str, Any]]:
         self._found = [*self._data_sets()]
         return [("dataset", str(number) if number else "", one) for number, one in enumerate(self._found)]
 
     def passed_over(self, data_set: Any) -> frozenset[str]:
-        return frozenset(key for key, value in vars(data_set).items() if not _is_carried(value))
+        of_modules = _OF_MODULES if isinstance(data_set, torch.nn.Module) else _NONE  # transforms may be some
+        return frozenset(key for key, value in vars(data_set).items() if key in of_modules or not _is_carried(value))
 
     def changed_of(self, noted: Noted) -> Iterator[tuple[str, Any]]:
         of_reading = self._of_reading.get(id(noted.module), ())

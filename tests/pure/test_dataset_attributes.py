@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Dataset, Subset
 
-from elastic.data.dataset_changes import data_sets
+from elastic.data.dataset_changes import data_sets_and_transforms
 from elastic.state.dataset_attributes import DatasetAttributes
 
 
@@ -28,7 +29,7 @@ class Images(Dataset[Any]):
 
 
 def of(data: Any) -> DatasetAttributes:
-    attributes = DatasetAttributes(lambda: data_sets((data,)))
+    attributes = DatasetAttributes(lambda: data_sets_and_transforms((data,)))
     attributes.begin_loop()
     return attributes
 
@@ -101,4 +102,26 @@ def test_data_sets_within_are_told_apart() -> None:
     attributes = of(outer)
     data.scale = 2.0
     assert attributes.state_dict() == {"dataset.1:scale": 2.0}
-    assert attributes.now() == {"1.scale": "2.0"}
+    assert attributes.now() == {"Images 1.scale": "2.0"}
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.strength = 0.1
+
+
+class Compose:
+    def __init__(self) -> None:
+        self.transforms = [nn.Dropout(0.1), Jitter(), str]
+
+
+def test_transforms_follow_the_script_too() -> None:
+    """In a list, and where they are modules, whose own machinery stays."""
+    data = Images()
+    data.transform = Compose()  # type: ignore[attr-defined]
+    attributes = of(Subset(data, range(2)))
+    dropout, jitter, _ = data.transform.transforms  # type: ignore[attr-defined]
+    jitter.strength = 0.2
+    dropout.eval()
+    dropout.register_forward_hook(lambda *_: None)
+    assert attributes.now() == {"Dropout 3.training": "False", "Jitter 4.strength": "0.2"}
