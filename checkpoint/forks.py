@@ -4,9 +4,9 @@ Its parent's sockets and memory files are closed in it at once. A data loader's 
 belongs to for a while: a connection or a port that it held open would pass for that process, and memory that was given
 back would not be free.
 
-Its parent's garbage is never collected in it. What ends a thread waits for one that a fork does not copy: the last
-word to a broken gloo group, found by a loader process's collector, joined such a thread and was a SIGSEGV (torch 2.13,
-2026-11-27). From before the fork until all that is there is frozen, nothing is collected.
+The garbage of a parent that was ever in a process group is not collected in it. What ends a thread waits for one that a
+fork does not copy: the last word to a broken gloo group, found by a loader process's collector, joined such a thread
+and was a SIGSEGV (torch 2.13, 2026-11-27). From before a fork until all that is there is frozen, nothing is collected.
 """
 
 from __future__ import annotations
@@ -42,31 +42,46 @@ def _close_all_in_child() -> None:
     _open.clear()
 
 
-class _Collector(threading.local):
-    """Whether it is to go on after a fork: threads may fork at once."""
+class _Collector:
+    """Of this process's garbage, around its forks.
 
-    goes_on = False
+    in_child  whether what a child inherits is frozen in it
+    """
+
+    def __init__(self) -> None:
+        self.in_child = False
+        self._lock = threading.RLock()  # a signal's handler may fork, too
+        self._forks = 0  # under way, in several threads
+        self._goes_on = False
+
+    def hold(self) -> None:
+        with self._lock:
+            if self._forks == 0:
+                self._goes_on = gc.isenabled()
+                gc.disable()
+            self._forks += 1
+
+    def go_on(self) -> None:
+        with self._lock:
+            self._forks -= 1
+            if self._forks == 0 and self._goes_on:
+                gc.enable()
+
+    def go_on_in_child(self) -> None:
+        self._lock, self._forks = threading.RLock(), 0  # another thread may have held it
+        if self.in_child:
+            gc.freeze()
+        if self._goes_on:
+            gc.enable()
 
 
 _collector = _Collector()
 
 
-def _hold_collector() -> None:
-    _collector.goes_on = gc.isenabled()
-    gc.disable()
-
-
-def _let_collector_go_on() -> None:
-    if _collector.goes_on:
-        gc.enable()
-
-
-def _leave_garbage_in_child() -> None:
-    gc.freeze()
-    _let_collector_go_on()
+def leave_garbage_to_parents() -> None:
+    """From now on, in every child that is forked."""
+    _collector.in_child = True
 
 
 os.register_at_fork(after_in_child=_close_all_in_child)
-os.register_at_fork(
-    before=_hold_collector, after_in_parent=_let_collector_go_on, after_in_child=_leave_garbage_in_child
-)
+os.register_at_fork(before=_collector.hold, after_in_parent=_collector.go_on, after_in_child=_collector.go_on_in_child)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
-import checkpoint.forks  # noqa: F401  # a gloo group that a forked child collected would be its end
+from checkpoint.forks import leave_garbage_to_parents
 from elastic.errors import CollectiveFailed, PeerLost
 from elastic.group.hierarchy import hosts_of
 from elastic.group.nccl import connect as connect_nccl
@@ -375,6 +375,7 @@ class _Forming:
         ]
         own_ports = listening_ports() - before
         options._timeout = self._timeout
+        leave_garbage_to_parents()
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
         own_gpus: Any = None
         if self._device.type == "cuda":

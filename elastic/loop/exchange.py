@@ -175,9 +175,14 @@ class Exchange:
     def _compare_replicas(self, when: str, state: str) -> None:
         """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,
         CollectiveMismatch."""
-        own: dict[str, Any] = {"changed": self.buffers.plain.changed(), "apart": sorted(self._replica.apart)}
+        own: dict[str, Any] = {
+            "changed": self.buffers.plain.changed(),
+            "data": [*self._replica.data.now()],
+            "apart": sorted(self._replica.apart),
+        }
         known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
         self.buffers.plain.compare_also((*name,) for one in known for name in one["changed"])
+        self._replica.data.compare_also(name for one in known for name in one["data"])
         self._replica.leave_out(name for one in known for name in one["apart"])
         parts = self._replica.parts(self._attributes()[0])
         if len({*gather_bytes(self._group, digest_of(parts).encode())}) == 1:
@@ -223,7 +228,9 @@ class Exchange:
         # Two networks that take turns are two sets; what was trained before those two is let go.
         known = self._cached.pop(trained.trained, None)
         self.gradients = known if known is not None else self._gradient_sum(trained)
-        self._cached = dict([*self._cached.items()][-1:]) | {trained.trained: self.gradients}
+        for older in [*self._cached][:-1]:
+            self._cached.pop(older).release(in_order=False)
+        self._cached[trained.trained] = self.gradients
         self.gradients.open()
 
     def _meet(self) -> None:

@@ -47,6 +47,7 @@ from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
+from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.health import Health
 from elastic.state.modules import roots
 from elastic.state.randomness import seed_streams
@@ -91,10 +92,10 @@ class Session:
             scaler=config.scaler,
             extra=config.extra,
             health=Health(config.on_bad),
-            data_sets=partial(data_sets_and_transforms, (config.dataset,)),
+            of_data=DatasetAttributes(partial(data_sets_and_transforms, (config.dataset,)), context.console.warn),
         )
         comparable = not config.accept and (config.mode == "exact" or config.device.type == "cpu")
-        of_data = self.train_state.of_data.now
+        of_data = self.train_state.of_data
         self._replica = Replica(config.optimizers, config.extra, values=comparable, data=of_data)
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)

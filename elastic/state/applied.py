@@ -18,13 +18,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import xxhash
 
 import checkpoint
-from elastic.state.attributes import Attributes, is_same
+from elastic.state.attributes import is_same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
 from elastic.state.rewound import Rewound
@@ -37,6 +37,14 @@ Mark = tuple[int, int]
 
 _LOOKED_AT = 4096
 _LOOK_EVERY = 16  # steps, after the first ones; in between only versions are compared
+
+
+class Plain(Protocol):
+    """What keeps plain attributes: Attributes, DatasetAttributes."""
+
+    def begin_loop(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Applied:
         optimizers: Mapping[str, torch.optim.Optimizer],
         trained: Trained,
         modes: Modes,
-        attributes: Mapping[str, Attributes],
+        attributes: Mapping[str, Plain],
         modules: Callable[[], Mapping[str, torch.nn.Module]] = dict,
     ) -> None:
         self._changeable = dict(changeable)

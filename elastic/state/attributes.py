@@ -200,9 +200,7 @@ class Attributes:
             return
         self._in_loop = True
         walked = self._walk()
-        self._built = {
-            _module_name(root, path): Noted(module, own=self.passed_over(module)) for root, path, module in walked
-        }
+        self._built = {_module_name(root, path): Noted(module, own=self._own) for root, path, module in walked}
         carried, self._carried = self._carried, None
         if carried is not None:
             self._set(carried)
@@ -216,17 +214,10 @@ class Attributes:
     def changed(self) -> Iterator[tuple[str, str, str, Any]]:
         """(root, path, attribute, value) of each that is plain and another one now."""
         for root, path, noted in self._now():
-            for key, value in self.changed_of(noted):
-                yield root, path, key, value
-
-    def changed_of(self, noted: Noted) -> Iterator[tuple[str, Any]]:
-        """(attribute, value): those of one module that `changed` gives."""
-        now = noted.module.__dict__
-        return ((key, value) for key in noted.changed() if is_plain(value := now.get(key, ABSENT)))
-
-    def passed_over(self, _: Any) -> frozenset[str]:
-        """Names of attributes of a module, as it is first met."""
-        return self._own
+            now = noted.module.__dict__
+            for key in noted.changed():
+                if is_plain(value := now.get(key, ABSENT)):
+                    yield root, path, key, value
 
     def changed_names(self) -> list[tuple[str, str, str, bool]]:
         """(root, path, attribute, whether it is a cache) of what `changed` gives, and of what had changed before on any
@@ -264,9 +255,9 @@ class Attributes:
 
     def _set(self, state: Mapping[str, Any]) -> None:
         for root, path, noted in self._now():
-            name = _module_name(root, path)
-            for key, _ in [*self.changed_of(noted)]:
-                if f"{name}:{key}" not in state:
+            now, name = noted.module.__dict__, _module_name(root, path)
+            for key in noted.changed():
+                if is_plain(now.get(key, ABSENT)) and f"{name}:{key}" not in state:
                     noted.put_back(key)
             for key in [known.removeprefix(f"{name}:") for known in state if known.startswith(f"{name}:")]:
                 set_plain(noted.module, key, state[f"{name}:{key}"])
@@ -279,7 +270,7 @@ class Attributes:
             name = _module_name(root, path)
             noted = self._built.get(name)
             if noted is None:
-                noted = self._built[name] = Noted(module, own=self.passed_over(module))
+                noted = self._built[name] = Noted(module, own=self._own)
             elif noted.module is not module:
                 noted.take_place(module)
             found.append((root, path, noted))

@@ -29,6 +29,7 @@ import torch
 import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.normal_form import PLAIN_TENSORS, is_readable, normal_form
 from elastic.state.trained_set import TrainedSet
 
@@ -54,7 +55,7 @@ class Replica:
 
     optimizers  whose state is compared
     extra       what the script has the run carry; its modules come with `follow`, and schedules are settings
-    data        what the script has changed of its data set's attributes: name -> value
+    data        the data set's attributes
     values      whether equal bits are to be had: not where workers may differ in how they compute. Then only modules
                 and their modes are compared
     """
@@ -65,11 +66,11 @@ class Replica:
         extra: Mapping[str, Any],
         *,
         values: bool,
-        data: Callable[[], Mapping[str, str]] = dict,
+        data: DatasetAttributes | None = None,
     ) -> None:
         self.values = values
         self._optimizers = optimizers
-        self._data = data
+        self.data = data or DatasetAttributes()
         self._objects = {
             name: thing
             for name, thing in extra.items()
@@ -147,7 +148,7 @@ class Replica:
         return ((name, one) for name, one in self._objects.items() if _told_of(_OBJECT, name) not in self.apart)
 
     def _compared_data(self) -> dict[str, str]:
-        return {name: one for name, one in sorted(self._data().items()) if _told_of(_DATA, name) not in self.apart}
+        return {name: one for name, one in sorted(self.data.now().items()) if _told_of(_DATA, name) not in self.apart}
 
     def _kept(self, parameter: torch.nn.Parameter) -> Tensors:
         states = [optimizer.state for optimizer in self._optimizers.values()]

@@ -17,14 +17,14 @@ checkpoint's meta holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 import checkpoint
 from checkpoint.load.apply import apply
-from elastic.state.applied import Applied
+from elastic.state.applied import Applied, Plain
 from elastic.state.attributes import OF_OPTIMIZERS, Attributes
 from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.health import Health
@@ -59,7 +59,7 @@ class TrainState:
         scaler: Any,
         extra: Mapping[str, Any],
         health: Health | None = None,
-        data_sets: Callable[[], Iterable[Any]] = tuple,
+        of_data: DatasetAttributes | None = None,
     ) -> None:
         self._models = dict(models)
         self._trained = trained
@@ -69,12 +69,9 @@ class TrainState:
         self.attributes = Attributes(lambda: modules(roots(self._models, self._extra)))
         of_scripts = {name: one for name, one in optimizers.items() if not _is_of_torch(one)}
         of_optimizers = Attributes(lambda: [(name, "", one) for name, one in of_scripts.items()], OF_OPTIMIZERS)
-        self.of_data = DatasetAttributes(data_sets)
-        self._attributes: dict[str, Attributes] = {
-            "attributes": self.attributes,
-            "optimizer_attributes": of_optimizers,
-            "dataset_attributes": self.of_data,
-        }
+        self.of_data = of_data or DatasetAttributes()
+        self._of_models: dict[str, Plain] = {"attributes": self.attributes, "optimizer_attributes": of_optimizers}
+        self._attributes = {**self._of_models, "dataset_attributes": self.of_data}
         self._objects: Tree = {
             "trained": trained,
             "modes": self.modes,
@@ -130,14 +127,15 @@ class TrainState:
         if not keeps_trained:
             self._trained.adopt(document, step=step)
 
-    def noting(self) -> Applied:
-        """What notes such things as `applied` does, for another use."""
+    def noting(self, *, data: bool = True) -> Applied:
+        """What notes such things as `applied` does, for another use. data: the data set, too"""
         optimizers = _named("optimizer", self._trained.optimizers)
-        return Applied(self._changeable, optimizers, self._trained, self.modes, self._attributes, self._modules)
+        attributes = self._attributes if data else self._of_models
+        return Applied(self._changeable, optimizers, self._trained, self.modes, attributes, self._modules)
 
     def passes_beginning(self) -> PassedBeginning:
         """The script comes to the beginning of an epoch that its state is past."""
-        return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
+        return PassedBeginning(self.noting(data=False), self._put_back, self._trained.optimizers, self.of_data)
 
     def _put_back(self, noted: Applied, step: int) -> None:
         now = checkpoint.encode(noted.tree(self.objects()))

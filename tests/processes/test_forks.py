@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import HashStore, ProcessGroupGloo
 
+from checkpoint.forks import leave_garbage_to_parents
 from tests.kit.ranks import returned, run_ranks
 
 FORKS = 20
@@ -31,6 +33,7 @@ def a_gloo_group() -> ProcessGroupGloo:
 
 
 def forks_while_a_broken_group_is_garbage(rank: int, world_size: int) -> list[int]:
+    leave_garbage_to_parents()
     gc.collect()
     gc.disable()
     Cycle(a_gloo_group())
@@ -52,25 +55,26 @@ def test_a_child_collects_no_garbage_of_its_parent() -> None:
 def forks_in_threads(rank: int, world_size: int) -> tuple[bool, bool, set[int]]:
 
     ended: list[int] = []
+    sys.setswitchinterval(1e-5)
 
-    def many() -> None:
+    def many(on: bool) -> None:
         for _ in range(FORKS):
             pid = os.fork()
             if pid == 0:
-                os._exit(0)
+                os._exit(0 if gc.isenabled() == on else 3)
             ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
-    threads = [threading.Thread(target=many) for _ in range(4)]
+    threads = [threading.Thread(target=many, args=(True,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     on = gc.isenabled()
     gc.disable()
-    many()
+    many(False)
     return on, gc.isenabled(), set(ended)
 
 
-def test_the_parent_s_collector_is_as_it_was() -> None:
-    """After forks of several threads at once, too, and where a script has switched it off."""
+def test_collectors_are_as_the_parent_s_was() -> None:
+    """In parent and child, after forks of several threads at once, too, and where a script has switched it off."""
     assert returned(run_ranks(forks_in_threads, 1, within_s=60.0)) == [(True, False, {0})]

@@ -154,7 +154,8 @@ class Alike:
 def trains(rank: int, world_size: int, port: int, url: str, between: Between, accept: list[str]) -> str:
     as_worker_of_torchrun(rank, world_size, port)
     elastic.seed(1)
-    dataset = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
+    dataset: Any = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
+    dataset.level = 0.0
     model, meter = Scaled(), Meter()
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class Evaluations:
             buffers = session.exchange.buffers
             collate = collate_fn or context.config.collate_fn
             batched = (batch_size, collate)
-            at_work = (sign, session.seed)
+            at_work = (sign, session.seed, session.train_state.of_data)
             return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
@@ -108,7 +108,7 @@ def evaluate(
     batched: tuple[int | None, Callable[[list[Any]], Any] | None],
     position: tuple[int, int, int],
     ordinal: int,
-    at_work: tuple[Callable[[Phase], None], Callable[[int], None]],
+    at_work: tuple[Callable[[Phase], None], Callable[[int], None], AbstractContextManager[None]],
     buffers: Buffers,
 ) -> dict[str, Any]:
     """See Run.evaluate.
@@ -116,13 +116,14 @@ def evaluate(
     batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
     ordinal   which evaluation since the last update, from 1
-    at_work   tells with every batch what this worker is at, see membership/progress.py; and seeds all generators
+    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; and is a
+              context for each read
     buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
               all batches see the same ones, whoever computes them, and the run goes on with those that it had
 
     Raises PeerLost, CollectiveMismatch.
     """
-    (batch_size, collate_fn), (sign, seed_all) = batched, at_work
+    (batch_size, collate_fn), (sign, seed_all, reading) = batched, at_work
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
@@ -137,6 +138,7 @@ def evaluate(
         observer=Observer(),
         collate_fn=collate_fn,
         interrupt=group.check,
+        reading=reading,
         **config.loading(),
     )
     plan = schedule(batches, batches, tuple(dealt))

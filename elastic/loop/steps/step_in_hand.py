@@ -227,6 +227,7 @@ class StepInHand:
     def begin(self, exchange: Exchange) -> None:
         self.share_sums, self.indices_read, self.counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
+        self.session.train_state.of_data.step_begins()
         trained = exchange.begin(self.index, again=self.attempt > 0)
         self.session.body.begin(self.index, trained)
 

@@ -1,7 +1,7 @@
 """Training without a garbage collector: python -m tests.kit.programs.let_go URL [--loop plain] [--steps N].
 
-What a view leaves behind must go by itself: after each step a worker fails that still holds more than one group, or
-the exchange of a view that is over.
+What a view leaves behind must go by itself, and what summed the gradients of parameters that are not trained any more:
+after each step a worker fails that still holds it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.group.form import DistributedGroup
+from elastic.group.gradients import GradientSum
 from elastic.loop.exchange import Exchange
 
 _WORKERS = 3
 
 
-def look(run: elastic.Run) -> None:
-    """Raises AssertionError. Waits a moment for those who are to come back."""
-    held = Counter(
-        type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, (DistributedGroup, Exchange))
-    )
-    assert max(held.values()) == 1, f"step {run.step_index}, generation {run.generation}: {dict(held)}"
+def look(run: elastic.Run, model: nn.Sequential) -> None:
+    """Raises AssertionError. Three sets of parameters take turns. Waits a moment for those who are to come back."""
+    kinds = DistributedGroup, Exchange, GradientSum
+    held = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
+    most = Counter({DistributedGroup.__name__: 1, Exchange.__name__: 1, GradientSum.__name__: 2})
+    assert held <= most, f"step {run.step_index}, generation {run.generation}: {dict(held)}"
+    first, last = model[0].bias, model[3].bias
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(last, torch.Tensor)
+    first.requires_grad_(run.step_index % 3 != 0)
+    last.requires_grad_(run.step_index % 3 != 1)
     if run.world_size < _WORKERS:
         time.sleep(0.1)
 
@@ -58,7 +64,7 @@ def main() -> None:
             for step in run:
                 for x, y in step:
                     step.backward(F.cross_entropy(model(x), y, reduction="sum"), count=len(y))
-                look(run)
+                look(run, model)
             return
         for x, y in run.batches():
             optimizer.zero_grad()
@@ -67,7 +73,7 @@ def main() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             if run.stepped:
-                look(run)
+                look(run, model)
 
 
 if __name__ == "__main__":
