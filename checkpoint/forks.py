@@ -56,10 +56,10 @@ class _Collector:
 
     def hold(self) -> None:
         with self._lock:
-            if self._forks == 0:
+            self._forks += 1
+            if self._forks == 1:
                 self._goes_on = gc.isenabled()
                 gc.disable()
-            self._forks += 1
 
     def go_on(self) -> None:
         with self._lock:

@@ -60,7 +60,7 @@ class Applied:
     changeable  name -> object with a state_dict: schedulers, extras
     optimizers  name -> optimizer, of which only the groups may change between steps: their settings and parameters
     trained     what is trained, which may change as well; modes: likewise
-    attributes  likewise; name in the state -> those of modules, of optimizers, of the data set
+    attributes  likewise; name in the state -> those of modules, of optimizers
     modules     name -> module, of which only the buffers may; looked up at each step
     """
 

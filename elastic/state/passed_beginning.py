@@ -3,8 +3,7 @@ or a worker joins, in the epoch's midst.
 
 There the script passes the beginning like any other: it lowers a learning rate, unfreezes layers and gives them a group
 of their own, resets an average. The state that came has all that, so afterwards it is put back as it came. Weights, and
-what optimizers keep beside them, are not copied for this: where the script writes to them, it is refused. Of the data
-set see dataset_attributes.py.
+what optimizers keep beside them, are not copied for this: where the script writes to them, it is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 
 from elastic.errors import StepError
 from elastic.state.applied import Applied
-from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.reached import watch
 
 
@@ -25,7 +23,6 @@ class PassedBeginning:
 
     noted     notes what there is, here
     put_back  gives every object what was noted; called with `noted`, and how many steps are applied
-    of_data   what the script changes of its data set
     """
 
     def __init__(
@@ -33,10 +30,7 @@ class PassedBeginning:
         noted: Applied,
         put_back: Callable[[Applied, int], None],
         optimizers: Mapping[str, torch.optim.Optimizer],
-        of_data: DatasetAttributes,
     ) -> None:
-        self._of_data = of_data
-        of_data.leave_as_built()
         self._noted = noted
         self._put_back = put_back
         self._optimizers = list(optimizers.values())
@@ -59,7 +53,6 @@ class PassedBeginning:
             )
         if not self._noted.is_as_noted():
             self._put_back(self._noted, step)
-        self._of_data.passed_beginning()
 
     def close(self) -> None:
         self._unwatch()

@@ -7,7 +7,7 @@
     modes                         which modules are in eval mode
     attributes                    what modules keep in plain attributes and has changed since they were built, if any
     optimizer_attributes          likewise, optimizers that the script has written
-    dataset_attributes            likewise, the data set (dataset_attributes.py)
+    dataset_attributes            likewise, the data set; it is not set, see dataset_attributes.py
     health                        the last losses and norms, and what was passed over, if on_bad= is given or was
 
 Buffers may have got another shape since the model was built (observers), or have come: the model here follows.
@@ -127,15 +127,14 @@ class TrainState:
         if not keeps_trained:
             self._trained.adopt(document, step=step)
 
-    def noting(self, *, data: bool = True) -> Applied:
-        """What notes such things as `applied` does, for another use. data: the data set, too"""
+    def noting(self) -> Applied:
+        """What notes such things as `applied` does, for another use."""
         optimizers = _named("optimizer", self._trained.optimizers)
-        attributes = self._attributes if data else self._of_models
-        return Applied(self._changeable, optimizers, self._trained, self.modes, attributes, self._modules)
+        return Applied(self._changeable, optimizers, self._trained, self.modes, self._of_models, self._modules)
 
     def passes_beginning(self) -> PassedBeginning:
         """The script comes to the beginning of an epoch that its state is past."""
-        return PassedBeginning(self.noting(data=False), self._put_back, self._trained.optimizers, self.of_data)
+        return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
 
     def _put_back(self, noted: Applied, step: int) -> None:
         now = checkpoint.encode(noted.tree(self.objects()))

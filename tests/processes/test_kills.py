@@ -59,7 +59,7 @@ def test_whatever_is_killed_whenever_no_save_is_torn_and_the_run_is_the_undistur
         assert (latest.step if latest else 0) >= max(newest, reported), said
         newest = latest.step if latest else 0
         if victim in ("agent", "all"):
-            os.waitid(os.P_PID, run.pids()[0], os.WEXITED | os.WNOWAIT)  # it was killed
+            has_ended(run, run.pids()[0])
             run.start()
 
     goes_on(run)
@@ -78,6 +78,14 @@ def goes_on(run: Cluster) -> None:
     """Returns once a step was applied after this moment."""
     since_s = time.time()
     run.wait_for(lambda event: event["event"] == "step_applied" and event["t"] > since_s, within_s=WITHIN_S)
+
+
+def has_ended(run: Cluster, agent: int) -> None:
+    """Returns once an agent that was killed is gone."""
+    deadline = time.monotonic() + WITHIN_S
+    while run.exit_codes()[agent] is None:
+        assert time.monotonic() < deadline, f"agent {agent} was killed, and runs"
+        time.sleep(0.01)
 
 
 def strike(run: Cluster, wanted: str, draw: random.Random) -> str:

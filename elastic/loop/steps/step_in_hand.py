@@ -227,7 +227,7 @@ class StepInHand:
     def begin(self, exchange: Exchange) -> None:
         self.share_sums, self.indices_read, self.counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
-        self.session.train_state.of_data.step_begins()
+        self.session.train_state.of_data.step_begins(in_midst=self.step_in_epoch > 0)
         trained = exchange.begin(self.index, again=self.attempt > 0)
         self.session.body.begin(self.index, trained)
 

@@ -1,7 +1,7 @@
 """A loop as people have it, over several epochs: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
 
 Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`,
-where it keeps an average of the weights, draws, counts, and makes its augmentation a little stronger.
+where it keeps an average of the weights, draws, and counts. Its augmentation grows weaker with the epochs.
 With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
 state over from those who have applied the step. Each worker prints one line of digests.
 """
@@ -117,7 +117,7 @@ def main() -> None:
         if options.lose is not None:
             lose(options.lose, run)
         for epoch in run.epochs():
-            dataset.noise *= 0.8
+            dataset.noise = 0.1 * 0.8**epoch
             for points, labels in run.batches():
                 for one in optimizers.values():
                     one.zero_grad()
@@ -141,7 +141,6 @@ def main() -> None:
                 if run.stepped:
                     average.update_parameters(model)
                     counted.steps += 1
-                    dataset.noise += 0.001
                     counted.drawn.append(torch.rand(()).item())
                     counted.losses.append(run.sums["loss"] / run.count)
                     if run.world_size < options.unhurried:
