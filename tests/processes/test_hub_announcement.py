@@ -110,6 +110,19 @@ def test_a_run_that_is_over_takes_its_word_back_and_no_other_s(announces: HubAnn
     assert opened.get(KEY) == others.encode()
 
 
+def test_a_run_that_is_over_at_once_takes_its_word_back(announces: HubAnnouncement, port: int) -> None:
+    """Whatever its threads had come to: the word was there before them, or they were just writing it."""
+    opened = store(port)
+    for at in range(18):
+        opened.set(KEY, json.dumps(HUB))
+        announces = HubAnnouncement([f"127.0.0.1:{port}"], KEY, HUB)
+        announces.begin()
+        time.sleep(at % 6 / 2000)
+        announces.withdraw(everywhere=True)
+        assert opened.get(KEY) == b"", at
+        wait_until(lambda: not announcing())
+
+
 def test_the_next_run_at_a_store_that_stays_waits_for_nobody(port: int, tmp_path: Path) -> None:
     """It waited for the hub of the last one, which may have been moving."""
     opened = store(port)

@@ -36,7 +36,7 @@ _LOOK_S = 0.25  # well within the last call of a round that one node may complet
 # at a store that has been told: one that was the hub before, on another side of a cut, may have told it, too
 _AGAIN_S = 5.0
 _CONNECT_S = 1.0
-_WITHDRAW_S = 2.0
+_WITHDRAW_S = 10.0  # a client of torch's store may take seconds to connect on a busy machine
 _STORE_S = 12.0  # see elastic/membership/worker/rendezvous.py
 
 
@@ -73,7 +73,7 @@ class HubAnnouncement:
         self._ended.set()
 
     def withdraw(self, *, everywhere: bool) -> None:
-        """The run is over, and was here. Stores that answer within two seconds lose what stands there of its hub.
+        """The run is over, and was here. Stores that answer within _WITHDRAW_S lose what stands there of its hub.
 
         everywhere  nobody may be going on with it on another side of a cut, so its URL says that it is over
         """
@@ -93,20 +93,23 @@ class HubAnnouncement:
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
-        announced = False
-        while not ended.is_set() or (announced and self._is_over):
-            wait_s, announced = _LOOK_S, False
+        is_there = True  # as far as is known
+        while not ended.is_set():
+            wait_s, is_there = _LOOK_S, False
             try:
                 with socket.create_connection(place, timeout=_CONNECT_S) as there:
+                    is_there = True
                     keep_alive(there)
                     self._say(place, ended)
-                    announced = not self._is_over
                     _wait_for_end(there, ended, _AGAIN_S)
             except socket.gaierror:
                 wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often
             except (OSError, DistError):
                 pass
             ended.wait(wait_s)
+        if self._is_over and is_there:  # whatever was said last, or before this thread's first look
+            with contextlib.suppress(OSError, DistError), socket.create_connection(place, timeout=_CONNECT_S):
+                self._say(place, ended)
 
     def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
         """That it is here; or, once the run is over, that it was."""
