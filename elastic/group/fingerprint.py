@@ -23,7 +23,7 @@ from types import FrameType
 import torch
 
 from elastic.errors import CollectiveMismatch, PeerLost
-from elastic.group.form import Group, Work
+from elastic.group.form import Group, Work, all_know
 
 _LAYOUT = struct.Struct("<qqqqq160s")
 _COMPARED = struct.calcsize("<qqqq")  # bytes: all but what is trained, and the site
@@ -111,7 +111,8 @@ class Announced:
 
     trained: tuple[int, ...] = ()
 
-    def __init__(self, mine: Fingerprint, pending: Work, rows: torch.Tensor) -> None:
+    def __init__(self, group: Group, mine: Fingerprint, pending: Work, rows: torch.Tensor) -> None:
+        self._group = group
         self._mine = mine
         self._pending: Work | None = pending
         self._rows = rows
@@ -141,12 +142,15 @@ class Announced:
         raise mismatch(theirs)
 
     def all_meet(self) -> bool:
-        """Whether all ranks are about to do the same. Raises PeerLost."""
+        """Whether all ranks are about to do the same: where they are not, once all know it. Raises PeerLost."""
         if self._pending is not None:
             self._pending.wait()
-            self._pending = None
         mine = self._mine.packed()[:_COMPARED]
-        return all(row[:_COMPARED] == mine for row in self._packed())
+        meet = all(row[:_COMPARED] == mine for row in self._packed())
+        if self._pending is not None and not meet:
+            all_know(self._group)
+        self._pending = None
+        return meet
 
     def _theirs(self) -> list[Fingerprint]:
         return [Fingerprint.unpacked(row) for row in self._packed()]
@@ -187,7 +191,7 @@ def announce(
     mine = Fingerprint(kind=kind, step=step, ordinal=ordinal, batches=batches, trained=trained, site=site)
     rows = torch.empty(group.world_size * _LAYOUT.size, dtype=torch.uint8)
     row = torch.frombuffer(bytearray(mine.packed()), dtype=torch.uint8)
-    return Announced(mine, group.all_gather(rows, row), rows)
+    return Announced(group, mine, group.all_gather(rows, row), rows)
 
 
 def mismatch(fingerprints: Sequence[Fingerprint]) -> CollectiveMismatch:

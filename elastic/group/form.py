@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -117,9 +118,6 @@ class Group(Protocol):
     def sever(self) -> None:
         """Ends the connections: collectives in flight fail at once, here and at the peers. From any thread."""
 
-    def part(self) -> None:
-        """Call before a last collective: peers may hang up once they have its result."""
-
     def close(self, *, abruptly: bool = False) -> None:
         """Ends connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
 
@@ -158,9 +156,6 @@ class LocalGroup:
         return
 
     def sever(self) -> None:
-        return
-
-    def part(self) -> None:
         return
 
     def close(self, *, abruptly: bool = False) -> None:
@@ -246,9 +241,6 @@ class DistributedGroup:
         nccl = self._nccl  # another thread may be closing the group
         if nccl is not None:
             nccl.abort()
-
-    def part(self) -> None:
-        self._watch.part()
 
     def close(self, *, abruptly: bool = False) -> None:
         if abruptly:  # gloo would wait for what is in flight, until its deadline
@@ -419,6 +411,13 @@ def gather_bytes(group: Group, data: bytes) -> list[bytes]:
     group.all_gather(everyones, mine).wait()
     rows: Sequence[torch.Tensor] = everyones.view(group.world_size, longest).unbind()
     return [bytes(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def all_know(group: Group) -> None:
+    """All ranks call it, with a result that ends the group. Returns when every rank has that result: who is the first
+    to have it would otherwise hang up on those that are still getting it, from rank to rank."""
+    with suppress(PeerLost):  # by one that has come to this, or nobody can tell it any more
+        gather_bytes(group, b"")
 
 
 def failed(what: str, failure: RuntimeError, *, severed: bool) -> PeerLost | CollectiveFailed:

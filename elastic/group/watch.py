@@ -22,7 +22,6 @@ from contextlib import suppress
 
 _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0x2000)
 _ON_ITS_WAY_S = 0.003
-_PARTING_S = 1.0
 
 
 class Watch:
@@ -39,13 +38,8 @@ class Watch:
         self._lock = threading.Lock()
         self._severing = False
         self._closing = False
-        self._parting = False
         self._thread = threading.Thread(target=self._watch, name="elastic-group-watch", daemon=True)
         self._thread.start()
-
-    def part(self) -> None:
-        """A last collective begins: whoever has its result may hang up, and the others get the time to have it, too."""
-        self._parting = True
 
     def sever(self) -> None:
         """Ends the connections: collectives that block in them fail here and at the peers. Idempotent."""
@@ -75,11 +69,7 @@ class Watch:
         poll.register(self._wake_read, select.POLLIN)
         for connection in self._connections:
             poll.register(connection, _HUNG_UP)
-        ready = poll.poll()
-        if self._parting and all(number != self._wake_read for number, _ in ready):
-            waking = select.poll()
-            waking.register(self._wake_read, select.POLLIN)
-            waking.poll(1000 * _PARTING_S)
+        poll.poll()
         with self._lock:
             if self._closing and not self._severing:
                 return

@@ -15,7 +15,7 @@ from elastic.data.data_plan import StepPlan
 from elastic.errors import UNTOUCHED, CollectiveMismatch, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
-from elastic.group.form import Group, gather_bytes
+from elastic.group.form import Group, all_know, gather_bytes
 from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
@@ -199,8 +199,7 @@ class Exchange:
                     "by\n         run.sums, and not by loss.item()"
                 )
             return
-        self._group.part()
-        gather_bytes(self._group, b"")  # nobody hangs up before all know it
+        all_know(self._group)
         apart = [rank for rank, there in enumerate(gathered) if there != gathered[0]]
         raise CollectiveMismatch(
             f"the workers no longer hold the same state {when}: rank 0 has another one than rank "
@@ -248,13 +247,13 @@ class Exchange:
         digests = self.announced.trained
         if len(set(digests)) <= 1:
             return
-        self._group.part()  # whoever knows first raises, and hangs up
         own = {
             "trained": self._trained.state_dict(),
             "health": self._health.state_dict(),
             "settings": settings.settings(self._settings),
         }
         gathered = gather_bytes(self._group, json.dumps(own).encode())
+        all_know(self._group)
         rank = self._group.rank
         other = next(other for other, digest in enumerate(digests) if digest != digests[rank])
         there = json.loads(gathered[other])

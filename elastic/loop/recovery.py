@@ -156,7 +156,6 @@ class Recovery:
 
     def part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""
-        self._session.group.part()
         with suppress(PeerLost):
             self.wait_for_all(Kind.PART, None)
 

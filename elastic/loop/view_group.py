@@ -17,7 +17,6 @@ from torch.distributed import DistError, Store
 
 from checkpoint.net.machine import host_address
 from checkpoint.net.secret import secret_of_run, without_secret
-from elastic.errors import PeerLost
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.group.form import Group, form, gather_bytes
@@ -113,12 +112,6 @@ class ViewGroup:
         """The first rank's among those that have one; all ranks call it and get the same. Raises PeerLost."""
         answers = gather_bytes(self.group, (answer or "").encode())
         return next((one.decode() for one in answers if one), None)
-
-    def part(self) -> None:
-        """All know that they end here, and call this before they do: nobody hangs up on one that is still learning."""
-        self.group.part()
-        with suppress(PeerLost):
-            self.first_answer(None)
 
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
         """rank -> what it says it was doing when its exchange failed, of those that say so in time."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed import TCPStore
 from torch.utils.data import Subset, TensorDataset
 
 import elastic
+from elastic.errors import StepError
 from elastic.events.reading import read_events
+from elastic.group.fingerprint import Kind, announce
+from elastic.group.form import form
 from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
@@ -176,6 +182,44 @@ def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_p
     assert answers == [None, Died(AGAIN)]
     (lost,) = [event for event in read_events(tmp_path / "run") if event["event"] == "peer_lost"]
     assert "rank 0: out of the loop by `break` after step 0, at " in lost["error"]
+
+
+def announces(rank: int, world_size: int, port: int, groups: int) -> set[str]:
+    """One rank comes with another row, and each ends the group as soon as it has them all."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=AT_ONCE_S))
+    ends = set()
+    for generation in range(groups):
+        group = form(
+            store,
+            rank=rank,
+            world_size=world_size,
+            generation=generation,
+            address="127.0.0.1",
+            device=torch.device("cpu"),
+            timeout_s=AT_ONCE_S,
+        )
+        all_have(store, f"formed {generation}", world_size)
+        try:
+            announce(group, Kind.SAVE if rank == 0 else Kind.STEP, step=3).check()
+        except StepError as error:
+            ends.add(type(error).__name__)
+        closing = threading.Thread(target=group.close, kwargs={"abruptly": True}, daemon=True)
+        del group  # gloo may not let go of what failed in it
+        closing.start()
+        all_have(store, f"left {generation}", world_size)
+    return ends
+
+
+def all_have(store: TCPStore, key: str, world_size: int) -> None:
+    if store.add(key, 1) == world_size:
+        store.set(f"all {key}", "1")
+    store.wait([f"all {key}"], timedelta(seconds=AT_ONCE_S))
+
+
+def test_nobody_hangs_up_on_a_rank_that_is_still_getting_the_rows(port: int) -> None:
+    """Rows go from rank to rank: of eight, a third lost the first that knew, instead of being told where all were."""
+    for ends in returned(run_ranks(announces, 8, port, 6, within_s=4 * AT_ONCE_S)):
+        assert ends == {"CollectiveMismatch"}
 
 
 SCRIPT = """

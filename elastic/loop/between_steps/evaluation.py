@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -155,8 +155,6 @@ def evaluate(
                 sums.push(_called(function, batch), merges)
                 buffers.restore()
         except PeerLost:
-            with suppress(PeerLost):  # whoever found first that scripts went different ways has hung up
-                announced.look()
             group.sever()  # before the loader's end, which takes a moment
             raise
         finally:

@@ -25,7 +25,7 @@ from checkpoint.storage import redact
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.events import schema
 from elastic.events.event import ABSENT
-from elastic.group.form import gather_bytes
+from elastic.group.form import all_know, gather_bytes
 from elastic.loop.assignment import Idle
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
@@ -348,7 +348,7 @@ class StateRestorer:
             mismatch = differing
         refusal = self._view_group.first_answer(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
         if refusal is not None:
-            self._view_group.part()
+            all_know(group)
             raise mismatch or IdentityMismatch(refusal, {})
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:
@@ -370,7 +370,7 @@ class StateRestorer:
                 outcome = {"failure": f"{type(refused).__name__}: {refused}"}
         answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
         if "failure" in answer:
-            self._view_group.part()
+            all_know(group)
             raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
         self._claimed = checkpoint.Claim.from_document(answer["claim"])
         self.position = Position(**answer["position"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import checkpoint
 from elastic.errors import StartFailed
-from elastic.group.form import gather_bytes
+from elastic.group.form import all_know, gather_bytes
 from elastic.loop.restoring.transfer import broadcast
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
@@ -42,7 +42,7 @@ def go_back(session: Session, step: int, every: int) -> tuple[int, Tree] | None:
     phases.enter(Phase.WAITING)
     answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
     if "failure" in answer:
-        session.view_group.part()
+        all_know(group)
         raise failure or StartFailed(
             f"rank 0 could not read the save that the run goes back to\n{answer['failure']}\n"
             "  state  the model is as it was before this step, and nothing was saved\n"
