@@ -126,6 +126,7 @@ def parser() -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = get_args_parser()
     made.prog = "elastic run"
     made.epilog = _EPILOG
+    made.allow_abbrev = False  # a script's own --log would be refused, as one that is ambiguous here
     made.description = (
         "Runs a training script on one or more nodes and recovers live: a lost worker is replaced, survivors go on in "
         "the same processes. The flags are torchrun's; where one means something else, its description says so."

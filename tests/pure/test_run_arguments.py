@@ -30,6 +30,12 @@ def test_one_node_needs_no_rendezvous(script: str) -> None:
     assert signal.SIGTERM in found.leave_on
 
 
+@pytest.mark.parametrize("flag", ["--log", "--n", "--run", "--sig", "--standalone", "--hang-limit"])
+def test_behind_the_script_a_flag_is_the_scripts(script: str, flag: str) -> None:
+    """What begins as several of ours do was refused as ambiguous, as by torchrun."""
+    assert parse([script, flag, "3"]).script.args == (flag, "3")
+
+
 def test_several_nodes_are_torchruns(script: str) -> None:
     found = parse(
         [
