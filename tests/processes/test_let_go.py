@@ -18,6 +18,7 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "let_go.py"
 MOMENTS = ("data", "in_backward", "exchange", "in_exchange", "update", "in_update", "applied")
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("loop", ["run", "plain"])
 def test_no_group_and_no_exchange_of_a_view_outlives_it(elastic_cluster: Callable[..., Cluster], loop: str) -> None:
     """Whenever in a step somebody is lost or leaves; the program looks after each step."""

@@ -190,6 +190,7 @@ def test_a_node_that_comes_to_no_end_with_its_part_costs_no_save(run: Callable[[
     assert report(nodes.events).state == "left"
 
 
+@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("stored", ["nothing", "a part"])
 def test_an_older_save_that_would_take_all_of_the_time_gives_way_to_the_newest(
     run: Callable[[int], Nodes], monkeypatch: pytest.MonkeyPatch, stored: str
