@@ -161,6 +161,8 @@ class Loop:
                 orderly = True
                 return
             orderly = isinstance(error, SystemExit) and not error.code
+            if orderly and self._state.in_loop and not self._recovery.departure.is_settled:
+                self._ended_itself()
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
             if self.own_update is not None and hasattr(error, "add_note"):  # Python 3.11
                 for note in self.own_update.notes(error):
@@ -387,6 +389,18 @@ class Loop:
             self._finish()
         else:
             self._recovery.departure.break_off()
+
+    def _ended_itself(self) -> None:
+        """The script ended by sys.exit() in the loop, where more code of the step may have followed: it is not saved."""
+        state, saver = self._state, self.session.restorer.saver
+        if saver is None or saver.holds(state.step, state.stopped):  # one worker tells it
+            return
+        self._context.console.warn(
+            f"the script ended by sys.exit() in the loop, with {state.step} of {state.total_steps:,} steps applied\n"
+            "  state  nothing was saved for that: unless other workers go on, the steps since the newest save are lost\n"
+            "  next   run.stop(reason) ends a run for all, and its state is saved; a signal (SIGTERM), or a notice as "
+            "--notices=file:PATH\n         gives one, saves and leaves, and the same command goes on"
+        )
 
     def _left_epoch(self) -> None:
         """The script left an epoch's batches, and goes on to the next epoch. Raises CollectiveMismatch where others go

@@ -5,8 +5,9 @@ One process and real runs. Where a second worker matters, the same rules are hel
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -544,3 +545,20 @@ def test_a_report_follows_the_run_that_took_over(tmp_path: Path) -> None:
     assert (found.steps, found.state, found.weights_sha256) == (7, "finished", "new")
     for log in logs:
         log.close()
+
+
+@pytest.mark.parametrize(("save_every", "ends_at", "told"), [(100, 1, True), (1, 1, True), (100, None, False)])
+def test_a_script_that_ends_in_the_loop_is_told_that_its_steps_are_not_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], save_every: int, ends_at: int | None, told: bool
+) -> None:
+    """It ended with status 0 and without a word, and what was done since the newest save was gone."""
+
+    def ends(step: elastic.Step) -> None:
+        if step.index == ends_at:
+            sys.exit()
+
+    small = Small(tmp_path / "run", save_every=save_every)
+    with suppress(SystemExit) if ends_at is not None else nullcontext():
+        small.train(after=ends)
+    assert ("ended by sys.exit() in the loop, with 2 of 4 steps applied" in capsys.readouterr().err) == told
+    assert len(commits(tmp_path / "run")) >= 1
