@@ -22,7 +22,7 @@ import torch
 
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.format.tensors import INTEGERS
-from checkpoint.save.arena import Arena, places
+from checkpoint.save.arena import Arena, offsets
 from checkpoint.save.copying import Left, Move, Streamed, move
 from checkpoint.save.planner import Plan
 
@@ -53,7 +53,7 @@ class Stage:
         self._threads = threads or max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0)) // 2))
         self._memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
         self._half_bytes = arena.half_bytes
-        self._starts = places(plan.sizes)
+        self._starts = offsets(plan.sizes)
         self._pieces = [
             (piece, at + piece.start, run_start(piece, *plan.kinds[piece.tensor]))
             for at, shard in zip(self._starts, plan.shards, strict=False)
@@ -74,7 +74,7 @@ class Stage:
         """
         base = half * self._half_bytes
         headers = [shard.header for shard in self.plan.shards]
-        ends = places([*self.plan.sizes, *map(len, texts)])[len(headers) :]
+        ends = offsets([*self.plan.sizes, *map(len, texts)])[len(headers) :]
         for at, text in zip([*self._starts[: len(headers)], *ends], [*headers, *texts], strict=False):
             self._memory[base + at : base + at + len(text)].numpy()[:] = memoryview(text)
 

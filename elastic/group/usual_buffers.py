@@ -30,7 +30,7 @@ class Row:
     exact: dict[Buffer, torch.Tensor | None]
     floats: torch.Tensor
     integers: list[torch.Tensor]
-    slots: list[torch.Tensor]
+    tensors: list[torch.Tensor]
 
     def agrees(self, other: Row) -> bool:
         """In what must be the same in all shares."""
@@ -75,7 +75,7 @@ class UsualBuffers:
         while len(self._rows) <= index:
             self._rows.append(self._new_row())
         row = self._rows[index]
-        torch._foreach_copy_(row.slots, self._tensors)
+        torch._foreach_copy_(row.tensors, self._tensors)
         torch._foreach_copy_(self._tensors, self._starts)
         return row
 

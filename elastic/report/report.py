@@ -204,16 +204,16 @@ def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
 def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
     """A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
     under a later claim that went on from before it. Where a loss restarts all, the step in flight is one of them."""
-    places: dict[tuple[int, int], set[int]] = defaultdict(set)
+    generations: dict[tuple[int, int], set[int]] = defaultdict(set)
     attempts: dict[tuple[int, int], int] = defaultdict(int)
     for event in applied:
         of_claim = event["step"], event.get("claim") or 0
-        places[of_claim].add(event.get("generation") or 0)
+        generations[of_claim].add(event.get("generation") or 0)
         attempts[of_claim] = max(attempts[of_claim], event.get("attempt", 0))
     in_flight = {(event["step"], event.get("claim") or 0) for event in lost if not event.get("generation")}
-    done = {step for step, _ in places}
-    given_up = sum(1 for of_claim in in_flight - places.keys() if of_claim[0] in done)
-    begun = sum(1 + max(len(places[of_claim]) - 1, attempts[of_claim]) for of_claim in places)
+    done = {step for step, _ in generations}
+    given_up = sum(1 for of_claim in in_flight - generations.keys() if of_claim[0] in done)
+    begun = sum(1 + max(len(generations[of_claim]) - 1, attempts[of_claim]) for of_claim in generations)
     return begun + given_up - len(done)
 
 

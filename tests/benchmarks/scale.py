@@ -206,7 +206,7 @@ class Fleet:
     def hello(self, node: str, **facts: Any) -> Message:
         number = self.nodes.index(node)
         at = {"address": f"10.0.{number // 256}.{number % 256}", "port": 7000}
-        return {"say": "hello", "node": node, "places": len(self.ids[node]), **at, **facts}
+        return {"say": "hello", "node": node, "slots": len(self.ids[node]), **at, **facts}
 
     # what happens
 

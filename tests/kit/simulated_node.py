@@ -450,7 +450,7 @@ class Node:
         self.down: deque[Order] = deque()
         self.requests: deque[int] = deque()
         self.workers: dict[str, Worker] = {}
-        self.places = 0
+        self.slots = 0
         self.before: set[str] = set()  # its workers so far, when it came to another hub
         self.leaving = False
         self.admitted = True

@@ -173,11 +173,11 @@ class Recorded:
 def struck(*faults: Fault, ranks: list[str], tmp_path: Path) -> list[tuple[Any, ...]]:
     """What the drill does as each of them is recorded, by its worker, in that view."""
     hosts = Recorded()
-    place = OnHosts(cast(Hosts, hosts), "run")
+    on_hosts = OnHosts(cast(Hosts, hosts), "run")
     (tmp_path / "let_go").mkdir()
     cluster = SimpleNamespace(drill=DrillFolder(tmp_path))
     plan = DrillPlan(workers=5, nodes=5, hosts=True, faults=faults)
-    run = WatchedRun(cast(Any, cluster), cast(Any, None), plan, place)
+    run = WatchedRun(cast(Any, cluster), cast(Any, None), plan, on_hosts)
     told: list[Event] = [{"t": 0.0, "event": "view_formed", "generation": 7, "worker": ranks[0], "workers": ranks}]
     told += [
         {"t": 1.0 + at, "event": "fault", "generation": 7, "worker": ranks[fault.worker], "index": at}

@@ -29,9 +29,9 @@ class Dealing:
 
     def __init__(self, objects: int, helpers: Sequence[int]) -> None:
         everybody = [COMMITS, *helpers]
-        edges = [-(-objects * place // len(everybody)) for place in range(len(everybody) + 1)]
+        edges = [-(-objects * number // len(everybody)) for number in range(len(everybody) + 1)]
         self._left = {
-            one: deque(range(edges[place], edges[place + 1])) for place, one in enumerate(everybody)
+            one: deque(range(edges[number], edges[number + 1])) for number, one in enumerate(everybody)
         }  # that it has not begun, of its own
         self._dealt = len(self._left[COMMITS])
         self._helpers = {*helpers}  # to whom something is left: neither lost nor given up

@@ -18,23 +18,23 @@ FAILED = 1
 
 class NodeEnd:
     """
-    run       the hub's word that the run is over
-    hub_gone  and there is no other
-    no_place  was there for this node
-    finished  a worker of it has come to the run's end
-    killed    everything was ended at once
+    run           the hub's word that the run is over
+    hub_gone      and there is no other
+    not_admitted  the run had its most nodes, and this node was not let in
+    finished      a worker of it has come to the run's end
+    killed        everything was ended at once
     """
 
     def __init__(self) -> None:
         self.run: RunIsOver | None = None
-        self.hub_gone = self.no_place = self.finished = self.killed = False
+        self.hub_gone = self.not_admitted = self.finished = self.killed = False
         self._disorder = False
         self._taken = False  # a worker that was told to leave, by a kill from outside
 
     @property
     def has_come(self) -> bool:
         """For this node, whatever its workers do."""
-        return self.run is not None or self.hub_gone or self.no_place
+        return self.run is not None or self.hub_gone or self.not_admitted
 
     def ended_otherwise(self, *, taken: bool) -> None:
         """A worker that was told to end. taken: by a kill from outside"""
@@ -48,7 +48,7 @@ class NodeEnd:
         if self.run is not None and self.run.failed:
             say(f"the run failed: {self.run.why}")
             return FAILED
-        if self.no_place and self.run is None:
+        if self.not_admitted and self.run is None:
             return AGAIN
         if self.run is not None and self.run.why:
             say(self.run.why)

@@ -277,7 +277,7 @@ class Agent:
         report = None if self.first else self.report.document()
         self.first = False
         gone = self.leaving or self.over
-        facts = {"places": 0 if gone else 1, "starting": [0] * self.starting, "report": report}
+        facts = {"slots": 0 if gone else 1, "starting": [0] * self.starting, "report": report}
         return {"say": "hello", "node": self.name, "address": self.name, "port": 1, **facts}
 
     # seeking
