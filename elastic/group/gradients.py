@@ -214,8 +214,8 @@ class GradientSum:
         onto_left = pieces == 1 and merges > 0
         if piece == 0 and not onto_left:
             self._stack.append(self._partial(len(self._stack)))
-        left = merges - onto_left if piece == pieces - 1 else 0
-        self._way = self._stack[: -left - 2 : -1]
+        merged = merges - onto_left if piece == pieces - 1 else 0
+        self._way = self._stack[: -merged - 2 : -1]
         self._last = last
         self._arrived = bytearray(len(self._parameters))
         self._waits = bytearray(self._all)

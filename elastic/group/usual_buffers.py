@@ -21,12 +21,12 @@ from elastic.group.snapshot import Buffer
 class Row:
     """What one share left.
 
-    left      in the order of the buffers; `exact`: of these, what must agree
+    values    in the order of the buffers; `exact`: of these, what must agree
     floats    (elements,): of those of which a mean is taken
     integers  by dtype
     """
 
-    left: dict[Buffer, torch.Tensor | None]
+    values: dict[Buffer, torch.Tensor | None]
     exact: dict[Buffer, torch.Tensor | None]
     floats: torch.Tensor
     integers: list[torch.Tensor]
@@ -89,9 +89,9 @@ class UsualBuffers:
             )
             for dtype in dtypes
         ]
-        left = {buffer: placed[buffer] for buffer in self.buffers}
+        values = {buffer: placed[buffer] for buffer in self.buffers}
         exact = {buffer: placed[buffer] for buffer in self.agreeing}
-        return Row({**left}, {**exact}, floats, integers, list(left.values()))
+        return Row({**values}, {**exact}, floats, integers, list(values.values()))
 
     def _side_by_side(
         self, buffers: Sequence[Buffer], dtype: torch.dtype, placed: dict[Buffer, torch.Tensor]

@@ -149,8 +149,8 @@ class Agent:
                         self._tick(now_s)
                         next_tick_s = now_s + _TICK_S
                     self._take_leave(now_s)
-                left = self._departure.why if self._departure.begun else None
-                return self._end.status(left, self._rules.leave_status, say=self._say_the_last)
+                departed = self._departure.why if self._departure.begun else None
+                return self._end.status(departed, self._rules.leave_status, say=self._say_the_last)
             finally:
                 self._clear_away()
 

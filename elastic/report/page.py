@@ -59,7 +59,7 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
         _tiles(found),
         _failures(found),
         _listed("What was passed over", [sentences.passed(one) for one in found.passed_over]),
-        _listed("What was left out", [sentences.left(one) for one in found.left_out]),
+        _listed("What was left out", [sentences.example_left_out(one) for one in found.left_out]),
         "<section><h2>Workers over time</h2>",
         _workers(found, axis, saves, failed),
         _world_size(found.view_changes, axis),

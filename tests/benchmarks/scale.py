@@ -267,7 +267,7 @@ class Fleet:
         del self.ids[gone]
         self._begin_hub(takes_over=True)
         self.hub.hub.expect(self.nodes)
-        self.hub.hub.without(time.monotonic(), gone, left=False)
+        self.hub.hub.without(time.monotonic(), gone, departed=False)
         for node in self.nodes:
             for id in self.ids[node]:
                 self.reports[node].note_said(parse(TO_HUB, {"say": "view_is_over", "worker": id, **self.lost}))

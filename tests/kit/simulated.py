@@ -88,7 +88,7 @@ class World:
 
     def hub_moves(self) -> None:
         """Its node was lost, or leaves: what was on its way is lost, and the others come to another one."""
-        name, left = self.hub_at, self.nodes[self.hub_at].leaving
+        name, departed = self.hub_at, self.nodes[self.hub_at].leaving
         node = self.nodes.pop(name)
         self.gone.add(name)
         node.leaving |= node.over is None
@@ -97,8 +97,8 @@ class World:
         self.told_exited |= self._all_of(node)
         if self.nodes:
             self._hub_begins_at(list(self.nodes.values()))
-            self._orders(self.hub.without(self.now_s, name, left=left))
-            self._all_come_to_it(self.gone - {name} if left else self.gone)
+            self._orders(self.hub.without(self.now_s, name, departed=departed))
+            self._all_come_to_it(self.gone - {name} if departed else self.gone)
 
     def _hub_begins_at(self, nodes: list[Node]) -> None:
         """At one of these."""

@@ -61,11 +61,11 @@ class Run:
     def is_killed(self, node: str, worker: str, *, step: int) -> None:
         self.tell(node, "exited", worker=worker, signal="SIGKILL", step=step)
 
-    def moves(self, nodes: str, *, lost: str = "", left: str = "") -> None:
+    def moves(self, nodes: str, *, lost: str = "", departed: str = "") -> None:
         """The hub is gone; these nodes come to the next one."""
         self.hub = Hub(nodes_max=9, takes_over=True, nodes_min=self.nodes_min)
-        for node in (*lost, *left):
-            self.orders(self.hub.without(self.now_s, node, left=node in left))
+        for node in (*lost, *departed):
+            self.orders(self.hub.without(self.now_s, node, departed=node in departed))
         for node in nodes:
             self.comes(node)
 

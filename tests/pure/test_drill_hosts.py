@@ -26,7 +26,7 @@ from elastic.drill.faults import (
 from elastic.drill.faults.host_fault import HostFault, NetworkFault
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Hosts, Outcome
-from elastic.drill.hosts.on_hosts import OnHosts, left_behind
+from elastic.drill.hosts.on_hosts import OnHosts, left_behind_on
 from elastic.drill.launch_end import unexplained_status
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
@@ -227,5 +227,5 @@ def test_a_host_that_is_lost_takes_its_agent_along_and_one_that_was_cut_off_does
 
 def test_what_a_killed_worker_s_loaders_leave_is_the_next_worker_s_to_remove() -> None:
     outcome = Outcome(0, ("/var/tmp/elst-x", "/dev/shm/torch_3_4", "/var/tmp/torchinductor_root", "/var/tmp/mine"))
-    assert left_behind(3, outcome, killed=True) == ["/var/tmp/mine of h3"]
-    assert len(left_behind(3, outcome)) == 3
+    assert left_behind_on(3, outcome, killed=True) == ["/var/tmp/mine of h3"]
+    assert len(left_behind_on(3, outcome)) == 3

@@ -95,7 +95,7 @@ def test_a_hub_that_takes_over_knows_whom_the_run_has_lost() -> None:
     report = NodeReport()
     report.note_said(parse(TO_HUB, {"say": "started", "worker": "C0", "local_rank": 0}))
     report.note_ordered("C0", parse(TO_WORKER, view))
-    stage.hub.without(stage.now_s, "B", left=True)
+    stage.hub.without(stage.now_s, "B", departed=True)
     stage.lost("A")
     stage.told("C", "hello", slots=1, report=report.document())
     assert stage.over("C0").view == "C0"

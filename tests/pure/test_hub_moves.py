@@ -23,7 +23,7 @@ def test_a_hub_that_hands_over_costs_no_view() -> None:
     run.over("BC", at=BOUNDARY)
     run.tell("A", "exited", worker="A0", code=0, expected=True)
     run.meets("BC")
-    run.moves("B", left="A")
+    run.moves("B", departed="A")
     run.later(1.0)
     run.comes("C")
     run.later(10.0)
@@ -37,7 +37,7 @@ def test_who_waits_for_a_place_takes_none_of_those_who_are_on_their_way_to_the_n
     run = Run("ABC", witness=True)
     run.hub = Hub(nodes_max=3, takes_over=True)
     run.hub.expect("ABC")
-    run.orders(run.hub.without(run.now_s, "A", left=False))
+    run.orders(run.hub.without(run.now_s, "A", departed=False))
     run.comes("B")
     run.reports["D"], run.reports["E"], run.heard["D"], run.heard["E"] = NodeReport(), NodeReport(), [], []
     run.comes("D")

@@ -89,7 +89,7 @@ class _Transfer:
         self._into = into
         self._direct = span == math.prod(sizes) and into.is_contiguous()
         self._memory: NDArray[np.uint8] | None = writable_bytes(into) if self._direct else None
-        self._left = self.bytes
+        self._missing = self.bytes
 
     def fill(self, begins: int, source: NDArray[np.uint8]) -> None:
         """begins  where in the object the source's bytes lie"""
@@ -97,8 +97,8 @@ class _Transfer:
             self._memory = np.empty(self.bytes, np.uint8)
         first, end = max(self.start, begins), min(self.start + self.bytes, begins + len(source))
         self._memory[first - self.start : end - self.start] = source[first - begins : end - begins]
-        self._left -= end - first
-        if not self._left and not self._direct:
+        self._missing -= end - first
+        if not self._missing and not self._direct:
             self._copy(self._memory)
             self._memory = None
 

@@ -68,16 +68,16 @@ def _of_buffers(buffers: Iterable[Buffer]) -> list[str]:
 def _units(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
     """Runs of buffers, or of parts of one, such that each has at most _UNIT_BYTES."""
     unit: list[Buffer] = []
-    left = _UNIT_BYTES
+    room = _UNIT_BYTES
     for buffer in buffers:
         at = 0
-        while len(buffer) - at > left:
-            unit.append(memoryview(buffer)[at : at + left])
-            at += left
+        while len(buffer) - at > room:
+            unit.append(memoryview(buffer)[at : at + room])
+            at += room
             yield unit
-            unit, left = [], _UNIT_BYTES
+            unit, room = [], _UNIT_BYTES
         unit.append(memoryview(buffer)[at:] if at else buffer)
-        left -= len(buffer) - at
+        room -= len(buffer) - at
     yield unit
 
 

@@ -240,7 +240,7 @@ class HubLink:
                 self.tell(as_message(Noted(number=number)))
             case Handover():
                 if self._client is not None:
-                    self._seek(left=True)
+                    self._seek(departed=True)
             case HubIs(address=address, port=port):
                 self._sent_elsewhere(address, port)
             case MovedOn(why=why):
@@ -322,7 +322,7 @@ class HubLink:
             count = len(self._seeker.candidates())
             follows = f"the next of {count} nodes is asked" if count else "it is looked for where this node found it"
             self._say(f"the connection to the run's hub is lost: {why}; {follows}")
-        self._seek(left=False)
+        self._seek(departed=False)
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
         """By an agent that is not the hub."""
@@ -341,7 +341,7 @@ class HubLink:
         self._seeker.is_none(wrong)
         if not self._run_ended:
             self._say(f"the agent at {wrong[0]}:{wrong[1]} is none of this run, and is not asked any more: {why}")
-        self._seek(left=False)
+        self._seek(departed=False)
 
     def _moved_on(self, why: str) -> None:
         """The run has gone on without this node: what its workers hold is of no use, and they end."""
@@ -376,7 +376,7 @@ class HubLink:
 
     # seeking
 
-    def _seek(self, *, left: bool) -> None:
+    def _seek(self, *, departed: bool) -> None:
         """The hub that it was with is lost, or goes."""
         assert self._client is not None
         name = self._client.name
@@ -384,7 +384,7 @@ class HubLink:
         if self._run_ended:
             return
         if name is not None:
-            self._seeker.lost[name] = left
+            self._seeker.lost[name] = departed
         self._seeker.begin()
 
     def _found_nobody(self, why: str) -> None:
@@ -411,12 +411,12 @@ class HubLink:
             self._announcement.begin()
         now_s = time.monotonic()
         if takes_over:
-            before = ", ".join(f"{node}, which leaves" if left else node for node, left in lost.items())
+            before = ", ".join(f"{node}, which leaves" if departed else node for node, departed in lost.items())
             self._say(f"this node is the run's hub now, after {before or 'one that could not be reached'}")
             self._other_search.wait(now_s)
             hub.expect(name for name, _ in self._seeker.roster)
-            for node, left in lost.items():
-                hub.without(now_s, node, left=left)
+            for node, departed in lost.items():
+                hub.without(now_s, node, departed=departed)
         self._serving.hear(this_node.node, self._hello(in_full=True))
         self._answer_callers()
         if takes_over and self._serving is not None:

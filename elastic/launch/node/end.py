@@ -41,8 +41,8 @@ class NodeEnd:
         self._taken |= taken
         self._disorder |= not taken
 
-    def status(self, left: str | None, leave_status: int, *, say: Callable[[str], None]) -> int:
-        """And says why. left: why the node has; None: it has not"""
+    def status(self, departed: str | None, leave_status: int, *, say: Callable[[str], None]) -> int:
+        """And says why. departed: why the node has; None: it has not"""
         if self.killed:
             return INTERRUPTED
         if self.run is not None and self.run.failed:
@@ -55,7 +55,7 @@ class NodeEnd:
         unsafe = self._taken and self.run is None  # else the hub says that what it held is not lost
         if self.hub_gone or self._disorder or unsafe:
             return FAILED
-        if left is not None and not self.finished:
-            say(f"this node has left ({left}); the same command goes on with the run (status {leave_status})")
+        if departed is not None and not self.finished:
+            say(f"this node has left ({departed}); the same command goes on with the run (status {leave_status})")
             return leave_status
         return 0

@@ -69,13 +69,13 @@ def make_room(
 def grouped(sizes: Mapping[str, int]) -> list[list[str]]:
     """Names, in their order, as many as make an object. Pure."""
     groups: list[list[str]] = []
-    left = 0
+    room = 0
     for name, size in sizes.items():
-        if not groups or size > left:
+        if not groups or size > room:
             groups.append([])
-            left = OBJECT_BYTES
+            room = OBJECT_BYTES
         groups[-1].append(name)
-        left -= size
+        room -= size
     return groups
 
 

@@ -85,14 +85,14 @@ class CompiledStorage:
     def read(self) -> Generator[list[Piece], None, None]:
         """What there is for this kind of machine, one object after the other, the youngest first. Raises
         CheckpointError."""
-        left = self._bytes_max
+        room = self._bytes_max
         with self._storage() as storage:
             for path, size in reversed(self._listed(storage).items()):
-                if left < size <= self._bytes_max:  # several have added at once
+                if room < size <= self._bytes_max:  # several have added at once
                     continue
                 decoded = self._taken(path, partial(self._object, storage, path, size))
                 if decoded is not None:
-                    left -= size
+                    room -= size
                     self._indexes[path], pieces = decoded
                     yield pieces
 

@@ -40,7 +40,7 @@ class Replacements:
             return
         what = what_failed(exited, worker.failed)
         if exited.expected or worker.status == WorkerStatus.LEAVING or exited.signal in LEAVES:
-            self._end.was_left(worker, exited, what)
+            self._end.ended_as_told(worker, exited, what)
             if exited.code != 0 and worker.id in self._workers.view:
                 self._workers.note_gone(worker, what, exited)
             return

@@ -32,12 +32,12 @@ class SignsOfLife:
         """It has taken that claim."""
         self._giver, self._claim, self._silent_since_s = worker, claim, None
 
-    def look(self, now_s: float, claim: int | None, view: KnownView | None, *, left: Collection[str]) -> None:
+    def look(self, now_s: float, claim: int | None, view: KnownView | None, *, departed: Collection[str]) -> None:
         """Whenever something was heard, or time goes by.
 
-        claim  the newest of the run, as far as is known: whose signs newcomers look for
-        view   the present one, if it is known
-        left   nodes that have said that they go
+        claim     the newest of the run, as far as is known: whose signs newcomers look for
+        view      the present one, if it is known
+        departed  nodes that have said that they go
         """
         workers = self._workers
         if not workers.view:
@@ -46,7 +46,7 @@ class SignsOfLife:
         if view is not None and view.met and is_under_it and coordinator in workers:
             self.given_by(coordinator, claim)
         if self._giver is None:
-            is_known = not self._takes_over or (is_under_it and workers.view_nodes[coordinator] in left)
+            is_known = not self._takes_over or (is_under_it and workers.view_nodes[coordinator] in departed)
         else:
             is_known = self._claim == claim
         if is_known and self._giver is not None and self._giver in workers:
