@@ -56,9 +56,8 @@ class HubAnnouncement:
         self._ended = threading.Event()
         self._is_over = False
         self._threads: list[threading.Thread] = []
-        self._asks = {
-            endpoint: threading.Lock() for endpoint in self._endpoints
-        }  # what listens there; it may never answer
+        # what listens there; it may never answer
+        self._asks = {endpoint: threading.Lock() for endpoint in self._endpoints}
 
     def begin(self) -> None:
         """This node has the hub. A thread for each host."""
