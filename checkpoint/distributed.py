@@ -61,7 +61,7 @@ class GroupMember:
         self._sameness = Sameness(per_rank, rank0, trusted)
         self._log = log
         self._present: _Membership | None = None
-        self._left: list[SavePipeline] = []  # of groups that are no more, whose saves may be under way
+        self._former: list[SavePipeline] = []  # of groups that are no more, whose saves may be under way
         self._unless_closed: list[weakref.finalize[..., GroupMember]] = []
 
     @property
@@ -105,9 +105,9 @@ class GroupMember:
         self._forget_what_is_the_parents()
         self._leave()
         if finish:
-            for pipeline in self._left:
+            for pipeline in self._former:
                 pipeline.close()
-            self._left = []
+            self._former = []
 
     def _joined(self) -> _Membership:
         group = self._process_group()
@@ -126,14 +126,14 @@ class GroupMember:
         """In a forked child."""
         if self._present is not None and self._present.channel.pid != os.getpid():
             self._present = None
-            self._left = []
+            self._former = []
 
     def _leave(self) -> None:
         """What is under way ends by itself, for the others of that group may be gone."""
         if self._present is not None:
-            self._left.append(self._present.pipeline)
+            self._former.append(self._present.pipeline)
             self._present.channel.close()
-        self._left = [pipeline for pipeline in self._left if not pipeline.close_if_settled()]
+        self._former = [pipeline for pipeline in self._former if not pipeline.close_if_settled()]
         for finalizer in self._unless_closed:
             finalizer.detach()
         self._unless_closed = []

@@ -69,7 +69,7 @@ def compare(folder: Path) -> int:
     console.print(table(verdicts, [reference, end]))
     wrong = [str(violation) for verdict in verdicts for violation in verdict.violations]
     wrong += [f"never happened: {fault}" for fault in end.not_reached]
-    wrong += [f"left behind: {left}" for ended in (reference, end) for left in ended.left_behind]
+    wrong += [f"left behind: {what}" for ended in (reference, end) for what in ended.left_behind]
     if wrong:
         say("\n[bold red]Promises were broken.[/bold red]")
         console.print("\n".join(wrong), markup=False, soft_wrap=True)

@@ -188,13 +188,13 @@ def sweep(asked: argparse.Namespace, screen: Screen) -> int:
                 insist=asked.take_over,
                 deadline_s=asked.retry_s,
             )
-    left = [] if asked.dry_run else [one.name for one in planned if one.name not in removed]
+    remaining = [] if asked.dry_run else [one.name for one in planned if one.name not in removed]
     if asked.json:
         document = {"dry_run": asked.dry_run, "planned": [vars(one) for one in planned], "removed": removed}
-        screen.document(document | {"left": left})
+        screen.document(document | {"left": remaining})
     else:
         _show_sweep(screen, planned, removed, dry_run=asked.dry_run)
-    return NO if left else YES
+    return NO if remaining else YES
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, Screen], int]] = {

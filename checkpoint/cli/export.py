@@ -173,8 +173,8 @@ def write_safetensors(
         _write_file(stream, folder / file, {name: kept[name] for name in names}, forms, header)
     total = sum(_bytes(leaf) for leaf in kept.values())
     if len(shards) > 1:
-        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        index = {"metadata": {"total_size": total, **tied}, "weight_map": places}
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total, **tied}, "weight_map": weight_map}
         (folder / f"{_WEIGHTS}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     return Exported(_sizes(folder), len(kept), total, tied, tuple(left_out))
 

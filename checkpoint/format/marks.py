@@ -49,7 +49,7 @@ class Marks:
     """What one rank's encoding of a state notes of such entries.
 
     own       path -> the document of this rank's own value
-    places    path -> the node of the document that stands for it
+    nodes     path -> the node of the document that stands for it
     rank0     names of tensors of which rank 0's are saved, since `rank0` names them
     buffers   and since they are buffers
     """
@@ -58,7 +58,7 @@ class Marks:
     rank0_paths: Patterns
     rank: int = 0
     own: dict[str, Document] = field(default_factory=dict)
-    places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     own_tensors: set[str] = field(default_factory=set)
     rank0: set[str] = field(default_factory=set)
     buffers: set[str] = field(default_factory=set)
@@ -73,15 +73,15 @@ class Marks:
     def join(self, owns: Sequence[dict[str, Document]]) -> None:
         """Puts all ranks' own values into this rank's document. Raises CheckpointError where one lacks an entry."""
         for rank, one in enumerate(owns):
-            if one.keys() != self.places.keys():
-                odd = sorted(one.keys() ^ self.places.keys())
+            if one.keys() != self.nodes.keys():
+                odd = sorted(one.keys() ^ self.nodes.keys())
                 raise CheckpointError(
                     f"per_rank= names entries that some ranks lack: {', '.join(odd[:5])} "
                     f"{'is' if len(odd) == 1 else 'are'} on rank 0 or on rank {rank} alone\n"
                     "  state  nothing was saved\n  next   give all ranks a state of the same form; None is a value, too"
                 )
-        for path, place in self.places.items():
-            place["items"] = [one[path] for one in owns]
+        for path, node in self.nodes.items():
+            node["items"] = [one[path] for one in owns]
 
 
 class Resolver:

@@ -1,5 +1,5 @@
 """The keys of a run's folder. A claim's number and a nonce are in every path, so no key is written twice (but for
-leases and beacons, which only ever keep a newcomer out).
+signs of life and beacons, which only ever keep a newcomer out).
 
     claims/00000007.json                                   who writes now
     claims/00000007.withdrawn                              that claim never counts: its taker gave up, or died at once
@@ -9,6 +9,7 @@ leases and beacons, which only ever keep a newcomer out).
     data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same, stored by helper 2 (save/helping)
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
+The signs of life keep the key `leases/`, by a name that they had before: runs lie in storage under it.
 A save's nonce is 12 hexadecimal digits of milliseconds, then 8 random ones. The clock decides nothing but which of two
 saves of one step, by one claim and so by one process, is the later; and how old an orphan is.
 """
@@ -76,7 +77,8 @@ def claim_number(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def lease_key(number: int) -> str:
+def sign_of_life_key(number: int) -> str:
+    """The word is of the format that exists."""
     return f"leases/{number:08d}"
 
 

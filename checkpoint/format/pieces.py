@@ -149,8 +149,8 @@ class Table:
     def _products(self, prime: int, key: int) -> Integers:
         """Of each piece: the product over its axes of the difference of its cuts, modulo the prime."""
         axes = self.axes
-        place = np.arange(len(self.offsets)) - np.repeat(self.firsts, axes)  # which axis each number is of
-        salts = _mixed(np.arange(int(axes.max(initial=1)), dtype=np.uint64), key)[place]
+        axis_of = np.arange(len(self.offsets)) - np.repeat(self.firsts, axes)  # which axis each number is of
+        salts = _mixed(np.arange(int(axes.max(initial=1)), dtype=np.uint64), key)[axis_of]
         begin = _mixed(self.offsets.astype(np.uint64) + salts, key) % np.uint64(prime)
         end = _mixed((self.offsets + self.sizes).astype(np.uint64) + salts, key) % np.uint64(prime)
         differences = (begin + np.uint64(prime) - end) % np.uint64(prime)

@@ -144,8 +144,8 @@ class _Encoder:
         marks.own[path] = apart.value(value, path, depth + 1)
         marks.own_tensors.update(apart.tensors)
         self.tensors.update(apart.tensors)
-        marks.places[path] = {TAG: PER_RANK, "items": []}
-        return marks.places[path]
+        marks.nodes[path] = {TAG: PER_RANK, "items": []}
+        return marks.nodes[path]
 
     def _items(self, values: Any, path: str, depth: int) -> list[Document]:
         return [self.value(item, child(path, index), depth + 1) for index, item in enumerate(values)]

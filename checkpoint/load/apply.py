@@ -150,8 +150,8 @@ class Match:
             anew = list(target) if type(target) is tuple and assign is not None else None  # np.random.get_state()'s
             holder = target if isinstance(target, list) else anew
             for index, (mine, theirs) in enumerate(zip(target, saved, strict=False)):
-                place = _assigner(holder, index) if holder is not None else None
-                self.visit(mine, theirs, child(path, index), place)
+                assign_item = _assigner(holder, index) if holder is not None else None
+                self.visit(mine, theirs, child(path, index), assign_item)
             if anew is not None and assign is not None:
                 self.actions.append((path, lambda: assign(tuple(anew))))
         elif is_stateful(target):
@@ -246,19 +246,19 @@ class Match:
                 self.misshaped[child(child(path, "state"), key)] = f"here the parameter is {_cannot_hold(param)}"
                 continue
             for name, value in saved["state"].get(key, {}).items():
-                place = child(child(child(path, "state"), key), name)
+                at = child(child(child(path, "state"), key), name)
                 if (
                     name in _ELEMENTWISE
                     and isinstance(value, torch.Tensor)
                     and value.dim()
                     and value.shape != param.shape
                 ):
-                    self.misshaped[place] = f"saved {_describe(value)}, here the parameter is {_describe(param)}"
+                    self.misshaped[at] = f"saved {_describe(value)}, here the parameter is {_describe(param)}"
                 elif _is_of(value, param):
                     self._note(value, param)
                     held = optimizer.state[param].get(name) if param in optimizer.state else None
                     here = held.dtype if isinstance(held, torch.Tensor) else param.dtype
-                    if self.casts.tensor(place, value, here):
+                    if self.casts.tensor(at, value, here):
                         dtypes[key, name] = here
         self.used.append(saved)
         self.actions.append((path, lambda: _load_optimizer(optimizer, saved, dtypes)))

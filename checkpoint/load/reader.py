@@ -69,7 +69,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_int
             if shared and _is_viewable(stored):
                 tensors[piece.tensor] = source.view(torch_dtype(stored.dtype)).view(stored.shape)
             else:
-                _place(piece, source, tensors[piece.tensor], stored)
+                _copy(piece, source, tensors[piece.tensor], stored)
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="checkpoint-read") as pool:
         jobs = [pool.submit(read, index) for index in range(len(manifest.objects))]
@@ -90,7 +90,7 @@ def _is_viewable(stored: StoredTensor) -> bool:
     return len(stored.pieces) == 1 and stored.pieces[0][1].start % stored.dtype.itemsize == 0
 
 
-def _place(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: StoredTensor) -> None:
+def _copy(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: StoredTensor) -> None:
     """Copies a piece's bytes into its box of the tensor."""
     if _contiguous(piece, stored.shape):
         start = run_start(piece, stored.shape, stored.dtype)

@@ -33,8 +33,8 @@ class Range(NamedTuple):
     length: int
 
 
-class _Place(NamedTuple):
-    """Of a range: where its mark is, and where its bytes are."""
+class _StoredRange(NamedTuple):
+    """A range, with where its mark is and where its bytes are, in the memory."""
 
     range: Range
     mark: int
@@ -54,8 +54,8 @@ class Spool:
     def __init__(self, descriptor: int) -> None:
         self._fd = descriptor
         self._lock = threading.Lock()
-        self._places: list[_Place] = []
-        self._index: dict[str, list[_Place]] | None = None  # by key
+        self._ranges: list[_StoredRange] = []
+        self._index: dict[str, list[_StoredRange]] | None = None  # by key
 
     @property
     def is_over(self) -> bool:
@@ -81,16 +81,16 @@ class Spool:
     def begin(self, wanted: Sequence[Range]) -> None:
         """These will be put. Raises OSError where it has ended."""
         index = json.dumps(wanted).encode()
-        self._places = _places(wanted, len(index))
+        self._ranges = _layout(wanted, len(index))
         os.ftruncate(self._fd, _INDEX_AT + len(index) + len(wanted) + sum(one.length for one in wanted))
         os.pwrite(self._fd, index, _INDEX_AT)
         self._write(_LENGTH_AT, len(index))
 
     def put(self, number: int, data: bytes) -> None:
         """The bytes of that range. Raises OSError where it has ended, or there is no memory."""
-        place = self._places[number]
-        os.pwrite(self._fd, data, place.at)
-        os.pwrite(self._fd, _THERE, place.mark)
+        stored = self._ranges[number]
+        os.pwrite(self._fd, data, stored.at)
+        os.pwrite(self._fd, _THERE, stored.mark)
 
     def take(self, key: str, target: memoryview) -> list[tuple[int, int]]:
         """What is here of that object, to its place in `target`. Returns where each stretch of the rest begins and
@@ -108,18 +108,18 @@ class Spool:
             self._write(_TAKEN_AT, self.taken + taken)
         return missing
 
-    def _of(self, key: str) -> list[_Place]:
+    def _of(self, key: str) -> list[_StoredRange]:
         """Of that object, the first time that it is asked for."""
         with self._lock:
             if self._index is None:
                 self._index = self._read_index()
             return self._index.pop(key, [])
 
-    def _read_index(self) -> dict[str, list[_Place]]:
-        found: dict[str, list[_Place]] = {}
+    def _read_index(self) -> dict[str, list[_StoredRange]]:
+        found: dict[str, list[_StoredRange]] = {}
         if length := self._number(_LENGTH_AT):
-            for place in _places([Range(*one) for one in json.loads(os.pread(self._fd, length, _INDEX_AT))], length):
-                found.setdefault(place.range.key, []).append(place)
+            for stored in _layout([Range(*one) for one in json.loads(os.pread(self._fd, length, _INDEX_AT))], length):
+                found.setdefault(stored.range.key, []).append(stored)
         return found
 
     def _write(self, at: int, number: int) -> None:
@@ -130,11 +130,11 @@ class Spool:
         return found
 
 
-def _places(wanted: Sequence[Range], index: int) -> list[_Place]:
+def _layout(wanted: Sequence[Range], index: int) -> list[_StoredRange]:
     """index: the index's length"""
     marks = _INDEX_AT + index
     at, found = marks + len(wanted), []
     for number, one in enumerate(wanted):
-        found.append(_Place(one, marks + number, at))
+        found.append(_StoredRange(one, marks + number, at))
         at += one.length
     return found

@@ -95,9 +95,9 @@ class Tls:
 
     def _written(self, data: bytes) -> bytes:
         """What is to be sent for it, after what was to be sent before."""
-        left, parts = memoryview(data), []
-        while left:
-            left = left[self._tls.write(left[:_WRITE_BYTES]) :]
+        rest, parts = memoryview(data), []
+        while rest:
+            rest = rest[self._tls.write(rest[:_WRITE_BYTES]) :]
             parts.append(self._leaving.read())
         return b"".join(parts) or self._leaving.read()
 

@@ -20,16 +20,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from checkpoint.errors import CheckpointError
-from checkpoint.format.names import CLAIMS, COMMITS, CommitId, beacon_key, claim_key, commit_id, lease_key
+from checkpoint.format.names import CLAIMS, COMMITS, CommitId, beacon_key, claim_key, commit_id, sign_of_life_key
 from checkpoint.net.machine import boot_id
 from checkpoint.runs.beacon import Beacon
 from checkpoint.runs.claims import Claim, Free, Origin, new_claim_nonce, take
 from checkpoint.runs.fence import lost, newer_claim
 from checkpoint.runs.history import Log
 from checkpoint.runs.holder import wait_until_free
-from checkpoint.runs.lease import Lease, sign_of_life
 from checkpoint.runs.moved_beacon import read_beacon
 from checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
+from checkpoint.runs.sign_of_life import SignOfLife, read_sign_of_life
 from checkpoint.storage import Missing, Storage
 
 
@@ -71,7 +71,7 @@ class Tenure:
         self._replaced: set[int] = set()
         self._given_up: list[Callable[[], None]] = []  # what withdraws claims of attempts that failed with the storage
         self._begun_step = self._committed_step = -1  # under this claim, the highest
-        self._end_lease: weakref.finalize[[], Tenure] | None = None
+        self._end_sign_of_life: weakref.finalize[[], Tenure] | None = None
         self._stop_beacon: weakref.finalize[[], Tenure] | None = None  # also when nobody calls close()
 
     @property
@@ -172,8 +172,8 @@ class Tenure:
 
     def close(self) -> None:
         """From here on whoever asks is refused. Idempotent."""
-        if self._end_lease is not None:
-            self._end_lease()
+        if self._end_sign_of_life is not None:
+            self._end_sign_of_life()
         self._stop_listening()
 
     def _branch(self, held: Claim) -> Claim:
@@ -213,16 +213,18 @@ class Tenure:
         with contextlib.suppress(CheckpointError):  # they are read no more
             while self._replaced:
                 number = self._replaced.pop()
-                self._storage.delete(lease_key(number))
+                self._storage.delete(sign_of_life_key(number))
                 self._storage.delete(beacon_key(number))
         return claim
 
     def _hold(self, claim: Claim, *, adopted: bool = False) -> None:
         self._claim, self._pid = claim, os.getpid()
-        if self._end_lease is not None:
-            self._end_lease()
+        if self._end_sign_of_life is not None:
+            self._end_sign_of_life()
         if self._reopen is not None:
-            self._end_lease = weakref.finalize(self, Lease(self._storage, claim.number, at_once=adopted).end)
+            self._end_sign_of_life = weakref.finalize(
+                self, SignOfLife(self._storage, claim.number, at_once=adopted).end
+            )
         self._origin = None
         self._begun_step = self._committed_step = -1
 
@@ -261,7 +263,7 @@ class Tenure:
             url=self._storage.url,
             job=self._job,
             grace_s=self._grace_s,
-            signs=functools.partial(sign_of_life, self._storage),
+            signs=functools.partial(read_sign_of_life, self._storage),
             moved=functools.partial(read_beacon, self._storage),
             unasked=self._unasked,
             log=self._log,

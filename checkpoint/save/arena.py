@@ -72,15 +72,15 @@ class Attached:
         self._memory = memoryview(mmap.mmap(fd, HALVES * half_bytes, prot=mmap.PROT_READ))
 
     def read(self, half: int, sizes: Sequence[int]) -> list[memoryview]:
-        """The runs of these sizes that lie in the half, in order (see `places`)."""
+        """The runs of these sizes that lie in the half, in order (see `offsets`)."""
         base = half * self._half_bytes
-        starts = places(sizes)
+        starts = offsets(sizes)
         if half not in range(HALVES) or starts[-1] > self._half_bytes:
             raise ValueError(f"{sum(sizes):,} bytes do not lie in half {half} of {self._half_bytes:,} bytes")
         return [self._memory[base + at : base + at + size] for at, size in zip(starts, sizes, strict=False)]
 
 
-def places(sizes: Sequence[int]) -> list[int]:
+def offsets(sizes: Sequence[int]) -> list[int]:
     """Where in a half runs of these sizes begin, each at a page; and, last, where all of them end."""
     starts = [0]
     for size in sizes:

@@ -75,7 +75,7 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class Left:
+class Remainder:
     """What of a copy is not made yet: moves in this machine's memory, and what GPUs have begun."""
 
     moves: list[Move] = field(default_factory=list)
@@ -88,14 +88,14 @@ class Left:
 class Copying:
     """Begun when it is made. keeps: what the memory at both ends belongs to, so that it stays"""
 
-    def __init__(self, left: Left, keeps: object) -> None:
+    def __init__(self, remainder: Remainder, keeps: object) -> None:
         self._keeps = keeps
-        self._streamed = left.streamed
-        self._left = deque(_pieces(left.moves))
-        self._bytes = sum(size for _, _, size in self._left)
+        self._streamed = remainder.streamed
+        self._remaining = deque(_pieces(remainder.moves))
+        self._bytes = sum(size for _, _, size in self._remaining)
         self._moved: list[tuple[int, float]] = []  # bytes and seconds; one that an exception cut off is missing
         self._thread = threading.Thread(target=self._work_aside, name="checkpoint-copying", daemon=True)
-        if self._left:
+        if self._remaining:
             with contextlib.suppress(RuntimeError):  # no thread is to be had: `finish` makes all copies
                 self._thread.start()
 
@@ -126,7 +126,7 @@ class Copying:
     def _work(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                to, source, size = self._left.popleft()
+                to, source, size = self._remaining.popleft()
                 begun_s = time.perf_counter()
                 _memmove(to, source, size)
                 self._moved.append((size, time.perf_counter() - begun_s))

@@ -228,8 +228,8 @@ class InFlightSaves:
     def process_ended(self, process: WriterProcess, why: str) -> None:
         """What it was writing is committed if its manifest is there, and lost if not."""
         with self._changed:
-            left = [one for one in self._halves if one is not None and one.process is process]
-        for one in sorted(left, key=lambda one: one.number):
+            affected = [one for one in self._halves if one is not None and one.process is process]
+        for one in sorted(affected, key=lambda one: one.number):
             committed = is_committed(self._storage, one.commit.id)
             if not committed and one.number in self._given_up:
                 self._drop(one.number, "it was given up for what is saved next")

@@ -297,15 +297,15 @@ class SavePipeline:
         try:
             self._in_flight.wait_for_half(half)
             stage = self._resources.fitting(save.plan, _text_bytes(draft), pinned=on_gpu(save.tensors))
-            left = stage.copy(half, save.tensors, [draft.head, draft.tail], versions)
+            remainder = stage.copy(half, save.tensors, [draft.head, draft.tail], versions)
         except BaseException as error:
             said = error_document(error, self._ranks.scrub)
             with contextlib.suppress(OSError):
                 if process is not None:
                     process.send(GiveUp(id=str(draft.id), error=said))
             raise
-        if left:
-            self._filling = Filling(half, save, saving, context, Copying(left, (stage, save)), versions)
+        if remainder:
+            self._filling = Filling(half, save, saving, context, Copying(remainder, (stage, save)), versions)
             saving.stages(functools.partial(self.staged, of=saving))
         else:
             self._hand_over(half, save, saving, context, whole=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from checkpoint.net.framing import Message
-from checkpoint.save.arena import Arena, NoRoom, places
+from checkpoint.save.arena import Arena, NoRoom, offsets
 from checkpoint.save.in_flight import InFlightSaves, Rules
 from checkpoint.save.planner import Plan
 from checkpoint.save.staging import CannotPin, Stage
@@ -277,7 +277,7 @@ class WriterResources:
 
 
 def _needed(plan: Plan, text_bytes: int) -> int:
-    return places(plan.sizes)[-1] + text_bytes + 2**14  # both texts begin at a page
+    return offsets(plan.sizes)[-1] + text_bytes + 2**14  # both texts begin at a page
 
 
 def on_gpu(tensors: dict[str, Any]) -> bool:

@@ -22,8 +22,8 @@ import torch
 
 from checkpoint.format.shards import Piece, run_start
 from checkpoint.format.tensors import INTEGERS
-from checkpoint.save.arena import Arena, places
-from checkpoint.save.copying import Left, Move, Streamed, move
+from checkpoint.save.arena import Arena, offsets
+from checkpoint.save.copying import Move, Remainder, Streamed, move
 from checkpoint.save.planner import Plan
 
 _THREADS_MAX = 4  # more do not copy faster than memory takes it
@@ -53,7 +53,7 @@ class Stage:
         self._threads = threads or max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0)) // 2))
         self._memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
         self._half_bytes = arena.half_bytes
-        self._starts = places(plan.sizes)
+        self._starts = offsets(plan.sizes)
         self._pieces = [
             (piece, at + piece.start, run_start(piece, *plan.kinds[piece.tensor]))
             for at, shard in zip(self._starts, plan.shards, strict=False)
@@ -65,7 +65,7 @@ class Stage:
 
     def copy(
         self, half: int, tensors: dict[str, torch.Tensor], texts: list[bytes], later: Collection[str] = ()
-    ) -> Left:
+    ) -> Remainder:
         """Fills the half: the plan's objects, then `texts`. On return the tensors may be changed.
 
         Not so those named in `later`: of them is returned what is still to be moved, and what GPUs are copying. Of them
@@ -74,19 +74,19 @@ class Stage:
         """
         base = half * self._half_bytes
         headers = [shard.header for shard in self.plan.shards]
-        ends = places([*self.plan.sizes, *map(len, texts)])[len(headers) :]
+        ends = offsets([*self.plan.sizes, *map(len, texts)])[len(headers) :]
         for at, text in zip([*self._starts[: len(headers)], *ends], [*headers, *texts], strict=False):
             self._memory[base + at : base + at + len(text)].numpy()[:] = memoryview(text)
 
         to = self._memory.data_ptr() + base
         moves: list[Move] = []
-        left: list[Move] = []
+        remaining: list[Move] = []
         others: list[tuple[torch.Tensor, torch.Tensor]] = []
         others_later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece, at, first in self._pieces:
             tensor = tensors[piece.tensor]
             if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-                waits = left if piece.tensor in later else moves
+                waits = remaining if piece.tensor in later else moves
                 waits.append((to + at, tensor.data_ptr() + first, piece.bytes))
             else:
                 waiting = others_later if tensor.is_cuda and piece.tensor in later else others
@@ -102,7 +102,7 @@ class Stage:
                 one.comes_before_what_follows()
             else:
                 one.wait()
-        return Left(left, streamed_later + streamed if later else [])
+        return Remainder(remaining, streamed_later + streamed if later else [])
 
     def _move(self, moves: list[Move]) -> None:
         if self._threads == 1 or sum(size for _, _, size in moves) < _WORTH_THREADS_BYTES:

@@ -92,14 +92,14 @@ class _Reader:
             (_field(index, "MetadataIndex", "fqn"), index.state.get("offset")): info
             for index, info in _field(metadata, "Metadata", "storage_data").items()
         }
-        places: dict[tuple[str | int, ...], Any] = {}
+        values: dict[tuple[str | int, ...], Any] = {}
         for name, kind in table.items():
             path = paths.get(name, (name,))
             _expect(type(path) is tuple and bool(path) and all(type(key) in (str, int) for key in path), f"path {path}")
-            places[path] = (
+            values[path] = (
                 self._value(name, where) if kind.kind == "BytesStorageMetadata" else self._tensor(name, kind, where)
             )
-        return Source("dcp", _optimizers_again(_nested(places)), self._fetch)
+        return Source("dcp", _optimizers_again(_nested(values)), self._fetch)
 
     def _value(self, name: str, where: dict[Any, Any]) -> Any:
         return load_part(io.BytesIO(self._read(_part(where[name, None]))), self._folder, f"the value {name}")
@@ -250,11 +250,11 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def _nested(places: dict[tuple[str | int, ...], Any]) -> Any:
+def _nested(values: dict[tuple[str | int, ...], Any]) -> Any:
     """Containers again: a dict where keys are text, a list where they are positions."""
     root: dict[str | int, Any] = {}
     containers = {id(root)}
-    for path, value in places.items():
+    for path, value in values.items():
         here = root
         for key in path[:-1]:
             if key not in here:

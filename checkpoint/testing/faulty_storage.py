@@ -121,11 +121,11 @@ class Faults:
             if self._dead:
                 raise PowerCut
             found: int | None = None
-            for place, rule in enumerate(self.plan.rules):
+            for index, rule in enumerate(self.plan.rules):
                 if rule.about(operation, path):
-                    count, self._seen[place] = self._seen[place], self._seen[place] + 1
-                    if found is None and self._may_strike(place, count):
-                        found = place
+                    count, self._seen[index] = self._seen[index], self._seen[index] + 1
+                    if found is None and self._may_strike(index, count):
+                        found = index
             if found is None:
                 return None
             rule = self.plan.rules[found]
@@ -142,10 +142,10 @@ class Faults:
         with open(record, "a") as file:
             file.write(line)  # one write, appended: lines of several processes do not mix
 
-    def _may_strike(self, place: int, count: int) -> bool:
-        rule = self.plan.rules[place]
-        spent = rule.times is not None and self._struck[place] >= rule.times
-        return not (self._healed.is_set() or count < rule.after or spent) and self.plan.strikes(place, count)
+    def _may_strike(self, index: int, count: int) -> bool:
+        rule = self.plan.rules[index]
+        spent = rule.times is not None and self._struck[index] >= rule.times
+        return not (self._healed.is_set() or count < rule.after or spent) and self.plan.strikes(index, count)
 
 
 class Listings:

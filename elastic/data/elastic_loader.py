@@ -99,7 +99,7 @@ class ElasticLoader:
         )
         self._asked = (rank, world_size)
         if self._asked != (None, None):
-            _place(rank, world_size)
+            _rank_and_world_size(rank, world_size)
         self._read_ahead = read_ahead
         self._step = 0
         self._counted = False
@@ -144,7 +144,7 @@ class ElasticLoader:
 
     def shares(self, epoch: int) -> Iterator[list[int]]:
         """The examples of this rank's part of each of an epoch's batches. Nothing is read, and the place stays."""
-        rank, world_size = _place(*self._asked)
+        rank, world_size = _rank_and_world_size(*self._asked)
         for step in range(self._first_of(epoch), self._first_of(epoch + 1)):
             yield _part_of(self._plan.step(step), rank, world_size)
 
@@ -180,7 +180,7 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         begin = self._beginning
         end = self._first_of(self._plan.step(begin).epoch + 1)
-        self._pass = _Pass(begin, end, *_place(*self._asked))
+        self._pass = _Pass(begin, end, *_rank_and_world_size(*self._asked))
         return self._give(self._pass)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -278,7 +278,7 @@ def _part(count: int, rank: int, world_size: int) -> tuple[int, int]:
     return -(-rank * count // world_size), -(-(rank + 1) * count // world_size)
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world size): as given, or torch.distributed's, or the launcher's."""
     if rank is None and world_size is None:
         if dist.is_available() and dist.is_initialized():

@@ -25,7 +25,7 @@ from elastic.errors import ConfigError, DataFileError
 class Files(ABC):
     """Some files, one after the other. state_dict: the file's number, and where in it the next example begins.
 
-    BEGIN  the place of a file's first example: plain values by name
+    BEGIN  the position of a file's first example: plain values by name
     """
 
     BEGIN: ClassVar[dict[str, int]] = {"offset": 0}
@@ -49,7 +49,7 @@ class Files(ABC):
 
     @abstractmethod
     def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[Any, dict[str, int]]]:
-        """What lies in the file from that place on, each with the place behind it."""
+        """What lies in the file from that position on, each with the position behind it."""
 
     def state_dict(self) -> dict[str, int]:
         return {"file": self._file, **self._at}
@@ -59,7 +59,7 @@ class Files(ABC):
 
 
 class Lines(Files):
-    """Of text. A place is a byte."""
+    """Of text. A position is a byte."""
 
     def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[bytes, dict[str, int]]]:
         end = opened.seek(at["offset"])
@@ -69,7 +69,7 @@ class Lines(Files):
 
 
 class Samples(Files):
-    """Of WebDataset's archives. A place is a byte."""
+    """Of WebDataset's archives. A position is a byte."""
 
     def found(
         self, opened: IO[bytes], url: str, at: Mapping[str, int]
@@ -87,15 +87,15 @@ class Samples(Files):
 
 def identity_of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Positions are places in files: names in their order, and sizes."""
-    places = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
+    located = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
     found: dict[tuple[Any, str], int] = {}
-    for system in {system for system, _ in places}:
-        paths = [path for of, path in places if of == system]
+    for system in {system for system, _ in located}:
+        paths = [path for of, path in located if of == system]
         try:
             found |= {(system, path): size for path, size in zip(paths, system.sizes(paths), strict=True)}
         except FileNotFoundError as missing:
             raise ConfigError(f"{redact(str(missing))}\n  next  correct the paths or URLs of the streams") from None
-    sizes = [found[place] for place in places]
+    sizes = [found[one] for one in located]
     names = [url.split("/") for url in urls]
     folders = zip(*(name[:-1] for name in names), strict=False)
     shared = len([*takewhile(lambda parts: len(set(parts)) == 1, folders)])

@@ -88,14 +88,14 @@ class MDSDataset(Dataset[Any]):
             raise IndexError(f"sample {index} of {len(self)}, counted from 0")
         number = bisect_right(self._ends, index)
         shard, file = self._shards[number], self._opened(number)
-        place = index - self._ends[number] + shard.samples
-        begin, end = map(int, np.frombuffer(file.read(_U32.itemsize * (1 + place), 2 * _U32.itemsize), _U32))
+        sample_number = index - self._ends[number] + shard.samples
+        begin, end = map(int, np.frombuffer(file.read(_U32.itemsize * (1 + sample_number), 2 * _U32.itemsize), _U32))
         data = file.read(begin, max(0, end - begin))
         try:
             sample = _sample(shard.columns, data)
         except (ValueError, RecursionError) as error:
             raise file.error(
-                f"sample {place}, bytes {begin:,} to {end:,}, is none of its columns': {error}",
+                f"sample {sample_number}, bytes {begin:,} to {end:,}, is none of its columns': {error}",
                 "write the shard again; if it has been changed since it was opened, write it under another name",
             ) from error
         return sample if self._transform is None else self._transform(sample)

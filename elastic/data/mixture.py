@@ -92,12 +92,12 @@ class _Mixed:
         self._seed = seed
 
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        periods, places = np.divmod(epoch * self.length + positions, len(self._part))
-        parts = self._part[places]
+        periods, offsets = np.divmod(epoch * self.length + positions, len(self._part))
+        parts = self._part[offsets]
         visits, indices = np.empty_like(positions), np.empty_like(positions)
         for part in np.unique(parts).tolist():
             here = parts == part
-            count = periods[here] * self._counts[part] + self._rank[places[here]]
+            count = periods[here] * self._counts[part] + self._rank[offsets[here]]
             visits[here], indices[here] = self._visited(part, count)
         return visits, indices
 

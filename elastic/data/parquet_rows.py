@@ -24,7 +24,7 @@ _ROWS = 128  # decoded at a time
 
 
 class Rows(Files):
-    """A place is a row group of the file, and a row in it."""
+    """A position is a row group of the file, and a row in it."""
 
     BEGIN: ClassVar[dict[str, int]] = {"group": 0, "row": 0}
 

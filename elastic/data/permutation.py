@@ -193,10 +193,10 @@ def _hash_left(digits: _Words, words: list[_Words], at: int, out: _Words) -> Non
     _shift_right(out, words[2], out)
 
 
-def random_words(key: int, places: NDArray[np.int64]) -> _Words:
-    """uint64 like `places`: the words at these places, from 0, of the sequence that splitmix64 gives when it is started
-    at `key` (Steele, Lea and Flood 2014, doi:10.1145/2714064.2660195)."""
-    words: _Words = places.astype(np.uint64) * _GOLDEN + np.uint64((key + int(_GOLDEN)) % 2**64)
+def random_words(key: int, positions: NDArray[np.int64]) -> _Words:
+    """uint64 like `positions`, from 0: the words there of the sequence that splitmix64 gives, started at `key`
+    (Steele, Lea and Flood 2014, doi:10.1145/2714064.2660195)."""
+    words: _Words = positions.astype(np.uint64) * _GOLDEN + np.uint64((key + int(_GOLDEN)) % 2**64)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     words ^= words >> np.uint64(31)

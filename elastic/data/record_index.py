@@ -57,15 +57,15 @@ def record_index(file: DataFile, kind: str, scan: Scan, cache: str | os.PathLike
     cache  the folder for it; None: that of the file, or else ~/.cache/elastic
     Raises DataFileError where the file is written to meanwhile, and what `scan` raises.
     """
-    places = _places(file, kind, cache)
-    for place in places:
-        found = _opened(place, file, kind)
+    paths = _paths(file, kind, cache)
+    for path in paths:
+        found = _opened(path, file, kind)
         if found is not None:
             return found
-    return _build(file, kind, scan, places)
+    return _build(file, kind, scan, paths)
 
 
-def _places(file: DataFile, kind: str, cache: str | os.PathLike[str] | None) -> list[Path]:
+def _paths(file: DataFile, kind: str, cache: str | os.PathLike[str] | None) -> list[Path]:
     named = file.path or file.url
     elsewhere = f"{hashlib.sha256(named.encode()).hexdigest()[:24]}.{kind}.index"
     if cache is not None:
@@ -77,10 +77,10 @@ def _places(file: DataFile, kind: str, cache: str | os.PathLike[str] | None) -> 
         return beside
 
 
-def _opened(place: Path, file: DataFile, kind: str) -> RecordIndex | None:
+def _opened(path: Path, file: DataFile, kind: str) -> RecordIndex | None:
     """None where there is none, or one that is not of this file as it is."""
     try:
-        with open(place, "rb") as stored:
+        with open(path, "rb") as stored:
             header = json.loads(stored.read(_HEADER_BYTES))
             records, digest = header.pop("records"), header.pop("digest")
             size = _HEADER_BYTES + _OFFSET.itemsize * (records + 1)
@@ -93,14 +93,14 @@ def _opened(place: Path, file: DataFile, kind: str) -> RecordIndex | None:
     return RecordIndex(offsets, str(digest)) if fits else None
 
 
-def _build(file: DataFile, kind: str, scan: Scan, places: list[Path]) -> RecordIndex:
-    written, temporary, place = _created(places)
+def _build(file: DataFile, kind: str, scan: Scan, paths: list[Path]) -> RecordIndex:
+    written, temporary, path = _created(paths)
     try:
         with written:
             index = _written(written, file, kind, scan)
-            if temporary is not None and place is not None:
+            if temporary is not None and path is not None:
                 with suppress(OSError):  # it serves this process all the same
-                    os.replace(temporary, place)
+                    os.replace(temporary, path)
                     temporary = None
         return index
     finally:
@@ -108,19 +108,19 @@ def _build(file: DataFile, kind: str, scan: Scan, places: list[Path]) -> RecordI
             temporary.unlink(missing_ok=True)
 
 
-def _created(places: list[Path]) -> tuple[BinaryIO, Path | None, Path | None]:
+def _created(paths: list[Path]) -> tuple[BinaryIO, Path | None, Path | None]:
     """A file to write to, its name, and what it is to be called; without names where no folder can be written."""
-    for place in places:
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(6)}.tmp")
+    for path in paths:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         with suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _remove_left_behind(place)
-            return open(temporary, "x+b"), temporary, place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_left_behind(path)
+            return open(temporary, "x+b"), temporary, path
     return tempfile.TemporaryFile(), None, None
 
 
-def _remove_left_behind(place: Path) -> None:
-    for temporary in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):
+def _remove_left_behind(path: Path) -> None:
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):
             if time.time() - temporary.stat().st_mtime > _LEFT_BEHIND_S:
                 temporary.unlink()

@@ -110,8 +110,8 @@ class _Sampled:
         self._sample = lru_cache(maxsize=2)(self._draw)  # a step may lie in two epochs
 
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        places = permutation(self.length, "sample order", self._seed, epoch).at(positions)
-        return np.full_like(positions, epoch), self._sample(epoch)[places]
+        shuffled = permutation(self.length, "sample order", self._seed, epoch).at(positions)
+        return np.full_like(positions, epoch), self._sample(epoch)[shuffled]
 
     def _draw(self, epoch: int) -> Indices:
         positive = np.flatnonzero(self._weights)

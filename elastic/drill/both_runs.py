@@ -132,10 +132,10 @@ class Drill:
 
         sizes: dict[str, Any] = next(event["config"] for event in baseline_events if event["event"] == "run_started")
         exact = sizes["mode"] == "exact"
-        left = end_violations(left_behind=baseline.left)
+        beside = end_violations(left_behind=baseline.left_behind)
         at: dict[str, Any] = {"storage_options": self.location.options}
         baseline_verdict = review(baseline.url, baseline_events, steps=steps, redone_max=0, **at)
-        baseline_verdict = replace(baseline_verdict, violations=(*baseline_verdict.violations, *left))
+        baseline_verdict = replace(baseline_verdict, violations=(*baseline_verdict.violations, *beside))
         faulted_verdict, spoilt = self._review_faulted(plan, faulted, faulted_events, baseline_events, steps)
         if exact and not faulted_verdict.violations:
             extra += final_states(baseline.url, faulted.url, but=spoilt, **at)
@@ -234,7 +234,7 @@ class Drill:
         except DrillTimeout as timeout:
             late = str(timeout)
         output = cluster.cluster.output()
-        beside = end_violations(exit_code=code, output=output, left_behind=cluster.left, late=late)
+        beside = end_violations(exit_code=code, output=output, left_behind=cluster.left_behind, late=late)
         return cluster, cluster.cluster.events(), beside
 
     def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> WatchedRun:

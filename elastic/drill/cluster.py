@@ -310,8 +310,8 @@ class Cluster:
             processes.describe(pid) for pid in processes.wait_until_gone(self.folder, within_s=self._orphans_s())
         ]
         processes.kill_marked(self.folder)
-        left = (*orphans, *self._left_behind(), *self._hosting.left(killed=bool(self.drill.happened())))
-        return LaunchEnd(self._exit_code(), left)
+        left_behind = (*orphans, *self._left_behind(), *self._hosting.left_behind(killed=bool(self.drill.happened())))
+        return LaunchEnd(self._exit_code(), left_behind)
 
     def _orphans_s(self) -> float:
         """A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks."""
@@ -321,9 +321,9 @@ class Cluster:
         """In words. A process that was killed may hold its files for a moment longer than it can be seen."""
         killed = bool(self.drill.happened())
         deadline = time.monotonic() + RELEASED_S
-        while (left := self._before.new(self.folder, self._seen, killed=killed)) and time.monotonic() < deadline:
+        while (found := self._before.new(self.folder, self._seen, killed=killed)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return left
+        return found
 
     def close(self) -> None:
         """Ends whatever still runs, and removes what that leaves in shared memory. Harmless when repeated."""

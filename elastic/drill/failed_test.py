@@ -45,8 +45,8 @@ def _of_run(run: Remembering, end: End, reference: End | None, script: Path) -> 
     yield str(end.verdict)
     for fault in end.not_reached:
         yield f"did not happen: {fault}"
-    for left in end.left_behind:
-        yield f"left behind: {left}"
+    for what in end.left_behind:
+        yield f"left behind: {what}"
     if reference is not None:
         exact = end.config.get("mode") == "exact"
         yield from map(str, diagnose(reference.events, end.events, script=str(script), exact=exact))

@@ -83,8 +83,8 @@ class DrillFolder:
 
     def alive_with_ranks(self, generation: int, ranks: Iterable[int]) -> list[int]:
         """The pids of those that have come to the view, and still run."""
-        places = [self.path / "ranks" / f"{generation}-{rank}" for rank in ranks]
-        return self.alive(int(place.read_text() or 0) for place in places if place.exists())
+        paths = [self.path / "ranks" / f"{generation}-{rank}" for rank in ranks]
+        return self.alive(int(path.read_text() or 0) for path in paths if path.exists())
 
     def alive(self, pids: Iterable[int]) -> list[int]:
         """Those that still run and belong to the drill."""

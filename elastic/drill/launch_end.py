@@ -31,8 +31,8 @@ def restart_reason(
     )
     gone = {event["worker"] for event in launched if event["event"] == "left"}
     gone |= {worker for worker, fault in struck if fault.lost() != 0 or fault.leaves}
-    left = any(worker in gone or worker in overdue for worker in last)
-    return "left" if left and not code and any(fault.leaves for _, fault in struck) else None
+    has_left = any(worker in gone or worker in overdue for worker in last)
+    return "left" if has_left and not code and any(fault.leaves for _, fault in struck) else None
 
 
 def unexplained_status(codes: Mapping[int, int | None], launched: Sequence[Event], plan: DrillPlan) -> int:

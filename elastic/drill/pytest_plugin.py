@@ -170,10 +170,10 @@ def elastic_undisturbed(
 def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
     """A relative path: in the working directory, or else beside the test or in pytest's root. Raises pytest.UsageError
     where there is no such file."""
-    places = [Path.cwd(), request.path.parent, request.config.rootpath]
-    found = next((place / script for place in places if (place / script).is_file()), None)
+    folders = [Path.cwd(), request.path.parent, request.config.rootpath]
+    found = next((folder / script for folder in folders if (folder / script).is_file()), None)
     if found is None:
-        looked = ", ".join(dict.fromkeys(map(str, places)))
+        looked = ", ".join(dict.fromkeys(map(str, folders)))
         raise pytest.UsageError(f"elastic_script: there is no file {script}, looked for in {looked}")
     return found
 

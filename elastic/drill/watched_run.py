@@ -32,15 +32,15 @@ _STRANDED_S = 10.0  # so long after the run's end who takes part in it has ended
 class WatchedRun:
     """One run under the drill's eyes.
 
-    left     what it left behind, in words
-    overdue  workers that were killed because they had not left within their grace
+    left_behind  by it, in words
+    overdue      workers that were killed because they had not left within their grace
     """
 
     def __init__(
         self, cluster: Cluster, console: Console, plan: DrillPlan | None, hosting: OnHosts | None = None
     ) -> None:
         self.cluster = cluster
-        self.left: list[str] = []
+        self.left_behind: list[str] = []
         self.launches = 0
         self.overdue: set[str] = set()
         self._console = console
@@ -95,7 +95,7 @@ class WatchedRun:
         ended = self.cluster.wait(within_s=within_s, watching=watching)
         story.watching()
         self._end_faults(inf)
-        self.left += ended.left_behind
+        self.left_behind += ended.left_behind
         return ended.exit_code
 
     def kill_overdue(self, struck: Event) -> None:

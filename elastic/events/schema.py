@@ -41,7 +41,7 @@ class RunStarted(TypedEvent):
     identity: Annotated[dict[str, Any], "the run's identity, as this worker computes it"]
     pid: Annotated[int, "of the worker's process"]
     host: Annotated[str, "the machine's name"]
-    restart: Annotated[int, "how often the launcher has started this worker's place again"]
+    restart: Annotated[int, "how often the launcher has started this worker's slot again"]
     age_s: Annotated[float, "seconds since its agent asked for it, or its process was started"] = ABSENT
 
 

@@ -34,7 +34,7 @@ from elastic.state.attributes import Attributes
 RULES = ("mean", "agree", "first", "keep")
 _ATTRIBUTE = "attribute "  # of the names of plain ones, among those of buffers
 
-Left = dict[Buffer, "torch.Tensor | None"]
+ShareValues = dict[Buffer, "torch.Tensor | None"]
 """What a share left in the buffers that it may have changed."""
 
 
@@ -69,8 +69,8 @@ class Buffers:
         self._usual: UsualBuffers | None = None
         self._lively: list[Buffer] | None = None  # of which `_usual` was made
         self._rows: list[Row] = []  # of this rank's shares, as long as all have left the usual
-        self._shares: list[tuple[int, Left]] = []
-        self._exact: Left = {}  # of what this rank's first share left, that of which no mean is taken
+        self._shares: list[tuple[int, ShareValues]] = []
+        self._exact: ShareValues = {}  # of what this rank's first share left, that of which no mean is taken
         self._relaid: dict[Buffer, Layout] = {}  # by this rank's shares
         self._layouts: dict[Buffer, tuple[Layout, bool]] = {}  # by any rank's, and whether they are in the state_dict
         self._persistent: dict[Buffer, bool] = {}
@@ -112,19 +112,19 @@ class Buffers:
             self._exact = row.exact
         elif not self._rows or not row.agrees(self._rows[0]):
             self._same_layouts(share, {})
-            self._agree(share, row.left)
+            self._agree(share, row.values)
         if len(self._rows) == len(self._shares):
             self._rows.append(row)
-        self._shares.append((examples, row.left))
+        self._shares.append((examples, row.values))
 
     def _take(self, stirred: Sequence[Buffer], share: int, examples: int) -> None:
-        left: Left = {}
+        values: ShareValues = {}
         relaid: dict[Buffer, Layout] = {}
         for buffer in stirred:
             if self._overrides and self._rules.get(buffer.name) == "keep":
                 continue
             now, start = buffer.now(), buffer.start
-            left[buffer] = None if now is None else now.clone()
+            values[buffer] = None if now is None else now.clone()
             if now is None or start is None:
                 if now is not start:
                     relaid[buffer] = Layout.of(now)
@@ -134,11 +134,11 @@ class Buffers:
             self._relaid = relaid
             self._persistent = {buffer: buffer.persistent for buffer in relaid}
             self._holds_the_first_share = share == 0
-            self._exact = self._not_averaged(left)
+            self._exact = self._not_averaged(values)
         else:
             self._same_layouts(share, relaid)
-            self._agree(share, left)
-        self._shares.append((examples, left))
+            self._agree(share, values)
+        self._shares.append((examples, values))
 
     def restore(self) -> None:
         """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
@@ -177,7 +177,7 @@ class Buffers:
 
     def newly_moving(self) -> list[str]:
         """Float buffers that this rank's shares changed and that are not known to move yet."""
-        changed = {buffer for _, left in self._shares for buffer in left}
+        changed = {buffer for _, values in self._shares for buffer in values}
         new = [b for b in changed if b.name not in self._moving and b not in self._relaid]
         return sorted(b.name for b in new if self._rule(b, b.start) == "mean")
 
@@ -307,8 +307,8 @@ class Buffers:
         known = value if value is not None else buffer.start
         return "mean" if known is None or known.is_floating_point() or known.is_complex() else "agree"
 
-    def _not_averaged(self, left: Left) -> Left:
-        return {buffer: value for buffer, value in left.items() if self._rule(buffer, value) != "mean"}
+    def _not_averaged(self, values: ShareValues) -> ShareValues:
+        return {buffer: value for buffer, value in values.items() if self._rule(buffer, value) != "mean"}
 
     def _counts(self, buffer: Buffer) -> bool:
         """Whether this rank's word on the layout of a buffer counts."""
@@ -335,15 +335,15 @@ class Buffers:
                     f"Run(buffers={{{buffer.name!r}: 'keep'}}) never changes it"
                 )
 
-    def _agree(self, share: int, left: Left) -> None:
+    def _agree(self, share: int, values: ShareValues) -> None:
         """Exact buffers are the same in all shares. Raises StepError."""
         first = self._shares[0][1]
-        asked = self._exact if left.keys() == first.keys() else self._not_averaged({**first, **left})
+        asked = self._exact if values.keys() == first.keys() else self._not_averaged({**first, **values})
         differ = [
             buffer.name
             for buffer in asked
-            if not same_bits(first.get(buffer, buffer.start), left.get(buffer, buffer.start))
-            and self._rule(buffer, left.get(buffer, buffer.start)) == "agree"
+            if not same_bits(first.get(buffer, buffer.start), values.get(buffer, buffer.start))
+            and self._rule(buffer, values.get(buffer, buffer.start)) == "agree"
         ]
         if differ:
             raise _disagreement(sorted(differ), f"share {share} and an earlier one")
@@ -399,13 +399,13 @@ class Buffers:
         starts = {b: b.start for b, _ in self._moves if b.start is not None and b.start.device == self._device}
         usual = not self._layouts and not self._relaid and len(starts) == len(self._moves)
         if not usual or any(start.is_complex() for start in starts.values()):
-            return [self._as_summed(left, b, numel) for _, left in self._shares for b, numel in self._moves]
-        left_or_start = [left.get(b) if b in left else start for _, left in self._shares for b, start in starts.items()]
-        return [value.reshape(-1) for value in left_or_start if value is not None]
+            return [self._as_summed(values, b, numel) for _, values in self._shares for b, numel in self._moves]
+        tensors = [values.get(b) if b in values else start for _, values in self._shares for b, start in starts.items()]
+        return [value.reshape(-1) for value in tensors if value is not None]
 
-    def _as_summed(self, left: Left, buffer: Buffer, numel: int) -> torch.Tensor:
+    def _as_summed(self, values: ShareValues, buffer: Buffer, numel: int) -> torch.Tensor:
         """What a share left, as so many floats."""
-        for value in (left.get(buffer, buffer.start), buffer.start):
+        for value in (values.get(buffer, buffer.start), buffer.start):
             if value is not None and (flat := as_floats(value)).numel() == numel:
                 return flat.to(self._device)
         return torch.zeros(
@@ -415,8 +415,8 @@ class Buffers:
     def _touched(self, buffer: Buffer) -> bool:
         """Whether a share of this rank left the buffer other than it found it."""
         start = buffer.start
-        for _, left in self._shares:
-            value = left.get(buffer, start)
+        for _, values in self._shares:
+            value = values.get(buffer, start)
             if value is not start and (value is None or start is None or not torch.equal(value, start)):
                 return True
         return False
@@ -438,8 +438,8 @@ class Buffers:
         wire = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
         if self._group.rank == source:
             first = self._shares[0][1]
-            left = [(first.get(buffer, buffer.start), empty) for buffer, empty in asked]
-            values = [empty if value is None or not same_kind(value, empty) else value for value, empty in left]
+            pairs = [(first.get(buffer, buffer.start), empty) for buffer, empty in asked]
+            values = [empty if value is None or not same_kind(value, empty) else value for value, empty in pairs]
             wire = torch.cat([as_bytes(value).to(self._device) for value in values])
         self._group.broadcast(wire, source).wait()
         for (_, empty), piece in zip(asked, torch.split_with_sizes(wire, sizes), strict=True):

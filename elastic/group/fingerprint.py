@@ -235,9 +235,9 @@ def script_site() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    return _place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+    return _site(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 
 @lru_cache(maxsize=256)
-def _place(path: str, line: int) -> str:
+def _site(path: str, line: int) -> str:
     return f"{path if os.path.isabs(path) else os.path.abspath(path)}:{line}"

@@ -9,7 +9,7 @@ ones. Of small ones calls take the time: autograd adds to the partial sum itself
 meanwhile. What autograd gives is only read: it may be a view of what another parameter is given, or of a script's own
 tensor (pytorch#34082).
 Partial sums lie in memory that is kept from step to step, the lowest of them in the very rows that travel. What
-stands in a slot has a meaning only if some share gave it: the first gradient is copied there, and only a row that
+stands there has a meaning only if some share gave it: the first gradient is copied there, and only a row that
 travels is filled with NOTHING, which no sum notices, where nobody gave.
 
 Memory: up to log2(V) + 1 copies of the gradients on a rank that holds many shares, beside what travels (treesum.py).
@@ -35,12 +35,12 @@ from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.flat_sum import NOTHING
 from elastic.group.form import Group
 from elastic.group.hierarchical_sum import STAGES, tree_sum
-from elastic.group.layout import Bucket, Slot, buckets, dense
+from elastic.group.layout import Bucket, Span, buckets, dense
 from elastic.group.tree import Schedule
 from elastic.group.warm_memory import WarmMemory
 
-Slots = list[torch.Tensor]
-"""Per parameter the place of its gradient in one partial sum, with the parameter's shape and strides."""
+Sums = list[torch.Tensor]
+"""Per parameter its gradient's span of one partial sum, as a tensor with the parameter's shape and strides."""
 
 _SMALL, _SMALL_TOGETHER = 1 << 16, 1 << 20  # elements
 
@@ -49,7 +49,7 @@ _SMALL, _SMALL_TOGETHER = 1 << 16, 1 << 20  # elements
 class _Partial:
     """The sum of the gradients of a subtree's shares. `gave` says of each parameter whether a share gave it one."""
 
-    slots: Slots
+    sums: Sums
     gave: bytearray
 
 
@@ -107,7 +107,7 @@ class GradientSum:
         self._nodes = [_accumulating(parameter) for parameter in self._parameters] if overlap else []
         self._small = _small([parameter.numel() for parameter in self._parameters])
         self._large = [index for index in range(len(self._parameters)) if index not in self._small]
-        self._bucket_of = {slot.parameter: number for number, b in enumerate(self._buckets) for slot in b.slots}
+        self._bucket_of = {span.parameter: number for number, b in enumerate(self._buckets) for span in b.spans}
         self._all = b"\1" * len(self._parameters)
         self._arrivals = [self._arrival(index) for index in range(len(self._parameters))]
         self._dtypes = [self._buckets[self._bucket_of[index]].dtype for index in range(len(self._parameters))]
@@ -214,13 +214,13 @@ class GradientSum:
         onto_left = pieces == 1 and merges > 0
         if piece == 0 and not onto_left:
             self._stack.append(self._partial(len(self._stack)))
-        left = merges - onto_left if piece == pieces - 1 else 0
-        self._way = self._stack[: -left - 2 : -1]
+        merged = merges - onto_left if piece == pieces - 1 else 0
+        self._way = self._stack[: -merged - 2 : -1]
         self._last = last
         self._arrived = bytearray(len(self._parameters))
         self._waits = bytearray(self._all)
         if last:
-            self._missing = [len(bucket.slots) for bucket in self._buckets]
+            self._missing = [len(bucket.spans) for bucket in self._buckets]
             self._listen(self._small if self._is_open else ())
         elif self._pass_begins is None and len(self._hooks) > len(self._large):
             self._hear_no_more(self._small)
@@ -256,23 +256,23 @@ class GradientSum:
             self._advance(len(self._totals) + later)
         for total in self._totals:
             total.join()
-        results = self._partial(0).slots
+        results = self._partial(0).sums
         for bucket, total in zip(self._buckets, self._totals, strict=True):
             flat = total.finish()
             self._group.settle()
             flat[: bucket.counts_at].div_(divisor)
-            for slot, rows in zip(bucket.slots, self._gave(bucket, flat), strict=True):
+            for span, rows in zip(bucket.spans, self._gave(bucket, flat), strict=True):
                 if self._alike and rows > 0:
-                    self._parameters[slot.parameter].grad = results[slot.parameter]
+                    self._parameters[span.parameter].grad = results[span.parameter]
                     continue
-                parameter, gradient = self._parameters[slot.parameter], results[slot.parameter]
+                parameter, gradient = self._parameters[span.parameter], results[span.parameter]
                 parameter.grad = gradient.to(parameter.dtype) if rows > 0 else None
 
     def _gave(self, bucket: Bucket, flat: torch.Tensor) -> Sequence[float]:
         """How many rows of all ranks have a sum of each parameter. Read from a GPU, whose work the host then waits for;
         alone a rank knows it."""
         if self._group.world_size == 1:
-            return [self._rows[0].gave[slot.parameter] for slot in bucket.slots]
+            return [self._rows[0].gave[span.parameter] for span in bucket.spans]
         gave: list[float] = flat[bucket.counts_at : bucket.numel].tolist()
         return gave
 
@@ -319,10 +319,10 @@ class GradientSum:
             self._lost = lost.with_traceback(None)  # it holds the frames, and those the group
 
     def _let_autograd_add(self, partial: _Partial) -> None:
-        """The pass's small gradients are added in place, to what stands in the slots."""
+        """The pass's small gradients are added in place, to what stands in the partial sum."""
         if self._alike and partial.gave == self._all:
             for index in self._small:
-                self._parameters[index].grad = partial.slots[index]
+                self._parameters[index].grad = partial.sums[index]
 
     def _take_rest(self) -> None:
         if self._waits == self._all and self._look is None and self._take_all():
@@ -336,7 +336,7 @@ class GradientSum:
         values = [p.grad for p in self._parameters if p.grad is not None]
         if not self._alike or not self._weight or len(values) < len(self._parameters):
             return False
-        there = sum(map(is_, values, self._way[0].slots))
+        there = sum(map(is_, values, self._way[0].sums))
         mixed = 0 < there < len(values) or [value.layout for value in values].count(torch.strided) < len(values)
         if mixed or any(partial.gave != self._all and any(partial.gave) for partial in self._way):
             return False
@@ -346,11 +346,11 @@ class GradientSum:
         for partial in self._way:
             if partial.gave == self._all:
                 if not there:
-                    torch._foreach_add_(partial.slots, values)
-                values, there = partial.slots, 0
+                    torch._foreach_add_(partial.sums, values)
+                values, there = partial.sums, 0
         leftmost = self._way[-1]
         if leftmost.gave != self._all:
-            torch._foreach_copy_(leftmost.slots, values)
+            torch._foreach_copy_(leftmost.sums, values)
             leftmost.gave[:] = self._all
         return True
 
@@ -379,7 +379,7 @@ class GradientSum:
             if value is None or leftmost.gave[index]:
                 continue
             leftmost.gave[index] = 1
-            into.append(leftmost.slots[index])
+            into.append(leftmost.sums[index])
             out_of.append(value)
         if into:
             torch._foreach_copy_(into, out_of)
@@ -387,8 +387,8 @@ class GradientSum:
     def _partial(self, index: int) -> _Partial:
         """The lowest ones are the rows."""
         while len(self._partials) <= index:
-            slots = self._placed([total.row(len(self._partials)) for total in self._totals])
-            self._partials.append(_Partial(slots, bytearray(len(slots))))
+            sums = self._sums_in([total.row(len(self._partials)) for total in self._totals])
+            self._partials.append(_Partial(sums, bytearray(len(sums))))
         return self._partials[index]
 
     def _empty(self, partial: _Partial) -> None:
@@ -403,13 +403,13 @@ class GradientSum:
         if self._open and len(self._buckets) == 1:
             self._take_rest()
         elif self._open:
-            self._take([slot.parameter for slot in bucket.slots if self._waits[slot.parameter]])
+            self._take([span.parameter for span in bucket.spans if self._waits[span.parameter]])
         for row, partial in enumerate(self._rows):
-            gave = bytes([partial.gave[slot.parameter] for slot in bucket.slots])
+            gave = bytes([partial.gave[span.parameter] for span in bucket.spans])
             if not all(gave):
-                for slot, given in zip(bucket.slots, gave, strict=True):
+                for span, given in zip(bucket.spans, gave, strict=True):
                     if not given:
-                        partial.slots[slot.parameter].fill_(NOTHING)
+                        partial.sums[span.parameter].fill_(NOTHING)
             total.rows[row][bucket.counts_at : bucket.numel] = _on(bucket.device, gave)
         total.start()
         self._advance(self._sent - 1)
@@ -421,21 +421,21 @@ class GradientSum:
             with nullcontext() if total.arrived else self._waiting():
                 total.advance()
 
-    def _placed(self, flats: Sequence[torch.Tensor]) -> Slots:
-        """The slots in the flat tensors of all buckets."""
-        places = {
-            slot.parameter: self._place(flat, slot)
+    def _sums_in(self, flats: Sequence[torch.Tensor]) -> Sums:
+        """The spans of the flat tensors of all buckets."""
+        sums = {
+            span.parameter: self._sum_in(flat, span)
             for bucket, flat in zip(self._buckets, flats, strict=True)
-            for slot in bucket.slots
+            for span in bucket.spans
         }
-        return [places[index] for index in range(len(self._parameters))]
+        return [sums[index] for index in range(len(self._parameters))]
 
-    def _place(self, flat: torch.Tensor, slot: Slot) -> torch.Tensor:
-        """A slot with the parameter's shape, and its strides where it is dense: as autograd lays gradients out."""
-        parameter = self._parameters[slot.parameter]
+    def _sum_in(self, flat: torch.Tensor, span: Span) -> torch.Tensor:
+        """A span with the parameter's shape, and its strides where it is dense: as autograd lays gradients out."""
+        parameter = self._parameters[span.parameter]
         if dense(parameter):
-            return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + slot.offset)
-        return flat[slot.offset : slot.offset + slot.numel].view(parameter.shape)
+            return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + span.offset)
+        return flat[span.offset : span.offset + span.numel].view(parameter.shape)
 
     def _sparse(self, index: int) -> StepError:
         return StepError(
@@ -475,11 +475,11 @@ def _added(
         if not partial.gave[index]:
             sums.append(value)
             continue
-        slot = partial.slots[index]
-        if value is not None and value is not slot:
-            into.append(slot)
+        partial_sum = partial.sums[index]
+        if value is not None and value is not partial_sum:
+            into.append(partial_sum)
             added.append(value)
-        sums.append(slot)
+        sums.append(partial_sum)
     if into:
         torch._foreach_add_(into, added)
     return sums

@@ -110,8 +110,8 @@ class HierarchicalSum(FlatSum):
             values, arrived = arrived[: len(piece)], arrived[len(piece) :]
             if piece.row != RESULT:
                 self._held.setdefault(piece.row, []).append((piece.start, values))
-            elif (place := self._piece(piece)).data_ptr() != values.data_ptr():
-                place.copy_(values)
+            elif (target := self._piece(piece)).data_ptr() != values.data_ptr():
+                target.copy_(values)
         for into, out_of in stage.joins:
             self._piece(into).add_(self._piece(out_of))
         for piece in stage.sums:

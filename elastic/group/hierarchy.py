@@ -55,10 +55,10 @@ class Stage:
     sums: Pieces = ()
 
 
-def hosts_of(places: Sequence[str]) -> tuple[range, ...]:
-    """The ranks of each host: neighbours that are at one place."""
-    starts = [rank for rank, place in enumerate(places) if rank == 0 or place != places[rank - 1]]
-    return tuple(range(start, stop) for start, stop in pairwise([*starts, len(places)]))
+def hosts_of(addresses: Sequence[str]) -> tuple[range, ...]:
+    """The ranks of each host: neighbours of one address. addresses: of the host of each rank"""
+    starts = [rank for rank, address in enumerate(addresses) if rank == 0 or address != addresses[rank - 1]]
+    return tuple(range(start, stop) for start, stop in pairwise([*starts, len(addresses)]))
 
 
 @lru_cache(maxsize=256)
@@ -113,7 +113,7 @@ class _Way:
     part           of each rank: the elements that it adds for its host
     home           of each rank: the elements that it adds for all; each lies in one part of each host
     inside         of each host: the joins inside it
-    left           of each host: the rows that are left then
+    remaining      of each host: the rows that are left then
     joined_across  the other joins
     """
 
@@ -122,14 +122,14 @@ class _Way:
     part: tuple[range, ...]
     home: tuple[tuple[range, ...], ...]
     inside: tuple[Joins, ...]
-    left: tuple[tuple[int, ...], ...]
+    remaining: tuple[tuple[int, ...], ...]
     joined_across: Joins
 
     def together(self, source: int, to: int) -> Pieces:
         return _pieces(self.rows[source], [self.part[to]])
 
     def across(self, source: int, to: int) -> Pieces:
-        return _pieces(self.left[self.host[source]], _inside(self.part[source], self.home[to]))
+        return _pieces(self.remaining[self.host[source]], _inside(self.part[source], self.home[to]))
 
     def back(self, source: int, to: int) -> Pieces:
         return _pieces([RESULT], _inside(self.part[to], self.home[source]))
@@ -143,7 +143,7 @@ def _way(schedule: Schedule, hosts: tuple[range, ...], numel: int) -> _Way:
     assert numel % ALIGNED == 0
     host = tuple(number for number, ranks in enumerate(hosts) for _ in ranks)
     firsts = [sum(schedule.rows[:rank]) for rank in range(len(host) + 1)]
-    inside, left, across = _levels(schedule, host)
+    inside, remaining, across = _levels(schedule, host)
     part = tuple(one for ranks in hosts for one in _cut(range(numel), len(ranks)))
     bounds = sorted({bound for one in part for bound in (one.start, one.stop)})
     # between two bounds each host has one rank that adds for it: these share the elements
@@ -152,25 +152,25 @@ def _way(schedule: Schedule, hosts: tuple[range, ...], numel: int) -> _Way:
         tuple(cell[host[rank]] for cell in shared if len(cell[host[rank]]) and cell[host[rank]].start in part[rank])
         for rank in range(len(host))
     )
-    return _Way(host, tuple(range(*rows) for rows in pairwise(firsts)), part, home, inside, left, across)
+    return _Way(host, tuple(range(*rows) for rows in pairwise(firsts)), part, home, inside, remaining, across)
 
 
 def _levels(schedule: Schedule, host: Sequence[int]) -> tuple[tuple[Joins, ...], tuple[tuple[int, ...], ...], Joins]:
     """The joins inside each host, the rows that are left to it then, and the joins across."""
     hosts = max(host) + 1
     at: list[int | None] = [host[rank] for rank, count in enumerate(schedule.rows) for _ in range(count)]
-    left = [[row for row, place in enumerate(at) if place == number] for number in range(hosts)]
+    remaining = [[row for row, host_number in enumerate(at) if host_number == number] for number in range(hosts)]
     inside: list[list[tuple[int, int]]] = [[] for _ in range(hosts)]
     across: list[tuple[int, int]] = []
     for into, out_of in schedule.joins:
-        place = at[into]
-        if place is not None and place == at[out_of]:
-            inside[place].append((into, out_of))
-            left[place].remove(out_of)
+        number = at[into]
+        if number is not None and number == at[out_of]:
+            inside[number].append((into, out_of))
+            remaining[number].remove(out_of)
         else:
             across.append((into, out_of))
             at[into] = None
-    return tuple(map(tuple, inside)), tuple(map(tuple, left)), tuple(across)
+    return tuple(map(tuple, inside)), tuple(map(tuple, remaining)), tuple(across)
 
 
 def _cut(elements: range, count: int) -> list[range]:

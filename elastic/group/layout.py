@@ -1,9 +1,9 @@
 """Where does each parameter's gradient lie in the buckets that travel? Fixed for the run. Pure but for devices.
 
 Buckets hold parameters in reverse order of registration, which is about the order in which a backward
-pass finishes them, so that the first bucket can leave while the rest is still computed. Slots start on
+pass finishes them, so that the first bucket can leave while the rest is still computed. Spans start on
 64-byte boundaries, as fresh tensors do: kernels see the same alignment at every world size. Behind the
-slots stands one element per parameter that says whether a share gave it a gradient: 1 or 0 in a row, summed
+spans stands one element per parameter that says whether a share gave it a gradient: 1 or 0 in a row, summed
 with the gradients, which tells "no share used it" (`.grad` stays None) from a gradient of zeros.
 """
 
@@ -18,8 +18,11 @@ _ALIGNED = 16
 
 
 @dataclass(frozen=True)
-class Slot:
-    """parameter  index in the run's parameter list; offset, numel in elements of the bucket."""
+class Span:
+    """Where a parameter's gradient lies in its bucket.
+
+    parameter  index in the run's parameter list; offset, numel in elements of the bucket
+    """
 
     parameter: int
     offset: int
@@ -28,16 +31,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """numel  slots, padding and the counts (one element per slot, from `counts_at` on)."""
+    """numel  spans, padding and the counts (one element per span, from `counts_at` on)."""
 
-    slots: tuple[Slot, ...]
+    spans: tuple[Span, ...]
     counts_at: int
     dtype: torch.dtype
     device: torch.device
 
     @property
     def numel(self) -> int:
-        return self.counts_at + len(self.slots)
+        return self.counts_at + len(self.spans)
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
@@ -48,26 +51,26 @@ def summed_in(dtype: torch.dtype) -> torch.dtype:
 def buckets(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Buckets of about `bucket_bytes` over `parameters`; one that is larger has a bucket of its own."""
     made: list[Bucket] = []
-    slots: list[Slot] = []
+    spans: list[Span] = []
     size = 0
 
     def close() -> None:
-        nonlocal slots, size
-        if slots:
-            first = parameters[slots[0].parameter]
-            made.append(Bucket(tuple(slots), size, summed_in(first.dtype), first.device))
-        slots, size = [], 0
+        nonlocal spans, size
+        if spans:
+            first = parameters[spans[0].parameter]
+            made.append(Bucket(tuple(spans), size, summed_in(first.dtype), first.device))
+        spans, size = [], 0
 
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
         dtype = summed_in(parameter.dtype)
         room = -(-parameter.numel() // _ALIGNED) * _ALIGNED
-        if slots:
-            before = parameters[slots[-1].parameter]
+        if spans:
+            before = parameters[spans[-1].parameter]
             other_kind = (summed_in(before.dtype), before.device) != (dtype, parameter.device)
             if other_kind or (size + room) * dtype.itemsize > bucket_bytes:
                 close()
-        slots.append(Slot(index, size, parameter.numel()))
+        spans.append(Span(index, size, parameter.numel()))
         size += room
     close()
     return tuple(made)

@@ -48,7 +48,7 @@ class PlainAttributes:
         self._getters: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
         self._listed: list[Any] = []
         self._within: list[tuple[str, str, Noted]] = []
-        self._left: dict[str, Any] | None = None  # as the first share of this rank left it
+        self._values: dict[str, Any] | None = None  # as the first share of this rank left it
         self._was: dict[str, Any] = {}  # what of this the step began with
         self._loose: set[str] = set()  # what of this the script has not built
         self._lists: dict[str, tuple[torch.nn.Module, str, list[Any]]] = {}  # with tensors, as the last share left them
@@ -60,7 +60,7 @@ class PlainAttributes:
         if not self._is_still_as_noted(walked):
             self._note(walked)
             self._at_begin = None
-        self._left, self._was, self._open = None, {}, True
+        self._values, self._was, self._open = None, {}, True
 
     def _note(self, walked: Walked) -> None:
         before, self._noted = self._noted, {}
@@ -80,16 +80,16 @@ class PlainAttributes:
     def share_done(self, share: int) -> None:
         """Takes what a share left, and puts back what the step began with. Raises StepError."""
         self._look_at_lists(share)
-        left = self._take()
-        if self._left is None:
-            self._left = left
+        values = self._take()
+        if self._values is None:
+            self._values = values
             return
-        for name in {**self._left, **left}:
+        for name in {**self._values, **values}:
             was = self._was[name]
-            if not is_same(self._left.get(name, was), left.get(name, was)):
+            if not is_same(self._values.get(name, was), values.get(name, was)):
                 if name not in self._loose:
                     raise _refusal([name], f"share {share} and an earlier one")
-                self._left[name] = _DIFFER
+                self._values[name] = _DIFFER
 
     def restore(self) -> None:
         """Within a step, or an evaluation: all as it was at `begin`."""
@@ -131,7 +131,7 @@ class PlainAttributes:
         """Of what this rank's shares left otherwise than they found it."""
         return {
             name: f"{_NEW if name in self._loose else _SET} {_digest(value)}"
-            for name, value in (self._left or {}).items()
+            for name, value in (self._values or {}).items()
         }
 
     def settle(self, digests_by_name: Mapping[str, Collection[str | None]]) -> None:
@@ -139,38 +139,38 @@ class PlainAttributes:
         refused = [name for name, digests in digests_by_name.items() if any(d and d.startswith(_SET) for d in digests)]
         if refused:
             raise _refusal(refused, "the shares of different ranks")
-        if self._left is not None:
-            self._left |= dict.fromkeys(digests_by_name, _DIFFER)
+        if self._values is not None:
+            self._values |= dict.fromkeys(digests_by_name, _DIFFER)
 
     def tell_idle(self, group: Group) -> None:
         """All ranks call it in a step in which some have no share: these get what the shares of the others left."""
-        left = b""
-        if self._left is not None:
-            document, tensors = checkpoint.encode({n: v for n, v in self._left.items() if v is not _DIFFER})
-            left = json.dumps([document, {name: _packed(tensor) for name, tensor in tensors.items()}]).encode()
-        answers = [answer for answer in gather_bytes(group, left) if answer]
-        if self._left is None:
+        encoded = b""
+        if self._values is not None:
+            document, tensors = checkpoint.encode({n: v for n, v in self._values.items() if v is not _DIFFER})
+            encoded = json.dumps([document, {name: _packed(tensor) for name, tensor in tensors.items()}]).encode()
+        answers = [answer for answer in gather_bytes(group, encoded) if answer]
+        if self._values is None:
             document, packed = json.loads(answers[0])
-            self._left = dict(checkpoint.decode(document, {name: _unpacked(*one) for name, one in packed.items()}))
+            self._values = dict(checkpoint.decode(document, {name: _unpacked(*one) for name, one in packed.items()}))
 
     def apply(self) -> None:
         """The beginning of the update, whose own changes come on top."""
         self._open = False
-        left, self._left = self._left or {}, None
-        if not left:
+        values, self._values = self._values or {}, None
+        if not values:
             return
         for root, path, noted in self._noted.values():
             prefix = self._name(root, f"{path}." if path else "")
-            for name in [name for name in left if name.startswith(prefix) and left[name] is not _DIFFER]:
+            for name in [name for name in values if name.startswith(prefix) and values[name] is not _DIFFER]:
                 if "." not in (key := name.removeprefix(prefix)):
-                    set_plain(noted.module, key, left[name])
+                    set_plain(noted.module, key, values[name])
 
     def names(self, walked: Walked) -> list[str]:
         """Of all attributes that there are."""
         return [self._name(root, _joined(path, key)) for root, path, module in walked for key in module.__dict__]
 
     def _take(self) -> dict[str, Any]:
-        left: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for root, path, noted in self._within if self._are_same_objects() else self._noted.values():
             for key in noted.changed():
                 now, was = noted.module.__dict__.get(key, ABSENT), noted.was(key)
@@ -179,7 +179,7 @@ class PlainAttributes:
                 if is_plain(now):
                     name = self._name(root, _joined(path, key))
                     if not self._keeps(name):
-                        left[name], self._was[name] = copied(now), was
+                        values[name], self._was[name] = copied(now), was
                         if self._built.is_nothing(root, path, key):
                             self._loose.add(name)
                 elif was is ABSENT or not (now is ABSENT or isinstance(now, torch.Tensor)):
@@ -190,7 +190,7 @@ class PlainAttributes:
                         self._lists[name] = noted.module, key, _references(now)
                         continue
                 noted.put_back(key)
-        return left
+        return values
 
     def _look_at_lists(self, share: int) -> None:
         """Raises StepError for one that has grown by this share: one that a forward pass begins anew has not."""

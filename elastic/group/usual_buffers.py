@@ -21,16 +21,16 @@ from elastic.group.snapshot import Buffer
 class Row:
     """What one share left.
 
-    left      in the order of the buffers; `exact`: of these, what must agree
+    values    in the order of the buffers; `exact`: of these, what must agree
     floats    (elements,): of those of which a mean is taken
     integers  by dtype
     """
 
-    left: dict[Buffer, torch.Tensor | None]
+    values: dict[Buffer, torch.Tensor | None]
     exact: dict[Buffer, torch.Tensor | None]
     floats: torch.Tensor
     integers: list[torch.Tensor]
-    slots: list[torch.Tensor]
+    tensors: list[torch.Tensor]
 
     def agrees(self, other: Row) -> bool:
         """In what must be the same in all shares."""
@@ -75,7 +75,7 @@ class UsualBuffers:
         while len(self._rows) <= index:
             self._rows.append(self._new_row())
         row = self._rows[index]
-        torch._foreach_copy_(row.slots, self._tensors)
+        torch._foreach_copy_(row.tensors, self._tensors)
         torch._foreach_copy_(self._tensors, self._starts)
         return row
 
@@ -89,9 +89,9 @@ class UsualBuffers:
             )
             for dtype in dtypes
         ]
-        left = {buffer: placed[buffer] for buffer in self.buffers}
+        values = {buffer: placed[buffer] for buffer in self.buffers}
         exact = {buffer: placed[buffer] for buffer in self.agreeing}
-        return Row({**left}, {**exact}, floats, integers, list(left.values()))
+        return Row({**values}, {**exact}, floats, integers, list(values.values()))
 
     def _side_by_side(
         self, buffers: Sequence[Buffer], dtype: torch.dtype, placed: dict[Buffer, torch.Tensor]

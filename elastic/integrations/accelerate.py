@@ -108,15 +108,15 @@ def check_alone(accelerator: accelerate.Accelerator) -> None:
 def follow(run: Run) -> None:
     """From here on accelerate's main process is the run's coordinator."""
 
-    def placed(event: dict[str, Any]) -> None:
+    def heard(event: dict[str, Any]) -> None:
         if event["event"] == "view_formed":
-            _place(run)
+            _follow_view(run)
 
-    _place(run)
-    run.events.hear(placed)
+    _follow_view(run)
+    run.events.hear(heard)
 
 
-def _place(run: Run) -> None:
+def _follow_view(run: Run) -> None:
     """What `is_main_process`, `print` and `on_main_process` ask; only the coordinator is a local main process."""
     for state in (PartialState, AcceleratorState):
         if state._shared_state:

@@ -79,12 +79,12 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
         check_device(run, self.device, "Fabric")
         strategy = self._of_worker
 
-        def place() -> None:
+        def follow_view() -> None:
             strategy.global_rank = rank_zero_only.rank = run.rank
             strategy.local_rank = max(1, run.local_rank) if run.rank else 0
 
-        place()
-        run.events.hear(lambda event: place() if event["event"] == "view_formed" else None)
+        follow_view()
+        run.events.hear(lambda event: follow_view() if event["event"] == "view_formed" else None)
         self._follows = True
 
     def backward(self, tensor: torch.Tensor, *args: Any, **named: Any) -> None:

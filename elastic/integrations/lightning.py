@@ -112,8 +112,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
     ) -> None:
         check_arguments(arguments, Run, whose="ElasticStrategy", decided=_DECIDED)
         super().__init__(device=own_device(device))
-        self._is_placed = device is not None
-        usual_url, usual_workers = environment.place_of_run()
+        self._has_device = device is not None
+        usual_url, usual_workers = environment.url_and_virtual_workers()
         self._url = url or usual_url
         self._virtual_workers = virtual_workers or usual_workers
         self._batch_size = batch_size
@@ -131,7 +131,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
     def setup_environment(self) -> None:
         """The first to be called: what would come before the run is refused here."""
         _check_before(self.lightning_module.trainer)
-        if not self._is_placed:
+        if not self._has_device:
             self._root_device = own_device("cpu" if isinstance(self.accelerator, CPUAccelerator) else "cuda")
         super().setup_environment()
 
@@ -190,10 +190,10 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self.run = steps.run = self._stack.enter_context(run)
         self._is_open = True
         self._stack.callback(setattr, self, "_is_open", False)
-        self._place()
-        run.events.hear(lambda event: self._place() if event["event"] == "view_formed" else None)
+        self._follow_view()
+        run.events.hear(lambda event: self._follow_view() if event["event"] == "view_formed" else None)
 
-    def _place(self) -> None:
+    def _follow_view(self) -> None:
         run = self.run
         assert run is not None
         self.global_rank = rank_zero_only.rank = prints.rank_zero_only.rank = run.rank

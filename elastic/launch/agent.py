@@ -132,8 +132,8 @@ class Agent:
                     gone=self._lost_hub,
                     moved_on=self._moved_on,
                     waits=self._waits,
-                    no_place=self._found_no_place,
-                    places=self._places,
+                    not_admitted=self._was_not_admitted,
+                    slots=self._slots,
                     catch_up=self._catch_up,
                 )
                 self._notices.open(self._loop, self._noticed, self._say)
@@ -149,8 +149,8 @@ class Agent:
                         self._tick(now_s)
                         next_tick_s = now_s + _TICK_S
                     self._take_leave(now_s)
-                left = self._departure.why if self._departure.begun else None
-                return self._end.status(left, self._rules.leave_status, say=self._say_the_last)
+                departed = self._departure.why if self._departure.begun else None
+                return self._end.status(departed, self._rules.leave_status, say=self._say_the_last)
             finally:
                 self._clear_away()
 
@@ -181,7 +181,7 @@ class Agent:
         for worker in list(self._workers.values()):
             worker.channel.catch_up()
 
-    def _places(self) -> tuple[int, list[int]]:
+    def _slots(self) -> tuple[int, list[int]]:
         starting = [worker.local_rank for worker in self._workers.values() if not worker.pid] + [*self._dying.awaited]
         return 0 if self._departure.begun or self._end.run is not None else self._rules.workers, starting
 
@@ -199,8 +199,8 @@ class Agent:
         self._say(why)
         self._end_useless()
 
-    def _found_no_place(self, why: str) -> None:
-        self._end.no_place = True
+    def _was_not_admitted(self, why: str) -> None:
+        self._end.not_admitted = True
         self._say(
             f"{why}\n"
             "  state  nothing was started here, and the run goes on without this node\n"

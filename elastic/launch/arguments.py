@@ -22,7 +22,7 @@ from elastic.launch.net.addresses import is_url, port_range
 from elastic.launch.processes.script import Script
 from elastic.launch.workers.logs import PREFIX, LogRules
 from elastic.membership import environment
-from elastic.membership.messages.message_checks import PLACES_MAX
+from elastic.membership.messages.message_checks import SLOTS_MAX
 from elastic.preemption.setting import found_by_auto, sources
 from elastic.state.torch_release import check_torch
 
@@ -220,7 +220,7 @@ def _check_timeouts(conf: Mapping[str, Any]) -> None:
 def _check_urls(endpoint: str) -> None:
     """What no storage opens, and a run on one node would pass over without a word. Raises ConfigError."""
     named = [("--rdzv-endpoint", part.strip()) for part in endpoint.split(",")]
-    for name, url in (*named, ("ELASTIC_URL", environment.place_of_run()[0])):
+    for name, url in (*named, ("ELASTIC_URL", environment.url_and_virtual_workers()[0])):
         if "://" in url:
             from fsspec import available_protocols
 
@@ -239,8 +239,8 @@ def _check_urls(endpoint: str) -> None:
 def _check_one_url(endpoint: str) -> None:
     """Nodes would meet by one run's URL, and a script that names none train another run. Raises ConfigError."""
     urls = [part.strip() for part in endpoint.split(",") if is_url(part.strip())]
-    run = environment.place_of_run()[0]
-    if run and urls and _place(urls[0]) != _place(run):
+    run = environment.url_and_virtual_workers()[0]
+    if run and urls and _canonical(urls[0]) != _canonical(run):
         from checkpoint.storage import redact
 
         raise ConfigError(
@@ -251,8 +251,8 @@ def _check_one_url(endpoint: str) -> None:
         )
 
 
-def _place(url: str) -> str:
-    """The same for two ways to write one place."""
+def _canonical(url: str) -> str:
+    """The same for two ways to write one URL or folder."""
     protocol, separator, path = url.partition("://")
     if separator and protocol not in ("file", "local"):
         return url.rstrip("/")
@@ -315,10 +315,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             "  state  nothing was started\n"
             "  next   set the variable that holds the run's URL; or leave the flag out, to meet on this machine"
         )
-    if not 1 <= config.nproc_per_node <= PLACES_MAX:
-        raise ConfigError(
-            f"--nproc-per-node must be at least 1 and at most {PLACES_MAX}, found {config.nproc_per_node}"
-        )
+    if not 1 <= config.nproc_per_node <= SLOTS_MAX:
+        raise ConfigError(f"--nproc-per-node must be at least 1 and at most {SLOTS_MAX}, found {config.nproc_per_node}")
     if not options.hang_limit > 0:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
     if not options.wait_for_nodes >= 0:

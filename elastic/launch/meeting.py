@@ -47,10 +47,10 @@ from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 from elastic.launch.rendezvous.store import (
     DEFAULT_PORT,
     FoundStore,
-    MeetingPlaces,
+    RendezvousEndpoints,
     StoreSearch,
     leave_word,
-    meeting_places,
+    rendezvous_endpoints,
 )
 from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
 from elastic.membership.written_hub import hub_in
@@ -106,14 +106,16 @@ def meet(
 
     Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
     """
-    places = meeting_places(endpoint)
-    towards = parse_rendezvous_endpoint(places.hosts[0], DEFAULT_PORT)[0] if places.hosts and places.hosts[0] else ""
+    endpoints = rendezvous_endpoints(endpoint)
+    towards = (
+        parse_rendezvous_endpoint(endpoints.hosts[0], DEFAULT_PORT)[0] if endpoints.hosts and endpoints.hosts[0] else ""
+    )
     chosen = addresses.choose(towards, local_addr)
     conf = {"last_call_timeout": LAST_CALL_S, **conf}
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
     listener = addresses.listen(chosen.address, ports)
     prepare(secret)
-    meets = _Meets(places, run_id, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
+    meets = _Meets(endpoints, run_id, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
     in_words = _in_words(chosen, local_addr)
     try:
         meeting = meets.by_url_first()
@@ -133,7 +135,7 @@ class _Meets:
 
     def __init__(
         self,
-        places: MeetingPlaces,
+        endpoints: RendezvousEndpoints,
         run_id: str,
         chosen: addresses.Chosen,
         listener: socket.socket,
@@ -144,7 +146,7 @@ class _Meets:
         secret: str | None,
         say: Callable[[str], None],
     ) -> None:
-        self._places = places
+        self._endpoints = endpoints
         self._run_id = run_id
         self._address = chosen.address
         self._listener = listener
@@ -157,7 +159,7 @@ class _Meets:
         self._within_s = join_s(conf)
         self._deadline_s = time.monotonic() + self._within_s
         self._key = f"elastic/{run_id}/hub"
-        self._by_url = LookupByUrl(places.url, secret, self._own) if places.url is not None else None
+        self._by_url = LookupByUrl(endpoints.url, secret, self._own) if endpoints.url is not None else None
         self._ports = ports
         self._by_storage: MeetingSearch | None = None
         self._silent: tuple[dict[str, Any], float] | None = None  # which hub, and since when
@@ -230,8 +232,8 @@ class _Meets:
             )
 
     def _search(self) -> StoreSearch | MeetingSearch:
-        if self._by_url is None or self._places.hosts:
-            return StoreSearch(self._places.hosts, self._params)
+        if self._by_url is None or self._endpoints.hosts:
+            return StoreSearch(self._endpoints.hosts, self._params)
         if self._by_storage is not None:
             self._by_storage.end()
         self._by_storage = MeetingSearch(
@@ -256,7 +258,7 @@ class _Meets:
                 if round_.begun:
                     refusals.tell()
             except DistError as lost:
-                if self._has_other_places and time.monotonic() < self._deadline_s:
+                if self._has_other_endpoints and time.monotonic() < self._deadline_s:
                     return None
                 raise self._store_is_gone(where, lost) from lost
             published = hub_in(written)
@@ -334,17 +336,19 @@ class _Meets:
 
     def _leave_word(self, meeting: Meeting, used: str | None, store: Any | None = None) -> Meeting:
         """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is."""
-        stores = leave_word(self._places.hosts, used, self._params, self._key, self._where(meeting.nonce))
+        stores = leave_word(self._endpoints.hosts, used, self._params, self._key, self._where(meeting.nonce))
         return replace(
             meeting,
             kept=(*meeting.kept, *stores),
             find_hub=self._finder(meeting.nonce, store),
-            announcement=HubAnnouncement(self._places.hosts, self._key, self._where(meeting.nonce), self._places.url),
+            announcement=HubAnnouncement(
+                self._endpoints.hosts, self._key, self._where(meeting.nonce), self._endpoints.url
+            ),
         )
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
-        hubs, url = HubLookup(self._secret, self._own), self._places.url
+        hubs, url = HubLookup(self._secret, self._own), self._endpoints.url
         looking = store.clone() if store is not None else None
 
         def find() -> socket.socket | None:
@@ -379,14 +383,14 @@ class _Meets:
         )
 
     @property
-    def _has_other_places(self) -> bool:
-        return len(self._places.hosts) > 1 or self._places.url is not None
+    def _has_other_endpoints(self) -> bool:
+        return len(self._endpoints.hosts) > 1 or self._endpoints.url is not None
 
     @property
     def _is_refused(self) -> bool:
         """Where the URL is all that is known, who is written there may have been lost with the whole run, and its
         address be another job's by now: that is no refusal."""
-        by_url = self._by_url is not None and bool(self._places.hosts) and self._by_url.hubs.refused
+        by_url = self._by_url is not None and bool(self._endpoints.hosts) and self._by_url.hubs.refused
         return self._hubs.refused or by_url
 
     # why not
@@ -396,10 +400,10 @@ class _Meets:
 
     def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
         tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
-        where = ", ".join(self._places.hosts) or f"the places that are written at {self._places.url}"
+        where = ", ".join(self._endpoints.hosts) or f"the places that are written at {self._endpoints.url}"
         hosts = (
             "start `elastic run` on that host, too; it hosts the store"
-            if self._places.hosts
+            if self._endpoints.hosts
             else "wait longer, with --rdzv-conf join_timeout=SECONDS: a hub that is written there, and does not answer,"
             f" is waited for {MOVING_S:.0f} s, and a store {SILENT_S:.0f} s"
         )

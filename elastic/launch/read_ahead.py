@@ -26,7 +26,7 @@ from checkpoint import linux
 from checkpoint.load.spool import Spool, new_spool
 from elastic.errors import ConfigError
 from elastic.launch.processes import early_signals
-from elastic.membership.environment import place_of_run
+from elastic.membership.environment import url_and_virtual_workers
 from elastic.membership.progress import Record
 
 NAME = "elastic-ahead"  # as `top` shows it
@@ -38,12 +38,12 @@ _NICE = 10  # imports come first
 def known_url(endpoint: str, environ: Mapping[str, str]) -> str | None:
     """The run's, as --rdzv-endpoint or ELASTIC_URL names it; None: only the script knows."""
     if "/" in endpoint:
-        from elastic.launch.rendezvous.store import meeting_places
+        from elastic.launch.rendezvous.store import rendezvous_endpoints
 
         with contextlib.suppress(ConfigError):  # which concerns several nodes alone
-            if (url := meeting_places(endpoint).url) is not None:
+            if (url := rendezvous_endpoints(endpoint).url) is not None:
                 return url
-    return place_of_run(environ)[0] or None
+    return url_and_virtual_workers(environ)[0] or None
 
 
 class ReadAhead:

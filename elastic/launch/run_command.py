@@ -157,14 +157,14 @@ def _run(
             starter.close()
             children.end_all(within_s=0.0)
             raise
-        place = ThisNode(
+        this_node = ThisNode(
             node=node,
             address=meeting.address if meeting else None,
             run=meeting.nonce if meeting else token_hex(16),
             secret=secret,
         )
         hub = HubLink(
-            place,
+            this_node,
             lambda takes_over: _hub(arguments, meeting, beacon, takes_over=takes_over),
             say=say,
             listener=meeting.listener if meeting else None,

@@ -53,7 +53,7 @@ _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One worker's place, as its launcher gave it.
+    """One worker's slot, as its launcher gave it.
 
     master_addr, master_port  where the ranks meet; None for a process on its own
     agent_hosts_store         torchrun's agent listens there; otherwise rank 0 must
@@ -206,7 +206,7 @@ def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     return workers > 1 or env.get("ELASTIC_SEVERAL_NODES") == "1"
 
 
-def place_of_run(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
+def url_and_virtual_workers(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
     """(URL, virtual workers) of a run whose script names it by a word alone; "" and 0 where nobody says."""
     env = os.environ if environ is None else environ
     return env.get("ELASTIC_URL", ""), int(env.get("ELASTIC_VIRTUAL_WORKERS", "0"))

@@ -216,16 +216,16 @@ def parse(text: str, name: str) -> Trace:
 
 
 def draw(*, seed: int, nodes: int, lifetime_s: float, replaced_s: float, length_s: float) -> Trace:
-    """A fleet of so many places: a machine lives for an exponential time, and the next one comes a while later.
+    """A fleet of so many nodes: a machine lives for an exponential time, and the next one comes in its place later.
 
     replaced_s  mean seconds until then, exponential, too
     """
     chance = random.Random(seed)
     moves: list[tuple[float, str, str]] = []
-    for place in range(nodes):
+    for index in range(nodes):
         t_s, number = 0.0, 0
         while t_s < length_s:
-            node, number = f"node{place}.{number}", number + 1
+            node, number = f"node{index}.{number}", number + 1
             moves.append((t_s, "add", node))
             t_s += chance.expovariate(1 / lifetime_s)
             if t_s < length_s:

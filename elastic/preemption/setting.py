@@ -47,15 +47,15 @@ def found_by_auto() -> str:
 
 
 def _parts(setting: str) -> Iterator[tuple[str, str]]:
-    left = setting.strip()
-    while left:
-        if left.startswith("command:"):
-            yield "command", left.removeprefix("command:").strip()
+    remaining = setting.strip()
+    while remaining:
+        if remaining.startswith("command:"):
+            yield "command", remaining.removeprefix("command:").strip()
             return
-        part, _, left = left.partition(",")
+        part, _, remaining = remaining.partition(",")
         name, _, rest = part.strip().partition(":")
         yield name, rest.strip()
-        left = left.strip()
+        remaining = remaining.strip()
 
 
 def _found(environ: Mapping[str, str], sys: Path) -> list[str]:

@@ -221,8 +221,8 @@ def sticks_drawing(sticks: Sequence[tuple[float, float, str]], x: Axis, y: Axis,
 
 def ticks_drawing(times: Iterable[float], axis: Axis, *, top: int, bottom: int, style: str) -> str:
     """A mark at each of the times; those that would lie on another are left out."""
-    places = sorted({round(2 * axis.at(t)) / 2 for t in times})
-    d = "".join(f"M{_n(x)} {top}V{bottom}" for x in places)
+    positions = sorted({round(2 * axis.at(t)) / 2 for t in times})
+    d = "".join(f"M{_n(x)} {top}V{bottom}" for x in positions)
     return f'<path class="{style}" d="{d}"/>' if d else ""
 
 

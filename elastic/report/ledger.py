@@ -79,14 +79,14 @@ class Account:
 
     def take(self, until_s: float, *split: tuple[str, float], rest: str, shown: str | None = None) -> None:
         """The time from end_s to until_s: so much of each part of `split`, as far as it goes, and the rest."""
-        left = until_s - self.end_s
-        if left <= 0.0:
+        rest_s = until_s - self.end_s
+        if rest_s <= 0.0:
             return
         for part, seconds in split:
-            took = min(left, max(0.0, seconds))
+            took = min(rest_s, max(0.0, seconds))
             self.parts[part] += took
-            left -= took
-        self.parts[rest] += left
+            rest_s -= took
+        self.parts[rest] += rest_s
         shown = shown or rest
         if self.stretches and self.stretches[-1][2] == shown:
             self.stretches[-1] = (self.stretches[-1][0], until_s, shown)

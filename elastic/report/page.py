@@ -59,7 +59,7 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
         _tiles(found),
         _failures(found),
         _listed("What was passed over", [sentences.passed(one) for one in found.passed_over]),
-        _listed("What was left out", [sentences.left(one) for one in found.left_out]),
+        _listed("What was left out", [sentences.example_left_out(one) for one in found.left_out]),
         "<section><h2>Workers over time</h2>",
         _workers(found, axis, saves, failed),
         _world_size(found.view_changes, axis),
@@ -136,9 +136,7 @@ def _workers(found: Report, axis: Axis, saves: list[float], failed: list[float])
     drawing += ticks_drawing(saves, axis, top=1, bottom=8, style="save")
     drawing += ticks_drawing(failed, axis, top=1, bottom=8, style="save failed")
     every = 1 if count <= 20 else 8
-    places = [
-        Label(100 * (10 * i + 15) / units, str(i + 1)) for i in range(count) if (i + 1) % every == 0 or count <= 20
-    ]
+    rows = [Label(100 * (10 * i + 15) / units, str(i + 1)) for i in range(count) if (i + 1) % every == 0 or count <= 20]
     shown = [part for part in PARTS if any(s[2] == part for lane in lanes.lanes for a in lane for s in a.stretches)]
     keys = "".join(f'<span class="key"><i class="k-{part}"></i>{_shown_as(part)}</span>' for part in shown)
     keys += '<span class="key"><i class="k-save"></i>saved</span>' if saves else ""
@@ -151,7 +149,7 @@ def _workers(found: Report, axis: Axis, saves: list[float], failed: list[float])
     note = f'<span class="keys">{keys}</span>{hidden}'
     title = "Each bar is a place, held by one worker after another"
     labels = time_labels(axis)
-    return figure(title, drawing, height=lane_px * count + 12, units=units, said=said, x=labels, y=places, note=note)
+    return figure(title, drawing, height=lane_px * count + 12, units=units, said=said, x=labels, y=rows, note=note)
 
 
 def _shown_as(part: str) -> str:

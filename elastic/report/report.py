@@ -136,15 +136,15 @@ def report(events: Sequence[Event]) -> Report:
     counting = Counting(events)
     restarts = {event.get("claim") for event in of_kind["peer_lost"] if not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
-    finished, left = ([e for e in of_kind[end] if (e.get("claim") or 0) == newest] for end in ("finished", "left"))
-    all_left = left and (
-        {worker for view in seen[-1:] for worker in view.workers} <= {e["worker"] for e in left}
-        or _left_for_all(of_kind["claimed"], left, newest)
+    finished, departed = ([e for e in of_kind[end] if (e.get("claim") or 0) == newest] for end in ("finished", "left"))
+    all_departed = departed and (
+        {worker for view in seen[-1:] for worker in view.workers} <= {e["worker"] for e in departed}
+        or _departed_for_all(of_kind["claimed"], departed, newest)
     )
     steps, epoch = _where(of_kind, newest)
     took = step_seconds(of_kind["step_applied"])
     return Report(
-        state=Completion.FINISHED if finished else Completion.LEFT if all_left else Completion.UNFINISHED,
+        state=Completion.FINISHED if finished else Completion.LEFT if all_departed else Completion.UNFINISHED,
         steps=steps - len(counting.passed_over),
         passed_over=passed_over(counting),
         left_out=left_out(of_kind["example_left_out"], counting),
@@ -178,11 +178,11 @@ def report(events: Sequence[Event]) -> Report:
     )
 
 
-def _left_for_all(claimed: Iterable[Event], left: Iterable[Event], newest: int) -> bool:
+def _departed_for_all(claimed: Iterable[Event], departed: Iterable[Event], newest: int) -> bool:
     """Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the
     run to save in its place; what others tell is of the claim before."""
     saved_it = {event["worker"] for event in claimed if event.get("claim") == newest and not event.get("generation")}
-    return any(event["worker"] in saved_it and not event.get("generation") for event in left)
+    return any(event["worker"] in saved_it and not event.get("generation") for event in departed)
 
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
@@ -204,16 +204,16 @@ def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
 def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
     """A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
     under a later claim that went on from before it. Where a loss restarts all, the step in flight is one of them."""
-    places: dict[tuple[int, int], set[int]] = defaultdict(set)
+    generations: dict[tuple[int, int], set[int]] = defaultdict(set)
     attempts: dict[tuple[int, int], int] = defaultdict(int)
     for event in applied:
         of_claim = event["step"], event.get("claim") or 0
-        places[of_claim].add(event.get("generation") or 0)
+        generations[of_claim].add(event.get("generation") or 0)
         attempts[of_claim] = max(attempts[of_claim], event.get("attempt", 0))
     in_flight = {(event["step"], event.get("claim") or 0) for event in lost if not event.get("generation")}
-    done = {step for step, _ in places}
-    given_up = sum(1 for of_claim in in_flight - places.keys() if of_claim[0] in done)
-    begun = sum(1 + max(len(places[of_claim]) - 1, attempts[of_claim]) for of_claim in places)
+    done = {step for step, _ in generations}
+    given_up = sum(1 for of_claim in in_flight - generations.keys() if of_claim[0] in done)
+    begun = sum(1 + max(len(generations[of_claim]) - 1, attempts[of_claim]) for of_claim in generations)
     return begun + given_up - len(done)
 
 

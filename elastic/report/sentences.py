@@ -56,8 +56,8 @@ def sentence(change: ViewChange) -> str:
         case ChangeKind.LEAVE:
             return f"{words.workers(change.left)} left{_leave_reasons(change)}: {on} go on" + _paused(change)
         case _:
-            left = f", {change.left} left{_leave_reasons(change)}" if change.left else ""
-            return f"{change.joined} joined{left}: {on} go on" + _paused(change)
+            departed = f", {change.left} left{_leave_reasons(change)}" if change.left else ""
+            return f"{change.joined} joined{departed}: {on} go on" + _paused(change)
 
 
 def _leave_reasons(change: ViewChange) -> str:
@@ -105,7 +105,7 @@ def left_out(found: Sequence[LeftOut]) -> str:
     return f"{words.counted(len(found), 'example')} that raised{often}"
 
 
-def left(one: LeftOut) -> str:
+def example_left_out(one: LeftOut) -> str:
     """One example."""
     return f"step {one.step}: example {one.index} of epoch {one.epoch} raised {one.error}"
 

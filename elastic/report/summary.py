@@ -43,7 +43,7 @@ def summary(name: str, found: Report, *, now: float | None = None) -> Renderable
         passed = [sentences.passed(one) for one in found.passed_over]
         parts += [Text(), _last_of("What was passed over", passed)]
     if found.left_out:
-        parts += [Text(), _last_of("What was left out", [sentences.left(one) for one in found.left_out])]
+        parts += [Text(), _last_of("What was left out", [sentences.example_left_out(one) for one in found.left_out])]
     for failure in found.failures:
         times = f" ({failure.times} times)" if failure.times > 1 else ""
         parts += [Text(), Text(f"{words.printable(failure.what)}{times}", style="red")]

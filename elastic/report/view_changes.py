@@ -158,13 +158,13 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     signal_of = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
     gathered = [_Gathered(view) for view in seen]
     at: dict[tuple[str, int], _Gathered] = {}  # (worker, generation) -> its view
-    places: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
+    in_view: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
     for one in gathered:
-        places.setdefault((one.view.generation, one.view.workers), []).append(one)
+        in_view.setdefault((one.view.generation, one.view.workers), []).append(one)
     for event in events:
         generation = event.get("generation") or 0
         if event["event"] == "view_formed":
-            same = places[generation, tuple(event["workers"])]
+            same = in_view[generation, tuple(event["workers"])]
             before = [one for one in same if one.view.record["t"] <= event["t"]]
             at[event["worker"], generation] = (before or same)[-1]  # none before: its clock was set back
         if (view := at.get((event["worker"], generation))) is not None:

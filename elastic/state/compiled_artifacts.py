@@ -38,7 +38,7 @@ from elastic.state.processor import all_flags, processor
 LIBRARY = "library"
 _KINDS = ("inductor", "aot_autograd", "autotune")
 _BY_THE_CLOCK = ("autotune",)
-_PLACE = re.compile(r"[a-z0-9]{2}/[a-z0-9]{8,80}(\.main)?\.so")
+_LIBRARY_PATH = re.compile(r"[a-z0-9]{2}/[a-z0-9]{8,80}(\.main)?\.so")
 _SOURCE, _KERNEL = ".main.cpp", ".main.so"
 _CHECKS_A_PROCESSOR = b"_chk_kernel"
 _CHECK_BYTES_MAX = 1 << 12
@@ -49,7 +49,7 @@ class Piece:
     """What torch compiled, of one key.
 
     kind     torch's word for it, or LIBRARY
-    key      torch's; of a library its place below torch's folder
+    key      torch's; of a library its path below torch's folder
     content  or the file that has it
     """
 
@@ -75,7 +75,7 @@ class Piece:
         kind, _, key = name.partition(":")
         if kind not in (*_KINDS, LIBRARY):
             raise ValueError(f"{name!r} is nothing that is compiled")
-        if kind == LIBRARY and not _PLACE.fullmatch(key):
+        if kind == LIBRARY and not _LIBRARY_PATH.fullmatch(key):
             raise ValueError(f"{key!r} is no place for a library")
         return cls(kind, key, content)
 
@@ -99,7 +99,7 @@ def recorded(*, chosen_by_the_clock: bool) -> list[Piece]:
 
 def pieces(made: Iterable[Piece]) -> dict[str, Piece]:
     """Name -> piece: those, and the libraries of this process, whose files stay where they are."""
-    libraries = (Piece(LIBRARY, place, file) for place, file in _libraries().items())
+    libraries = (Piece(LIBRARY, path, file) for path, file in _libraries().items())
     return {piece.name: piece for piece in (*made, *libraries)}
 
 
@@ -173,7 +173,7 @@ def _folder() -> Path:
 
 
 def _libraries() -> dict[str, Path]:
-    """Place below torch's folder -> file: the C++ kernels of this process, and what torch compiles to learn which
+    """Path below torch's folder -> file: the C++ kernels of this process, and what torch compiles to learn which
     instructions there are.
 
     Others may be compiling here, too. Kernels that this process has loaded are whole, and so are the checks once it
@@ -187,7 +187,7 @@ def _libraries() -> dict[str, Path]:
         return {}
     checks = [file.with_suffix(".so") for file in folder.glob("??/*.cpp") if _is_check(file)]
     inside = {file.relative_to(folder).as_posix(): file for file in (*loaded, *checks)}
-    return {place: file for place, file in inside.items() if _PLACE.fullmatch(place) and file.is_file()}
+    return {path: file for path, file in inside.items() if _LIBRARY_PATH.fullmatch(path) and file.is_file()}
 
 
 def _lacks_a_kernel() -> bool:

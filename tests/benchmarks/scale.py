@@ -206,7 +206,7 @@ class Fleet:
     def hello(self, node: str, **facts: Any) -> Message:
         number = self.nodes.index(node)
         at = {"address": f"10.0.{number // 256}.{number % 256}", "port": 7000}
-        return {"say": "hello", "node": node, "places": len(self.ids[node]), **at, **facts}
+        return {"say": "hello", "node": node, "slots": len(self.ids[node]), **at, **facts}
 
     # what happens
 
@@ -267,7 +267,7 @@ class Fleet:
         del self.ids[gone]
         self._begin_hub(takes_over=True)
         self.hub.hub.expect(self.nodes)
-        self.hub.hub.without(time.monotonic(), gone, left=False)
+        self.hub.hub.without(time.monotonic(), gone, departed=False)
         for node in self.nodes:
             for id in self.ids[node]:
                 self.reports[node].note_said(parse(TO_HUB, {"say": "view_is_over", "worker": id, **self.lost}))

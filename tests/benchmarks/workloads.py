@@ -68,14 +68,14 @@ class CharacterGPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(CHARACTERS, WIDTH)
-        self.places = nn.Embedding(CONTEXT, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
         self.layers = nn.Sequential(*(_Layer() for _ in range(6)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, CHARACTERS, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         scores: torch.Tensor = self.head(self.norm(self.layers(x)))
         return scores
 

@@ -69,13 +69,13 @@ class Gpt(nn.Module):
 
     def __init__(self, tokens: int = 50_304, context: int = 1024, width: int = 768, layers: int = 12) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(context, width)
+        self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(context, width)
         self.layers = nn.Sequential(*(Layer(width, 12) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         scores: torch.Tensor = self.head(self.norm(self.layers(x)))
         return scores
 

@@ -20,7 +20,7 @@ from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Outcome
 from elastic.drill.hosts.network import host_of, name
-from elastic.drill.hosts.on_hosts import PORT, left_behind
+from elastic.drill.hosts.on_hosts import PORT, left_behind_on
 from elastic.drill.judge.review import review
 from elastic.drill.judge.verdict import Verdict
 from elastic.drill.machine.processes import pid_in
@@ -171,7 +171,7 @@ class HostRun:
     def assert_kept(self, end: HostsEnd, *, ended: Iterable[int]) -> None:
         """Every promise; and these hosts' commands, and no others', ended by themselves, with status 0 and in order."""
         assert end.verdict.ok, f"{end.verdict}\n{self.state()}"
-        left = [what for host, outcome in end.outcomes.items() for what in left_behind(host, outcome)]
+        left = [what for host, outcome in end.outcomes.items() for what in left_behind_on(host, outcome)]
         assert left == [], self.state()
         assert {host: outcome.status for host, outcome in end.outcomes.items()} == dict.fromkeys(ended, 0), self.state()
 

@@ -67,7 +67,7 @@ class SharedDrill(ForkedDrill):
                     baseline, events = super()._baseline()
                 finally:
                     self.folder = own
-                if not baseline.left:
+                if not baseline.left_behind:
                     baseline.cluster.close()
                     done.touch()
                 return baseline, events

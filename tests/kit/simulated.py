@@ -24,7 +24,7 @@ GIVES_UP_S = 5.0  # who waits for a place
 
 
 class World:
-    """places: workers per node, by node name; the first node has the hub, until it is lost or leaves.
+    """slots: workers per node, by node name; the first node has the hub, until it is lost or leaves.
 
     watch  is told what the hub orders   moved: that there is another hub
     """
@@ -32,7 +32,7 @@ class World:
     def __init__(
         self,
         seed: int,
-        places: dict[str, int],
+        slots: dict[str, int],
         *,
         shares: int = 8,
         has_run: bool = True,
@@ -66,7 +66,7 @@ class World:
         self.moments = 0
         self._heard = False
         self._watch = watch
-        for name, count in places.items():
+        for name, count in slots.items():
             self.comes(name, count)
 
     def chance(self, p: float) -> bool:
@@ -79,16 +79,16 @@ class World:
         assert step >= self.storage, f"step {step} was saved after step {self.storage}"
         self.storage = step
 
-    def comes(self, name: str, places: int) -> None:
+    def comes(self, name: str, slots: int) -> None:
         node = self.nodes[name] = Node(name)
         self.gone.discard(name)
-        node.places = places
-        node.up.append({"say": "hello", "node": name, "places": places, "address": name, "port": 1})
-        node.requests.extend(range(places))
+        node.slots = slots
+        node.up.append({"say": "hello", "node": name, "slots": slots, "address": name, "port": 1})
+        node.requests.extend(range(slots))
 
     def hub_moves(self) -> None:
         """Its node was lost, or leaves: what was on its way is lost, and the others come to another one."""
-        name, left = self.hub_at, self.nodes[self.hub_at].leaving
+        name, departed = self.hub_at, self.nodes[self.hub_at].leaving
         node = self.nodes.pop(name)
         self.gone.add(name)
         node.leaving |= node.over is None
@@ -97,8 +97,8 @@ class World:
         self.told_exited |= self._all_of(node)
         if self.nodes:
             self._hub_begins_at(list(self.nodes.values()))
-            self._orders(self.hub.without(self.now_s, name, left=left))
-            self._all_come_to_it(self.gone - {name} if left else self.gone)
+            self._orders(self.hub.without(self.now_s, name, departed=departed))
+            self._all_come_to_it(self.gone - {name} if departed else self.gone)
 
     def _hub_begins_at(self, nodes: list[Node]) -> None:
         """At one of these."""
@@ -125,8 +125,8 @@ class World:
 
     def _says_hello(self, node: Node) -> None:
         """To a hub that it comes to from another one, or once more."""
-        places = 0 if node.leaving else node.places
-        hello = {"say": "hello", "node": node.name, "places": places, "address": node.name, "port": 1}
+        slots = 0 if node.leaving else node.slots
+        hello = {"say": "hello", "node": node.name, "slots": slots, "address": node.name, "port": 1}
         node.up.append({**hello, "starting": list(node.requests), "report": node.report.document()})
 
     def _moved_on(self, node: Node) -> None:
@@ -243,7 +243,7 @@ class World:
                 worker.ends(None, "SIGKILL") if worker.alive else None
 
     def _started(self, node: Node, local_rank: int) -> None:
-        assert not any(worker.local_rank == local_rank for worker in node.workers.values()), "a place is taken"
+        assert not any(worker.local_rank == local_rank for worker in node.workers.values()), "a slot is taken"
         worker = Worker(self, node, local_rank, len(self.every))
         self.every[worker.id] = node.workers[worker.id] = worker
         node.tells("started", worker=worker.id, local_rank=local_rank)

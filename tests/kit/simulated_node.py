@@ -80,7 +80,7 @@ class Worker:
         self.moments = self.life()
         self.alive, self.stopped, self.hung, self.expected, self.is_ready = True, False, False, False, False
         self.exit: tuple[int | None, str | None] = (None, None)
-        self.left = False  # by its own will, or as it was told: nobody replaces it
+        self.departed = False  # by its own will, or as it was told: nobody replaces it
         self.leave = self.raises = self.breaks = self.quits = self.cannot_save = False
         # membership/worker/live.py
         self.view: Message | None = None
@@ -182,7 +182,7 @@ class Worker:
                 number = 0 if self.world.bug_at == self.step else self.world.exceptions
                 raise Exit(1, f"Error{number}: something")
             if self.quits:
-                self.left = True
+                self.departed = True
                 raise Exit(0)
 
     def script(self) -> Moments:
@@ -274,9 +274,9 @@ class Worker:
         while True:
             if self.released is not None:
                 if not self.released["safe"]:
-                    self.left = True
+                    self.departed = True
                     raise Exit(1)
-                self.left = True
+                self.departed = True
                 return True
             if self.end is not None:
                 raise Exit(1)
@@ -297,7 +297,7 @@ class Worker:
 
     def leaves_for_good(self) -> None:
         """As if all were well."""
-        self.left = True
+        self.departed = True
         raise Exit(0)
 
     @property
@@ -450,7 +450,7 @@ class Node:
         self.down: deque[Order] = deque()
         self.requests: deque[int] = deque()
         self.workers: dict[str, Worker] = {}
-        self.places = 0
+        self.slots = 0
         self.before: set[str] = set()  # its workers so far, when it came to another hub
         self.leaving = False
         self.admitted = True

@@ -14,7 +14,7 @@ MID_STEP = "in the exchange of step 7"
 
 
 class Stage:
-    """A hub, those who talk to it, and what it has answered to the last of them. Workers are called node.place."""
+    """A hub, those who talk to it, and what it has answered to the last of them. Workers are called node.slot."""
 
     def __init__(self, workers: int = 4, *, nodes: int = 1, shares: int = 8, **rules: Any) -> None:
         self.hub = Hub(nodes_max=max(nodes, rules.pop("nodes_max", 1)), **rules)
@@ -46,22 +46,22 @@ class Stage:
         self.orders = answers
         return self
 
-    def comes(self, node: str, places: int) -> Stage:
-        return self.told(node, "hello", places=places)
+    def comes(self, node: str, slots: int) -> Stage:
+        return self.told(node, "hello", slots=slots)
 
-    def started(self, place: str) -> str:
+    def started(self, slot: str) -> str:
         """Returns the id: A0 at first, A0', A0'' for those that come in its place."""
-        id = place + "'" * self.starts[place]
-        self.starts[place] += 1
-        self.told(place[0], "started", worker=id, local_rank=int(place[1:]))
+        id = slot + "'" * self.starts[slot]
+        self.starts[slot] += 1
+        self.told(slot[0], "started", worker=id, local_rank=int(slot[1:]))
         return id
 
     def ready(self, ids: str, **facts: Any) -> Stage:
         return self.together(ids, "ready", shares=self.shares, **{"identity": "one", **facts})
 
-    def begin(self, places: str, **facts: Any) -> Stage:
+    def begin(self, slots: str, **facts: Any) -> Stage:
         """Starts workers that are then ready."""
-        return self.ready(" ".join([self.started(place) for place in places.split()]), **facts)
+        return self.ready(" ".join([self.started(slot) for slot in slots.split()]), **facts)
 
     def over(self, ids: str, at: str = MID_STEP, *, step: int = 7, lost: bool | None = None, **facts: Any) -> Stage:
         lost = at != BOUNDARY if lost is None else lost
@@ -117,4 +117,4 @@ class Stage:
 def trains(workers: int = 4, **rules: Any) -> Stage:
     stage = Stage(workers, **rules)
     nodes = rules.get("nodes", 1)
-    return stage.begin(" ".join(f"{'ABC'[node]}{place}" for node in range(nodes) for place in range(workers)))
+    return stage.begin(" ".join(f"{'ABC'[node]}{slot}" for node in range(nodes) for slot in range(workers)))

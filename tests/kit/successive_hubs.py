@@ -23,7 +23,7 @@ class Run:
         self.heard: dict[str, list[dict[str, Any]]] = {node: [] for node in nodes}
         self.hub = Hub(nodes_max=len(nodes), nodes_first=len(nodes), nodes_min=nodes_min)
         for node in nodes:
-            self.tell(node, "hello", places=1, address=f"10.0.0.{ord(node)}", port=1)
+            self.tell(node, "hello", slots=1, address=f"10.0.0.{ord(node)}", port=1)
             self.tell(node, "started", worker=f"{node}0", local_rank=0)
         for node in nodes:
             self.tell(node, "ready", worker=f"{node}0", shares=8, identity="one")
@@ -61,17 +61,17 @@ class Run:
     def is_killed(self, node: str, worker: str, *, step: int) -> None:
         self.tell(node, "exited", worker=worker, signal="SIGKILL", step=step)
 
-    def moves(self, nodes: str, *, lost: str = "", left: str = "") -> None:
+    def moves(self, nodes: str, *, lost: str = "", departed: str = "") -> None:
         """The hub is gone; these nodes come to the next one."""
         self.hub = Hub(nodes_max=9, takes_over=True, nodes_min=self.nodes_min)
-        for node in (*lost, *left):
-            self.orders(self.hub.without(self.now_s, node, left=node in left))
+        for node in (*lost, *departed):
+            self.orders(self.hub.without(self.now_s, node, departed=node in departed))
         for node in nodes:
             self.comes(node)
 
     def comes(self, node: str) -> None:
         report = self.reports[node].document()
-        hello = {"say": "hello", "places": 1, "address": f"10.0.0.{ord(node)}", "port": 1, "report": report}
+        hello = {"say": "hello", "slots": 1, "address": f"10.0.0.{ord(node)}", "port": 1, "report": report}
         self.orders(self.hub.receive(self.now_s, node, hello))
 
     def replaced(self, nodes: str) -> None:

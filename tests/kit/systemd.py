@@ -127,7 +127,7 @@ class Machine:
 def _control_groups() -> Path | None:
     """Where those of version 2 are mounted."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        place, _, kind = line.partition(" - ")
+        mount, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):
-            return Path(place.split()[4])
+            return Path(mount.split()[4])
     return None

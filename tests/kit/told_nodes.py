@@ -88,7 +88,7 @@ class ToldNode:
         stepped.unlink(missing_ok=True)
         self._wait(stepped.exists, f"a step of {nodes}")
 
-    def has_left(self) -> None:
+    def departs(self) -> None:
         status = self.launch.finish(within_s=WITHIN_S)
         assert status == LEFT, f"exit status {status}\n{self.launch.output}"
 
@@ -147,17 +147,17 @@ class ToldNodes:
                 self._all_leave()
                 alone = self.start(told.moment)
                 self._tell_held(alone, told)
-                alone.has_left()
+                alone.departs()
             case Who.NEWCOMER:
                 stays = self._that_stays()
                 newcomer = self.start(told.moment)
                 self._tell_held(newcomer, told)
-                newcomer.has_left()
+                newcomer.departs()
                 stays.wait_for_steps(1)
             case Who.COORDINATOR:
                 coordinator, newcomer = self._held_coordinator(told)
                 self._tell_held(coordinator, told)
-                coordinator.has_left()
+                coordinator.departs()
                 newcomer.wait_for_steps(1)
                 self.stays = newcomer
             case Who.BOTH if told.of_newcomer:
@@ -187,7 +187,7 @@ class ToldNodes:
     def _tell_both(self, held: ToldNode, other: ToldNode, told: Told) -> None:
         self._tell_held(held, told, other)
         for node in (held, other):
-            node.has_left()
+            node.departs()
         self.stays = None
 
     def _tell_held(self, held: ToldNode, told: Told, *others: ToldNode) -> None:
@@ -209,5 +209,5 @@ class ToldNodes:
     def _all_leave(self) -> None:
         if self.stays is not None:
             self.stays.launch.send(signal.SIGTERM)
-            self.stays.has_left()
+            self.stays.departs()
             self.stays = None

@@ -234,7 +234,7 @@ def test_what_was_left_out_is_recorded_and_reported(tmp_path: Path) -> None:
     found = report(events)
     assert dict(summary.facts(found))["left out"] == "8 examples that raised, 4 different ones"
     assert found.facts()["left_out"][0]["error"].startswith("ValueError: record")
-    assert sentences.left(found.left_out[0]) in page("x", events).replace("&#x27;", "'")
+    assert sentences.example_left_out(found.left_out[0]) in page("x", events).replace("&#x27;", "'")
 
 
 def test_a_run_that_left_examples_out_is_another_one(tmp_path: Path) -> None:

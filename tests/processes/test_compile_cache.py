@@ -90,12 +90,12 @@ def test_another_machine_compiles_nothing_and_what_was_changed_is_compiled_again
     assert objects(url) == [kept], "there is nothing new"
     assert "compiled code" not in second.output
 
-    evil, place = spoil(before, kept.relative_to(url), tmp_path)
+    evil, path = spoil(before, kept.relative_to(url), tmp_path)
     third = start("four", before, "--steps=8", secret=secret)
     assert about(third)["misses"] > 0
     assert about(third)["weights"] == undisturbed["weights"]
     assert third.output.count(REFUSED) == 1
-    assert place.as_posix() in third.output
+    assert path.as_posix() in third.output
     assert "and 3 more" in third.output
     assert loaded(before) == []
     assert not evil.exists()
@@ -106,17 +106,17 @@ def test_another_machine_compiles_nothing_and_what_was_changed_is_compiled_again
 def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
     """In place of what was kept: half of it, all with a bit changed, of another secret with a pickle that makes a file,
     and a huge one. Returns that file, and the first of them."""
-    evil, place = folder / "evil", url / kept
-    genuine = bytearray(place.read_bytes())
-    place.write_bytes(genuine[: len(genuine) // 2])
+    evil, path = folder / "evil", url / kept
+    genuine = bytearray(path.read_bytes())
+    path.write_bytes(genuine[: len(genuine) // 2])
     genuine[-40] ^= 1
-    (place.parent / ("0" * 8 + "-" + "a" * 32)).write_bytes(genuine)
+    (path.parent / ("0" * 8 + "-" + "a" * 32)).write_bytes(genuine)
     pickled = b"cpathlib\nPath.touch\n(cpathlib\nPath\n(V" + str(evil).encode() + b"\ntRtR."
     name = kept.parent / ("0" * 8 + "-" + "b" * 32)
-    (url / name).write_bytes(encode({"inductor:x": pickled}, key=b"another", place=name.as_posix()))
-    with (place.parent / ("0" * 8 + "-" + "c" * 32)).open("wb") as huge:
+    (url / name).write_bytes(encode({"inductor:x": pickled}, key=b"another", path=name.as_posix()))
+    with (path.parent / ("0" * 8 + "-" + "c" * 32)).open("wb") as huge:
         huge.truncate(1 << 40)
-    return evil, max(place.parent.iterdir()).relative_to(url)
+    return evil, max(path.parent.iterdir()).relative_to(url)
 
 
 @pytest.mark.nightly(sample=1, of="what is compiled")

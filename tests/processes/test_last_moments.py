@@ -46,7 +46,7 @@ def test_what_is_lost_is_on_record_before_the_machine_is_gone(nodes: ToldNodes, 
     node = held_at(nodes, moment)
     saved = nodes.of("saved")[-1]["step"]
     node.says(SOON)
-    node.has_left()
+    node.departs()
     (cut,) = nodes.of("cut_short")
     applied = max(event["step"] for event in nodes.of("step_applied")) + 1
     assert (cut["step"], cut["at"]) == (applied, at)
@@ -67,7 +67,7 @@ def test_others_go_on_at_once_without_it(nodes: ToldNodes, moment: str, redone: 
     goes.is_to_hold(moment)
     goes.wait_until_held()
     goes.says(SOON)
-    goes.has_left()
+    goes.departs()
     stays.wait_for_steps(1)
     nodes.stays = stays
     nodes.finish()

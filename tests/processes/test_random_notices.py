@@ -71,4 +71,4 @@ def test_a_worker_that_joins_after_the_notice_may_take_as_long_as_any_to_leave(t
         node.wait_until_held()
         time.sleep(6.0)  # more than the 5 s; no event marks that nothing happens
         node.goes_on()
-        node.has_left()
+        node.departs()

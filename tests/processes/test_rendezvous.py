@@ -43,7 +43,7 @@ def free_port() -> int:
             return int(probe.getsockname()[1])
 
 
-def place(rank: int, world_size: int, port: int, *, agent_hosts_store: bool = True) -> Launch:
+def launch_of(rank: int, world_size: int, port: int, *, agent_hosts_store: bool = True) -> Launch:
     return Launch(
         rank=rank,
         local_rank=rank,
@@ -71,7 +71,7 @@ def met(launch: Launch, worker_id: str, *, timeout_s: float = TIMEOUT_S) -> tupl
 
 def arrive(rank: int, world_size: int, port: int, agent_hosts_store: bool, rounds: int) -> list[Any]:
     """Several rounds after one another: the next begins while the last one's store may still be there."""
-    launch = place(rank, world_size, port, agent_hosts_store=agent_hosts_store)
+    launch = launch_of(rank, world_size, port, agent_hosts_store=agent_hosts_store)
     return [met(launch, f"w{rank}-{number}") for number in range(rounds)]
 
 
@@ -97,7 +97,7 @@ def publish_and_die(rank: int, world_size: int, port: int) -> None:
         os.kill(int(shared.get("doomed")), signal.SIGKILL)
         return
     shared.set("doomed", str(os.getpid()))
-    meet(place(0, 2, port), "doomed", timeout_s=TIMEOUT_S)
+    meet(launch_of(0, 2, port), "doomed", timeout_s=TIMEOUT_S)
 
 
 def join_then_host(rank: int, world_size: int, port: int) -> Any:
@@ -105,9 +105,9 @@ def join_then_host(rank: int, world_size: int, port: int) -> Any:
     shared = TCPStore("127.0.0.1", port, is_master=False)
     if rank == 1:
         shared.set("rank 1 looks", "")
-        return met(place(1, 2, port), "w1")
+        return met(launch_of(1, 2, port), "w1")
     shared.wait(["rank 1 looks"], timedelta(seconds=TIMEOUT_S))
-    return met(place(0, 2, port), "w0")
+    return met(launch_of(0, 2, port), "w0")
 
 
 def test_the_address_of_a_dead_rank_0_is_passed_over(agent: TCPStore) -> None:
@@ -126,8 +126,8 @@ def older_and_newer(rank: int, world_size: int, port: int) -> Any:
     Whoever comes second finds it taken and looks further; the deadline ends that, and rank 0 says who is missing.
     """
     if rank == 0:
-        return met(place(0, 3, port), "w0", timeout_s=2)
-    return met(place(1, 3, port), f"w1-{'newer' if rank == 1 else 'older'}", timeout_s=3)
+        return met(launch_of(0, 3, port), "w0", timeout_s=2)
+    return met(launch_of(1, 3, port), f"w1-{'newer' if rank == 1 else 'older'}", timeout_s=3)
 
 
 def test_of_two_workers_with_one_rank_only_one_gets_in_and_the_deadline_names_who_is_missing(agent: TCPStore) -> None:
@@ -145,8 +145,8 @@ def test_of_two_workers_with_one_rank_only_one_gets_in_and_the_deadline_names_wh
 def other_world(rank: int, world_size: int, port: int) -> Any:
     """Rank 1 of a round of 3 comes to the store of a round of 2: it must not take that round's slot."""
     if rank == 2:
-        return met(place(1, 3, port), "of another round", timeout_s=1)
-    return met(place(rank, 2, port), f"w{rank}")
+        return met(launch_of(1, 3, port), "of another round", timeout_s=1)
+    return met(launch_of(rank, 2, port), f"w{rank}")
 
 
 def test_a_worker_of_a_round_of_another_size_is_not_let_in(agent: TCPStore) -> None:
@@ -157,7 +157,7 @@ def test_a_worker_of_a_round_of_another_size_is_not_let_in(agent: TCPStore) -> N
 
 
 def alone(rank: int, world_size: int, port: int) -> Any:
-    return met(place(0, 3, port), "w0", timeout_s=1)
+    return met(launch_of(0, 3, port), "w0", timeout_s=1)
 
 
 def test_an_agent_that_is_not_there_is_said_to_be(agent: TCPStore) -> None:
@@ -176,7 +176,7 @@ def test_rank_0_names_all_who_did_not_come(agent: TCPStore) -> None:
 
 
 def blocked(rank: int, world_size: int, port: int) -> Any:
-    return met(place(0, 2, port, agent_hosts_store=False), "w0", timeout_s=1)
+    return met(launch_of(0, 2, port, agent_hosts_store=False), "w0", timeout_s=1)
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:

@@ -15,8 +15,8 @@ from tests.kit.sampling import examples
 BYTES = 100
 
 
-def kept(place: str, *names: str) -> Kept:
-    return Kept(place, object_bytes(dict.fromkeys(names, BYTES)), frozenset(names))
+def kept(path: str, *names: str) -> Kept:
+    return Kept(path, object_bytes(dict.fromkeys(names, BYTES)), frozenset(names))
 
 
 def room(there: list[Kept], used: Iterable[str], *, objects: int = 3, nbytes: int = 10_000, besides: int = 0) -> Room:
@@ -69,12 +69,12 @@ def test_two_that_make_room_at_once_keep_what_both_use(
     there = [kept(str(number), *sorted(names)) for number, names in enumerate(objects)]
     rooms = [room(there, sorted(used), nbytes=1600) for used in (one, other)]
     for made, used in zip(rooms, (one, other), strict=True):
-        stays = [one for one in there if one.place not in made.gone]
+        stays = [one for one in there if one.path not in made.gone]
         assert used <= held(stays, [made])
         assert len(stays) + len(made.added) <= 3
         sizes = [object_bytes(dict.fromkeys(names, BYTES)) for names in made.added]
         assert sum(one.nbytes for one in stays) + sum(sizes) <= 1600
-    stays = [one for one in there if not any(one.place in made.gone for made in rooms)]
+    stays = [one for one in there if not any(one.path in made.gone for made in rooms)]
     assert one & other <= held(stays, rooms)
 
 

@@ -26,7 +26,7 @@ from elastic.drill.faults import (
 from elastic.drill.faults.host_fault import HostFault, NetworkFault
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Hosts, Outcome
-from elastic.drill.hosts.on_hosts import OnHosts, left_behind
+from elastic.drill.hosts.on_hosts import OnHosts, left_behind_on
 from elastic.drill.launch_end import unexplained_status
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
@@ -173,11 +173,11 @@ class Recorded:
 def struck(*faults: Fault, ranks: list[str], tmp_path: Path) -> list[tuple[Any, ...]]:
     """What the drill does as each of them is recorded, by its worker, in that view."""
     hosts = Recorded()
-    place = OnHosts(cast(Hosts, hosts), "run")
+    on_hosts = OnHosts(cast(Hosts, hosts), "run")
     (tmp_path / "let_go").mkdir()
     cluster = SimpleNamespace(drill=DrillFolder(tmp_path))
     plan = DrillPlan(workers=5, nodes=5, hosts=True, faults=faults)
-    run = WatchedRun(cast(Any, cluster), cast(Any, None), plan, place)
+    run = WatchedRun(cast(Any, cluster), cast(Any, None), plan, on_hosts)
     told: list[Event] = [{"t": 0.0, "event": "view_formed", "generation": 7, "worker": ranks[0], "workers": ranks}]
     told += [
         {"t": 1.0 + at, "event": "fault", "generation": 7, "worker": ranks[fault.worker], "index": at}
@@ -227,5 +227,5 @@ def test_a_host_that_is_lost_takes_its_agent_along_and_one_that_was_cut_off_does
 
 def test_what_a_killed_worker_s_loaders_leave_is_the_next_worker_s_to_remove() -> None:
     outcome = Outcome(0, ("/var/tmp/elst-x", "/dev/shm/torch_3_4", "/var/tmp/torchinductor_root", "/var/tmp/mine"))
-    assert left_behind(3, outcome, killed=True) == ["/var/tmp/mine of h3"]
-    assert len(left_behind(3, outcome)) == 3
+    assert left_behind_on(3, outcome, killed=True) == ["/var/tmp/mine of h3"]
+    assert len(left_behind_on(3, outcome)) == 3

@@ -38,9 +38,9 @@ def test_what_was_there_before_is_nobody_s(tmp_path: Path) -> None:
 
 
 def look(generation: int, size: int, sockets: int, *, rank: int = 1, last: bool = False, **more: Any) -> Event:
-    place = {"t": float(generation), "worker": "w1", "rank": rank, "world_size": size, "generation": generation}
+    common = {"t": float(generation), "worker": "w1", "rank": rank, "world_size": size, "generation": generation}
     holds = {"descriptors": 20 + sockets, "sockets": sockets, "threads": 8, "writers": 0}
-    return {**place, "event": "held", **holds, "last": last, **more}
+    return {**common, "event": "held", **holds, "last": last, **more}
 
 
 TORN: Event = {"t": 2.0, "worker": "w1", "event": "peer_lost", "error": "it did not end after a peer hung up"}

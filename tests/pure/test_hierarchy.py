@@ -137,7 +137,7 @@ def test_uneven_hosts_send_as_little(sizes: tuple[int, ...]) -> None:
     assert len({result.tobytes() for result in results}) == 1
 
 
-def test_hosts_are_neighbours_at_one_place() -> None:
+def test_hosts_are_neighbours_of_one_address() -> None:
     assert hosts_of(["a", "a", "b"]) == (range(2), range(2, 3))
     assert hosts_of(["a", "b", "a"]) == (range(1), range(1, 2), range(2, 3))
     assert hosts_of(["a"]) == (range(1),)

@@ -95,9 +95,9 @@ def test_a_hub_that_takes_over_knows_whom_the_run_has_lost() -> None:
     report = NodeReport()
     report.note_said(parse(TO_HUB, {"say": "started", "worker": "C0", "local_rank": 0}))
     report.note_ordered("C0", parse(TO_WORKER, view))
-    stage.hub.without(stage.now_s, "B", left=True)
+    stage.hub.without(stage.now_s, "B", departed=True)
     stage.lost("A")
-    stage.told("C", "hello", places=1, report=report.document())
+    stage.told("C", "hello", slots=1, report=report.document())
     assert stage.over("C0").view == "C0"
     assert stage.only("view")["not_lost"] == ["B0"], "A0 was"
 
@@ -123,7 +123,7 @@ def test_a_hub_that_takes_over_looks_through_the_view_once_however_many_nodes_re
             report = NodeReport()
             report.note_said(parse(TO_HUB, {"say": "started", "worker": f"{node}0", "local_rank": 0}))
             report.note_ordered(f"{node}0", replace(view, workers=[*view.workers]))
-            stage.told(node, "hello", places=1, report={**report.document(), "view": view})
+            stage.told(node, "hello", slots=1, report={**report.document(), "view": view})
         looks.append(Workers.looked_through - nodes)  # less what is copied above
     assert looks[0] == looks[1]
 
@@ -356,10 +356,10 @@ def test_a_node_that_waits_for_a_place_gets_the_one_that_comes_free() -> None:
     stage.lost("B")
     stage.over("A0")
     report = NodeReport().document()
-    assert stage.told("C", "hello", places=1, report=report).to("start") == "C"
+    assert stage.told("C", "hello", slots=1, report=report).to("start") == "C"
     assert stage.begin("C0").to("regroup") == "A0"
     assert stage.over("A0", BOUNDARY).view == "A0 C0"
-    assert stage.told("C", "hello", places=1, report=report).orders == [], "it asked once more before it heard"
+    assert stage.told("C", "hello", slots=1, report=report).orders == [], "it asked once more before it heard"
 
 
 def test_a_node_that_waits_for_a_place_hears_of_the_runs_end() -> None:

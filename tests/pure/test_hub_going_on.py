@@ -51,7 +51,7 @@ def _joined_by_one_that_could_not_read() -> Run:
     run = Run("AB", witness=True)
     run.moves("AB")
     run.reports["D"], run.heard["D"] = NodeReport(), []
-    run.tell("D", "hello", places=1, address="10.0.0.68", port=1)
+    run.tell("D", "hello", slots=1, address="10.0.0.68", port=1)
     run.tell("D", "started", worker="D0", local_rank=0)
     run.tell("D", "ready", worker="D0", shares=8, identity="one")
     run.later(1.0)
@@ -185,7 +185,7 @@ def test_while_the_storage_does_not_answer_people_are_told_once_and_the_run_ends
 def test_a_run_of_one_node_asks_for_no_claim() -> None:
     """Its storage need not be one that can tell two sides apart, and it has none."""
     hub = Hub(nodes_max=1, nodes_first=1)
-    hub.receive(0.0, "A", {"say": "hello", "places": 2, "address": "10.0.0.1", "port": 1})
+    hub.receive(0.0, "A", {"say": "hello", "slots": 2, "address": "10.0.0.1", "port": 1})
     for rank in (0, 1):
         hub.receive(0.0, "A", {"say": "started", "worker": f"A{rank}", "local_rank": rank})
     for rank in (0, 1):

@@ -98,7 +98,7 @@ class Node:
     its_workers_say  what lies in its workers' channels
     ordered          what it was told to do by hubs
     gone             why its workers are of no use, as it gave up
-    no_place         the same, before it had any in the run
+    not_admitted     the same, before it had any in the run
     finds            where the hub is found by those who know of the run; None: nowhere
     """
 
@@ -112,7 +112,7 @@ class Node:
         self.its_workers_say: list[dict[str, Any]] = []
         self.said: list[str] = []
         self.gone: list[str] = []
-        self.no_place: list[str] = []
+        self.not_admitted: list[str] = []
         self.finds: Listening | None = None
 
     def joins(self, hub: Listening) -> Talking:
@@ -143,8 +143,8 @@ class Node:
             gone=self.gone.append,
             moved_on=self.said.append,
             waits=self.said.append,
-            no_place=self.no_place.append,
-            places=lambda: (1, []),
+            not_admitted=self.not_admitted.append,
+            slots=lambda: (1, []),
             catch_up=self._catch_up,
         )
         self._loop.end_turn()
@@ -215,7 +215,7 @@ def test_a_node_whose_hub_is_lost_before_it_knows_anybody_looks_for_it_anew(open
     found = second.accepts()
     node.turn_until(found.is_told)
     assert [one["say"] for one in found.hears()] == ["hello"]
-    assert node.gone + node.no_place == []
+    assert node.gone + node.not_admitted == []
     assert any("it is looked for where this node found it" in line for line in node.said)
 
 
@@ -241,8 +241,8 @@ def test_a_newcomer_that_finds_no_hub_says_that_it_may_come_again(
     hub = node.joins(Listening(opened))
     hub.hears()
     hub.ends()
-    node.turn_until(lambda: node.no_place)
-    assert node.no_place == ["no hub was found within 0 s"]
+    node.turn_until(lambda: node.not_admitted)
+    assert node.not_admitted == ["no hub was found within 0 s"]
     assert node.gone == []
 
 
@@ -275,7 +275,7 @@ def test_two_nodes_that_look_for_the_hub_do_not_send_each_other_to_themselves(op
     node.turn_until(nobody_knows[0].is_called)
     address, port = other.address
     caller = node.is_called()
-    caller.asks(Hello(node="other", address=address, port=port, places=1, run=RUN))
+    caller.asks(Hello(node="other", address=address, port=port, slots=1, run=RUN))
     for one in nobody_knows:
         node.turn_until(one.is_called)
         one.accepts().say(HubIs())
@@ -343,7 +343,7 @@ def test_a_hub_that_is_moved_on_from_in_its_own_tick_looks_for_the_other_one(ope
     node.serves()
     other = node.is_called()
     _, address, port = elsewhere.in_roster("y")
-    other.asks(Hello(node="y", run=RUN, places=1, address=address, port=port))
+    other.asks(Hello(node="y", run=RUN, slots=1, address=address, port=port))
     node.turn_until(lambda: node.link.others() == ["y"])
     claim = {"claim": 1, "nonce": "first"}
     for worker, says in (("x0", node.tells), ("y0", other.asks)):

@@ -23,7 +23,7 @@ def test_a_hub_that_hands_over_costs_no_view() -> None:
     run.over("BC", at=BOUNDARY)
     run.tell("A", "exited", worker="A0", code=0, expected=True)
     run.meets("BC")
-    run.moves("B", left="A")
+    run.moves("B", departed="A")
     run.later(1.0)
     run.comes("C")
     run.later(10.0)
@@ -37,7 +37,7 @@ def test_who_waits_for_a_place_takes_none_of_those_who_are_on_their_way_to_the_n
     run = Run("ABC", witness=True)
     run.hub = Hub(nodes_max=3, takes_over=True)
     run.hub.expect("ABC")
-    run.orders(run.hub.without(run.now_s, "A", left=False))
+    run.orders(run.hub.without(run.now_s, "A", departed=False))
     run.comes("B")
     run.reports["D"], run.reports["E"], run.heard["D"], run.heard["E"] = NodeReport(), NodeReport(), [], []
     run.comes("D")
@@ -181,7 +181,7 @@ def test_a_hub_that_was_away_gives_way_to_a_newer_view_and_its_own_node_is_moved
 def test_a_place_whose_worker_is_on_its_way_gets_no_second_one() -> None:
     hub = Hub(nodes_max=2, takes_over=True)
     empty = NodeReport().document()
-    orders = hub.receive(0.0, "B", {"say": "hello", "places": 2, "starting": [1], "report": empty})
+    orders = hub.receive(0.0, "B", {"say": "hello", "slots": 2, "starting": [1], "report": empty})
     assert [order.message for order in orders if order.message["say"] == "start"] == [{"say": "start", "local_rank": 0}]
 
 
@@ -201,7 +201,7 @@ def test_a_report_that_is_none_or_speaks_for_others_changes_nothing(wrong: dict[
     run.orders(run.hub.lost(0.0, "C", dead=False))
     report = {**run.reports["C"].document(), **wrong} if wrong else wrong
     with pytest.raises(WireError):
-        run.hub.receive(0.0, "C", {"say": "hello", "places": 1, "report": report})
+        run.hub.receive(0.0, "C", {"say": "hello", "slots": 1, "report": report})
     assert not run.said("A", "moved_on")
 
 
@@ -222,7 +222,7 @@ def test_a_hub_that_has_handed_over_decides_nothing_and_says_where_to_go() -> No
     run = Run("ABC", witness=True)
     run.orders(run.hub.hands_over(0.0, "A"))
     run.reports["X"], run.heard["X"] = NodeReport(), []
-    run.tell("X", "hello", places=1, address="10.0.0.8", port=1)
+    run.tell("X", "hello", slots=1, address="10.0.0.8", port=1)
     run.orders(run.hub.lost(0.1, "B", dead=False))
     run.orders(run.hub.lost(0.1, "C", dead=False))
     run.later(30.0)
@@ -262,14 +262,14 @@ def test_one_that_was_moved_on_from_votes_for_no_older_view() -> None:
 
 def test_one_that_comes_after_a_failed_run_fails() -> None:
     hub = Hub()
-    hub.receive(0.0, "A", {"say": "hello", "places": 1, "address": "10.0.0.1", "port": 1})
+    hub.receive(0.0, "A", {"say": "hello", "slots": 1, "address": "10.0.0.1", "port": 1})
     hub.receive(0.0, "A", {"say": "started", "worker": "A0", "local_rank": 0})
     for number in (0, 1):
         hub.receive(0.0, "A", {"say": "failed", "worker": f"A{number}", "error": "ValueError: x", "trace": ""})
         hub.receive(0.0, "A", {"say": "exited", "worker": f"A{number}", "code": 1})
         hub.receive(0.0, "A", {"say": "started", "worker": f"A{number + 1}", "local_rank": 0})
     hub.tick(200.0)
-    orders = hub.receive(201.0, "B", {"say": "hello", "places": 1})
+    orders = hub.receive(201.0, "B", {"say": "hello", "slots": 1})
     assert [order.message["failed"] for order in orders if order.message["say"] == "run_is_over"] == [True]
 
 

@@ -96,7 +96,7 @@ class Judge:
         at = {id: min(self.generation, world.every[id].generation or self.generation) for id in self.view}
         said = {id: world.over_at.get((at[id], id), BOUNDARY if id in leaving else None) for id in self.view}
         for id in self.view:
-            done = said[id] is not None or world.every[id].left or world.every[id].step >= STEPS
+            done = said[id] is not None or world.every[id].departed or world.every[id].step >= STEPS
             done |= world.every[id].generation < self.generation  # it was never told of that view
             assert done or not world.every[id].alive, f"{id} of view {self.generation} is still in it"
         survivors = [id for id in self.view if said[id] is not None and id not in world.told_exited]
@@ -156,7 +156,7 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
                 if worker.generation > 0:
                     worker.leave = True
                 else:
-                    worker.left = True
+                    worker.departed = True
                     worker.ends(None, "SIGTERM")
             case "leave, and a trap":  # where those who stay may be a step behind
                 worker.leave, world.trap = worker.generation > 0, "exchange"
@@ -242,7 +242,7 @@ def judge_end(world: World) -> None:
         last = {(worker.node.name, worker.local_rank): worker for worker in world.every.values()}
         here = [worker for worker in last.values() if not worker.node.leaving and worker.node.admitted]
         willing = {id for _, id in world.leaving_in}
-        unwilling = [one.id for one in here if not (one.left or one.id in willing or one.exit[1] == "SIGTERM")]
+        unwilling = [one.id for one in here if not (one.departed or one.id in willing or one.exit[1] == "SIGTERM")]
         assert not unwilling, f"the run ended before its end, and nobody told {unwilling} to leave"
 
 

@@ -34,7 +34,7 @@ NONCE = "known to the run"
 SECRET = "known to its nodes alone, and random"
 WITHIN_S = 30.0
 THEIRS = {"claim": 2, "nonce": "z", "world": {"nodes": ["x"]}}
-HELLO = {"say": "hello", "node": "x", "run": NONCE, "places": 1}
+HELLO = {"say": "hello", "node": "x", "run": NONCE, "slots": 1}
 
 
 class Caller:
@@ -79,10 +79,10 @@ class Stand:
         self._loop = EventLoop()
         self._callers: list[Caller] = []
         self.said: list[str] = []
-        place = ThisNode(node="first", address="127.0.0.1", run=NONCE, secret=secret)
+        this_node = ThisNode(node="first", address="127.0.0.1", run=NONCE, secret=secret)
         self.ordered: list[tuple[str | None, dict[str, Any]]] = []  # this node's workers, and its agent
         self.hub = HubLink(
-            place,
+            this_node,
             lambda takes_over: Hub(nodes_max=max(9, expected)),
             say=self.said.append,
             listener=listener,
@@ -94,8 +94,8 @@ class Stand:
             gone=self.said.append,
             moved_on=self.said.append,
             waits=self.said.append,
-            no_place=self.said.append,
-            places=lambda: (0, []),
+            not_admitted=self.said.append,
+            slots=lambda: (0, []),
             catch_up=lambda: None,
         )
         opened.callback(self.hub.close)
@@ -164,14 +164,14 @@ def test_a_stranger_is_hung_up_on_and_a_node_of_the_run_is_heard(stand: Stand, w
     assert b"run_is_over" not in stranger.heard, "of its own run this says nothing"
     assert stand.hub.others() == []
 
-    stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
+    stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
     stand.wait_for(lambda: stand.hub.others() == ["second"])
 
 
 def test_connections_that_say_nothing_are_bounded(stand: Stand) -> None:
     silent = [stand.connect() for _ in range(LEAST + 5)]
     stand.wait_for(lambda: silent[0].ended)
-    stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
+    stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
     stand.wait_for(lambda: stand.hub.others() == ["second"])
 
 
@@ -225,13 +225,13 @@ def test_nodes_that_are_expected_may_all_come_at_once() -> None:
 def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_changes_nothing(stand: Stand) -> None:
     """A KeyError in the agent's loop ended the run: of all nodes."""
     stand.connect(
-        {"say": "hello", "node": "second", "run": NONCE, "places": 1}, {"say": "view_is_over"}, {"say": "started"}
+        {"say": "hello", "node": "second", "run": NONCE, "slots": 1}, {"say": "view_is_over"}, {"say": "started"}
     )
     stand.wait_for(lambda: len(stand.said) == 2)
     assert [line.split(":")[0] for line in stand.said] == ["a message of second is dropped"] * 2
     assert stand.hub.others() == ["second"]
     noise = [{"say": "view_is_over", "worker": number} for number in range(100)]
-    stand.connect({"say": "hello", "node": "third", "run": NONCE, "places": 1}, *noise)
+    stand.connect({"say": "hello", "node": "third", "run": NONCE, "slots": 1}, *noise)
     stand.wait_for(lambda: "more of the kind is dropped in silence" in stand.said[-1])
     stand.turn(2.0)
     assert sum("third" in line for line in stand.said) == 10
@@ -239,7 +239,7 @@ def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_change
 
 
 def test_the_hubs_own_name_is_nobody_elses(stand: Stand) -> None:
-    late = stand.connect({"say": "hello", "node": "first", "run": NONCE, "places": 1})
+    late = stand.connect({"say": "hello", "node": "first", "run": NONCE, "slots": 1})
     stand.wait_for(lambda: late.ended)
     assert b"is here already" in late.heard
     assert stand.hub.others() == []
@@ -247,9 +247,9 @@ def test_the_hubs_own_name_is_nobody_elses(stand: Stand) -> None:
 
 def test_a_node_that_comes_again_is_one_that_lost_its_connection(stand: Stand) -> None:
     """It may know of that before we do. Who says hello knows what only agents of the run know."""
-    first = stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
+    first = stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
     stand.wait_for(lambda: stand.hub.others() == ["second"])
-    stand.connect({"say": "hello", "node": "second", "run": NONCE, "places": 1})
+    stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
     stand.wait_for(lambda: first.ended)
     assert stand.hub.others() == ["second"]
 
@@ -322,7 +322,7 @@ def test_many_nodes_may_wait_at_an_agents_port() -> None:
 def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
     """A view of a thousand workers went a thousand times over the network, and each of them names all."""
     workers = [f"w{number}" for number in range(4)]
-    words: list[object] = [{"say": "hello", "node": "second", "run": NONCE, "places": 4}]
+    words: list[object] = [{"say": "hello", "node": "second", "run": NONCE, "slots": 4}]
     words += [{"say": "started", "worker": one, "local_rank": rank} for rank, one in enumerate(workers)]
     words += [{"say": "ready", "worker": one, "shares": 8, "identity": "one"} for one in workers]
     second = stand.connect(*words)
@@ -338,7 +338,7 @@ def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:
 
 def test_a_view_that_follows_another_travels_as_what_has_changed(stand: Stand) -> None:
     workers = [f"w{number}" for number in range(4)]
-    words: list[object] = [{**HELLO, "places": 4}]
+    words: list[object] = [{**HELLO, "slots": 4}]
     words += [{"say": "started", "worker": one, "local_rank": rank} for rank, one in enumerate(workers)]
     words += [{"say": "ready", "worker": one, "shares": 8, "identity": "one"} for one in workers]
     node = stand.connect(*words)
@@ -438,8 +438,8 @@ def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> Non
             gone=print,
             moved_on=print,
             waits=print,
-            no_place=print,
-            places=lambda: (1, []),
+            not_admitted=print,
+            slots=lambda: (1, []),
             catch_up=lambda: None,
         )
         theirs.sendall(b'{"to":null,"say":"in_full"}\n')
@@ -460,7 +460,7 @@ def test_the_hub_of_many_workers_says_one_thing_to_each_node_however_many_come_a
     """Of all that came in one turn, what follows is decided once: rosters went out for each node that came, to all."""
     hub, nodes = Hub(nodes_min=1, nodes_max=64, nodes_first=64), [f"n{number}" for number in range(64)]
     for node in nodes:
-        hub.hear(0.0, node, Hello(node=node, places=1, address="10.0.0.1", port=1))
+        hub.hear(0.0, node, Hello(node=node, slots=1, address="10.0.0.1", port=1))
     orders = hub.follows(0.0)
     assert [order.node for order in orders if order.message["say"] == "roster"] == nodes
     for node in nodes:

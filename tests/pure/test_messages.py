@@ -16,7 +16,7 @@ from tests.kit.sampling import examples
 
 SEEN = {"worker": "A0", "phase": 7, "step": None, "sign": 2, "quiet_s": 3.5, "limit_s": None}
 SAID: dict[str, dict[str, Any]] = {
-    "hello": {"node": "A", "address": None, "places": 2, "run": "nonce"},
+    "hello": {"node": "A", "address": None, "slots": 2, "run": "nonce"},
     "started": {"worker": "A0", "local_rank": 0},
     "unstarted": {"local_rank": 1},
     "ready": {"worker": "A0", "shares": 8, "identity": {"torch": "2.13"}, "accepted": False},
@@ -98,7 +98,7 @@ def test_a_fact_that_is_missing_unknown_or_of_another_type_is_refused(say: str) 
 @pytest.mark.parametrize(
     "message",
     [
-        {"say": "hello", "places": 1_000_000_000},
+        {"say": "hello", "slots": 1_000_000_000},
         {"say": "hello", "node": "x" * 100_000},
         {"say": "started", "worker": "", "local_rank": 0},
         {"say": "started", "worker": "w", "local_rank": -1},
@@ -144,9 +144,9 @@ def test_a_node_that_says_anything_at_all_leaves_the_others_alone(
     """It may end its own workers; those of another node are told no end, no death and no kill, and go on to train."""
     hub = Hub(nodes_max=2)
     for node in "AB":
-        hub.receive(0.0, node, {"say": "hello", "places": 2})
-        for place in range(2):
-            hub.receive(0.0, node, {"say": "started", "worker": f"{node}{place}", "local_rank": place})
+        hub.receive(0.0, node, {"say": "hello", "slots": 2})
+        for slot in range(2):
+            hub.receive(0.0, node, {"say": "started", "worker": f"{node}{slot}", "local_rank": slot})
     for id in ("A0", "A1", "B0", "B1"):
         hub.receive(0.0, id[0], {"say": "ready", "worker": id, "shares": 8, "identity": "one"})
     for say, facts, whole in said:

@@ -64,7 +64,7 @@ def _hello(*, packed: bool) -> dict[str, Any]:
         "node": "a",
         "address": "10.0.0.1",
         "port": 7000,
-        "places": 1,
+        "slots": 1,
         "starting": [],
         "run": "nonce",
         "report": _report(lists if packed else None),
@@ -72,13 +72,13 @@ def _hello(*, packed: bool) -> dict[str, Any]:
     }
 
 
-def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+def _items(document: Any) -> Iterator[tuple[Any, Any]]:
     """All that can be written to, in it."""
     inner = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in inner:
         yield document, key
         if isinstance(value, dict | list):
-            yield from _places(value)
+            yield from _items(value)
 
 
 ODD: list[Any] = [None, True, -1, 0, 1, 2, 1 << 70, math.inf, -math.inf, math.nan, 0.5, "", "a", "b0", "\ud800", [], {},
@@ -100,8 +100,8 @@ def test_a_report_with_anything_at_all_in_it_leaves_the_hub_as_it_is(
     """A KeyError for one ended the hub's agent, and with it that node: each of these is one in a real report."""
     message = _hello(packed=packed)
     for number, takes_out, value in changes:
-        places = [*_places(message)]
-        inside, key = places[number % len(places)]
+        items = [*_items(message)]
+        inside, key = items[number % len(items)]
         if takes_out:
             del inside[key]
         else:
@@ -180,7 +180,7 @@ def _hub_is_told(message: dict[str, Any], *, knows_it: bool) -> None:
             return  # so is who has a name that is taken
         comes(message)
         heard = Lines().feed(
-            comes({"say": "hello", "node": "other", "address": "10.0.0.2", "port": 1, "places": 1}).recv(1 << 20)
+            comes({"say": "hello", "node": "other", "address": "10.0.0.2", "port": 1, "slots": 1}).recv(1 << 20)
         )
         here.missing()
         here.invites()

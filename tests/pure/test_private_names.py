@@ -23,7 +23,7 @@ class Allowed:
 
     why: str
     names: str
-    places: str
+    paths: str
 
 
 ALLOWED = (
@@ -249,7 +249,7 @@ def private_strings(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def is_allowed(path: str, name: str) -> bool:
-    return any(name in one.names.split() and path.startswith(tuple(one.places.split())) for one in ALLOWED)
+    return any(name in one.names.split() and path.startswith(tuple(one.paths.split())) for one in ALLOWED)
 
 
 def test_no_file_uses_a_private_name_of_another_class() -> None:
@@ -261,11 +261,11 @@ def test_no_file_uses_a_private_name_of_another_class() -> None:
     ]
     assert sorted(f"{path}:{line}: {name}" for path, line, name in used if not is_allowed(path, name)) == []
     unused = [
-        f"{what} in {one.places}"
+        f"{what} in {one.paths}"
         for one in ALLOWED
-        for what in (*one.names.split(), *one.places.split())
+        for what in (*one.names.split(), *one.paths.split())
         if not any(
-            name in one.names.split() and path.startswith(tuple(one.places.split())) and what in (name, *_above(path))
+            name in one.names.split() and path.startswith(tuple(one.paths.split())) and what in (name, *_above(path))
             for path, _, name in used
         )
     ]

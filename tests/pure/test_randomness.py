@@ -58,13 +58,13 @@ def test_no_two_keys_meet_by_their_spelling() -> None:
 
 def test_places_of_one_run_do_not_share_a_stream() -> None:
     """Two shares with one dropout mask, or two epochs with one augmentation, would be silent."""
-    places = list(itertools.product(range(6), repeat=4))
-    seeds = [share_seed(a, b, c, d, 0) for a, b, c, d in places]
+    positions = list(itertools.product(range(6), repeat=4))
+    seeds = [share_seed(a, b, c, d, 0) for a, b, c, d in positions]
     seeds += [example_seed(a, b, c) for a, b, c in itertools.product(range(6), repeat=3)]
     seeds += [outside_seed(a, b, c) for a, b, c in itertools.product(range(6), repeat=3)]
     seeds += [evaluated_seed(a, b, c) for a, b, c in itertools.product(range(6), [None, *range(6)], range(6))]
-    seeds += [place(a, b) for place in (before_seed, after_seed) for a, b in itertools.product(range(6), repeat=2)]
-    seeds += [place(a) for place in (start_seed, end_seed) for a in range(6)]
+    seeds += [seed(a, b) for seed in (before_seed, after_seed) for a, b in itertools.product(range(6), repeat=2)]
+    seeds += [seed(a) for seed in (start_seed, end_seed) for a in range(6)]
     assert len(set(seeds)) == len(seeds)
     assert len({value & 0xFFFFFFFF for value in seeds}) == len(seeds)  # torch's CPU generator sees these bits,
     assert len({value >> 32 for value in seeds}) == len(seeds)  # NumPy's these

@@ -40,11 +40,11 @@ def test_a_step_that_was_applied_once_is_not_to_blame() -> None:
     assert {killed(kills, 5, applied=6) for _ in range(20)} == {0.0}
 
 
-def test_places_are_counted_apart() -> None:
+def test_slots_are_counted_apart() -> None:
     """A drill may kill all workers of a step, one after the other."""
     kills = Kills()
-    for place in range(50):
-        assert kills.killed(("A", place), step=5, applied=5, lived_s=1.0, out_of_memory=False) == Replace(0.0)
+    for slot in range(50):
+        assert kills.killed(("A", slot), step=5, applied=5, lived_s=1.0, out_of_memory=False) == Replace(0.0)
 
 
 def test_before_its_first_step_only_the_kernel_says_that_it_is_enough() -> None:
@@ -76,7 +76,7 @@ def test_the_run_ends_with_what_the_kernel_says() -> None:
     assert "micro_batch_size" in why
 
 
-def test_others_train_on_while_a_place_waits_and_if_it_is_given_up() -> None:
+def test_others_train_on_while_a_slot_waits_and_if_it_is_given_up() -> None:
     """They neither wait for it to join, nor end with it."""
     stage = trains(2, gather_s=0.3)
     stage.killed("A1", step=7)
@@ -93,14 +93,14 @@ def test_others_train_on_while_a_place_waits_and_if_it_is_given_up() -> None:
     assert stage.later(60).to("start over end") == ""
 
 
-def test_a_run_that_waits_for_a_place_alone_is_not_over_and_waits_for_nobody_else() -> None:
+def test_a_run_that_waits_for_a_slot_alone_is_not_over_and_waits_for_nobody_else() -> None:
     stage = Stage(2, start_s=120)
     stage.begin("A0 A1")
     for _ in range(3):
-        for place in ("A0", "A1"):
-            stage.killed(place + "'" * (stage.starts[place] - 1), step=None)
+        for slot in ("A0", "A1"):
+            stage.killed(slot + "'" * (stage.starts[slot] - 1), step=None)
             if stage.to("start"):
-                stage.started(place)
+                stage.started(slot)
     assert stage.to("run_is_over") == ""
     stage.later(1)
     assert stage.to("start") == "A A"

@@ -31,7 +31,7 @@ def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
 
 
 @pytest.mark.parametrize(
-    ("known", "present", "left", "dead", "verdict"),
+    ("known", "present", "departed", "dead", "verdict"),
     [
         pytest.param([view("abc")], "abc", "", "", "on", id="nobody is missing"),
         pytest.param([view("abc")], "ab", "c", "", "on", id="one has said that it goes"),
@@ -56,8 +56,8 @@ def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
         ),
     ],
 )
-def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, verdict: str) -> None:
-    found = may_go_on(known, present=present, knowing=present, left=left, dead=dead)
+def test_may_go_on(known: list[KnownView], present: str, departed: str, dead: str, verdict: str) -> None:
+    found = may_go_on(known, present=present, knowing=present, departed=departed, dead=dead)
     if isinstance(found, GoOn | Stay):
         assert verdict == ("on" if isinstance(found, GoOn) else "stay")
     else:
@@ -66,7 +66,7 @@ def test_may_go_on(known: list[KnownView], present: str, left: str, dead: str, v
 
 def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first() -> None:
     """A firewall that says so may be all that is between two sides, and those behind it go on."""
-    alone: dict[str, Any] = {"present": "a", "knowing": "a", "left": "", "dead": ""}
+    alone: dict[str, Any] = {"present": "a", "knowing": "a", "departed": "", "dead": ""}
     assert isinstance(may_go_on([view("ab")], **alone, refusing="b"), Stay)
     assert isinstance(may_go_on([view("abcde")], **alone, refusing="bcde"), Stay)
     assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
@@ -75,7 +75,7 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
 
 
 def test_where_nobody_may_have_given_signs_of_life_others_may_have_begun_anew() -> None:
-    both: dict[str, Any] = {"present": "ab", "knowing": "ab", "left": "", "dead": ""}
+    both: dict[str, Any] = {"present": "ab", "knowing": "ab", "departed": "", "dead": ""}
     for counted in (view("ab"), view("ab", claim=4, counted=True)):
         assert isinstance(may_go_on([counted], **both, signs=False), GoOn)  # a majority, and of that there is one
     found = may_go_on([view("ab", claim=4)], **both, signs=False)
@@ -85,7 +85,7 @@ def test_where_nobody_may_have_given_signs_of_life_others_may_have_begun_anew() 
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
-    found = may_go_on([view("abcd")], present="ab", knowing="ab", left="", dead="")
+    found = may_go_on([view("abcd")], present="ab", knowing="ab", departed="", dead="")
     assert isinstance(found, Stay)
     assert "2 of the 4 nodes of view 1" in found.why
     assert "c, d may be going on elsewhere" in found.why

@@ -28,7 +28,7 @@ def holds(standing: Standing) -> bool:
     return standing.step is not None and not standing.torn
 
 
-def place(standing: Standing) -> tuple[int, int]:
+def progress(standing: Standing) -> tuple[int, int]:
     return (-1 if standing.step is None else standing.step), standing.agreements
 
 
@@ -49,18 +49,18 @@ def test_a_torn_state_is_never_given() -> None:
 
 def test_donors_stand_farthest() -> None:
     for view, found in decided():
-        best = max(place(standing) for standing in view if holds(standing))
-        assert {place(view[rank]) for rank in found.donors} == {best}
+        best = max(progress(standing) for standing in view if holds(standing))
+        assert {progress(view[rank]) for rank in found.donors} == {best}
 
 
 def test_everybody_ends_where_the_donors_stand() -> None:
     """At their step, with whole bytes, knowing what they know: whoever gets nothing has it already."""
     for view, found in decided():
-        best = place(view[found.donors[0]])
+        best = progress(view[found.donors[0]])
         for rank, standing in enumerate(view):
-            whole = holds(standing) and place(standing)[0] == best[0]
+            whole = holds(standing) and progress(standing)[0] == best[0]
             assert whole or rank in found.need_state
-            assert (whole and place(standing) == best) or rank in found.need_side_state
+            assert (whole and progress(standing) == best) or rank in found.need_side_state
             assert not (rank in found.donors and (rank in found.need_state or rank in found.need_side_state))
             assert rank in found.need_side_state or rank not in found.need_state
 
@@ -86,8 +86,8 @@ def test_weights_follow_to_newcomers_alone_and_from_those_whose_scripts_leave_th
 
 def test_nobody_is_stranded_while_one_of_the_farthest_can_rewind() -> None:
     for view, found in decided():
-        farthest = place(view[found.donors[0]])
-        can = any(holds(standing) and place(standing) == farthest and standing.rewinds for standing in view)
+        farthest = progress(view[found.donors[0]])
+        can = any(holds(standing) and progress(standing) == farthest and standing.rewinds for standing in view)
         assert not (found.stranded and can)
 
 
@@ -151,7 +151,7 @@ def test_the_donors_pieces_together_are_the_state_bit_by_bit(
     """Every dtype, empty and transposed tensors, and pieces that begin and end anywhere in a tensor."""
     layout, total = _layout({name: _described(tensor) for name, tensor in tensors.items()})
     given = {name: _flat(tensor) for name, tensor in tensors.items()}
-    into = {name: place.empty() for name, place in layout.items()}
+    into = {name: span.empty() for name, span in layout.items()}
     flats_into = {name: _flat(tensor) for name, tensor in into.items()}
     covered = 0
     for start, stop in _ranges(total, donors):
@@ -186,7 +186,7 @@ def test_what_fills_its_memory_in_any_order_travels_without_a_copy() -> None:
 @pytest.mark.parametrize("sizes", [[], [1], [64], [65], [1, 64, 63], [0, 0, 3]])
 def test_tensors_lie_aligned_and_apart(sizes: list[int]) -> None:
     layout, total = _layout({f"t{i}": ["uint8", [size], [1]] for i, size in enumerate(sizes)})
-    places = list(layout.values())
-    assert all(place.offset % 64 == 0 for place in places)
-    assert all(before.offset + before.nbytes <= after.offset for before, after in pairwise(places))
-    assert all(place.offset + place.nbytes <= total for place in places)
+    spans = list(layout.values())
+    assert all(span.offset % 64 == 0 for span in spans)
+    assert all(before.offset + before.nbytes <= after.offset for before, after in pairwise(spans))
+    assert all(span.offset + span.nbytes <= total for span in spans)

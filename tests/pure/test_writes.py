@@ -175,7 +175,7 @@ def test_what_the_hub_says_to_a_node_in_a_turn_leaves_in_one_record(loop: EventL
     listener = socket.create_server(("127.0.0.1", 0))
     link = link_of(opened, loop, listener=listener)
     node = Other(opened.enter_context(socket.create_connection(listener.getsockname())), client_side(SECRET))
-    node.says(as_message(Hello(node="y", address="127.0.0.1", port=1, run=RUN, places=2)))
+    node.says(as_message(Hello(node="y", address="127.0.0.1", port=1, run=RUN, slots=2)))
     assert words(until(loop, node, 1, link)) == [["roster"]]
     node.says(
         *[as_message(Started(worker=f"y{rank}", local_rank=rank)) for rank in range(2)],
@@ -202,8 +202,8 @@ def link_of(opened: ExitStack, loop: EventLoop, **sockets: Any) -> HubLink:
         gone=said.append,
         moved_on=said.append,
         waits=said.append,
-        no_place=said.append,
-        places=lambda: (0, []),
+        not_admitted=said.append,
+        slots=lambda: (0, []),
         catch_up=lambda: None,
     )
     opened.callback(link.close)

@@ -71,7 +71,7 @@ def write(folder: Path, number: int, text: str) -> None:
     (folder / FOLDER / f"{number:06}.json").write_text(text)
 
 
-def place(port: int, nonce: str = "theirs") -> str:
+def written_store(port: int, nonce: str = "theirs") -> str:
     return json.dumps({"host": HERE, "port": port, "nonce": nonce})
 
 
@@ -99,9 +99,9 @@ def test_what_was_left_by_nodes_that_are_gone_is_superseded(begin: Begin, tmp_pa
     other.set("elastic/meeting", "not theirs")
     if left == "a port that nobody has":
         free.close()
-    texts = {"another's store": place(other.port), "nonsense": '{"host": 1}'}
-    texts["no host"] = place(port).replace(HERE, "a..b")
-    write(tmp_path, 7, texts.get(left, place(port)))
+    texts = {"another's store": written_store(other.port), "nonsense": '{"host": 1}'}
+    texts["no host"] = written_store(port).replace(HERE, "a..b")
+    write(tmp_path, 7, texts.get(left, written_store(port)))
     one, two = begin(), begin()
     here, there = met(one, two)
     here.set("key", "value")
@@ -181,7 +181,7 @@ def test_a_node_that_was_not_to_be_reached_for_a_while_learns_that_the_others_me
     assert not first.is_over(store)
     other = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     other.set("elastic/meeting", "theirs")
-    write(tmp_path, 2, place(other.port))
+    write(tmp_path, 2, written_store(other.port))
     wait_for(lambda: first.is_over(store))
 
 

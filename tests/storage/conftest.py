@@ -51,7 +51,7 @@ def any_s3(request: pytest.FixtureRequest) -> S3Server:
 
 
 @pytest.fixture(params=["local", "memory", "faulty", "s3", "rgw", "obstore"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
     """An empty (URL, storage options), once for each kind of storage."""
     number = next(_count)
     if request.param == "local":

@@ -17,7 +17,7 @@ import torch
 from checkpoint.format.tensors import DTYPES, pack, writable_bytes
 from checkpoint.runs.claims import Claim
 from checkpoint.save import arena as arenas
-from checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, places
+from checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, offsets
 from checkpoint.save.planner import Planner, Save
 from checkpoint.save.staging import CannotPin, Stage
 
@@ -62,7 +62,7 @@ def test_a_half_holds_exactly_the_files_of_the_foreground(
     state = every_kind_of_tensor()
     save = planned(Planner(shard_bytes), state)
     expected = [bytes(pack(shard, save.tensors, bytearray(shard.size))) for shard in save.plan.shards]
-    arena = Arena(places(save.plan.sizes)[-1] + 4 * PAGE)
+    arena = Arena(offsets(save.plan.sizes)[-1] + 4 * PAGE)
     arena.touch()
     stage = Stage(save.plan, arena, pinned=False, threads=threads)
     texts = [b"first", b"second" * 900]

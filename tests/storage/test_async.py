@@ -41,10 +41,10 @@ def test_a_save_beside_training_is_what_the_state_was_when_it_returned(tmp_path:
 
 @pytest.mark.nightly(sample=2)
 def test_every_kind_of_storage_can_be_saved_to_beside_training(
-    place: tuple[str, dict[str, Any]], checkpointer: Make
+    location: tuple[str, dict[str, Any]], checkpointer: Make
 ) -> None:
     """What lives in this process only cannot be handed to another one: training waits there, and one line says so."""
-    url, options = place
+    url, options = location
     lines: list[str] = []
     runs = checkpointer(url, storage_options=options, shard_bytes=9000, log=lines.append)
     runs.warm(state(1))

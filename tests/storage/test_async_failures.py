@@ -89,12 +89,12 @@ def test_without_memory_for_the_arena_training_waits_and_the_log_says_how_much_i
 
 def test_what_a_writer_process_cannot_be_told_is_saved_in_the_foreground(tmp_path: Path, checkpointer: Make) -> None:
     lines: list[str] = []
-    for place in (
+    for runs in (
         checkpointer(open_storage(tmp_path / "a"), log=lines.append),
         checkpointer(tmp_path / "b", storage_options={"session": object()}, log=lines.append),
     ):
-        assert place.save(1, state(1), blocking=False).wait(WITHIN_S).step == 1
-        assert place.save(2, state(2), blocking=False).done
+        assert runs.save(1, state(1), blocking=False).wait(WITHIN_S).step == 1
+        assert runs.save(2, state(2), blocking=False).done
     assert ["object of this process" in line or "cannot be told" in line for line in lines] == [True, True]
 
 

@@ -83,7 +83,7 @@ def test_a_folder_that_is_full_goes_on_being_of_use(tmp_path: Path) -> None:
 def test_what_an_object_will_take_is_known_to_the_byte() -> None:
     contents = {name: piece.read() for name, piece in pieces("a", "bc").items()}
     sizes = {name: len(content) for name, content in contents.items()}
-    assert object_bytes(sizes) == len(encode(contents, key=KEY, place="here"))
+    assert object_bytes(sizes) == len(encode(contents, key=KEY, path="here"))
 
 
 def test_there_are_never_more_objects_than_a_start_reads(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def spoil(url: Path) -> set[str]:
     """Beside two objects of this run, each thing that none of it wrote. Returns their names."""
     first, second = objects(url)
     folder, whole = first.parent, first.read_bytes()
-    place = (folder / "00000009-").relative_to(url).as_posix()
-    strange = encode({"inductor:x": b"evil"}, key=b"another", place=f"{place}{'0' * 32}")
+    prefix = (folder / "00000009-").relative_to(url).as_posix()
+    strange = encode({"inductor:x": b"evil"}, key=b"another", path=f"{prefix}{'0' * 32}")
     vast = (8 + INDEX_BYTES_MAX + 1).to_bytes(8, "big")
     contents = [strange, whole, whole[:-1], whole[: len(whole) // 2], b"", bytes(900), vast, vast[:3]]
     flipped = bytearray(second.read_bytes())
@@ -291,7 +291,7 @@ def test_each_save_is_one_object_and_each_object_is_one_request(s3: S3Server) ->
 )
 def test_a_piece_is_of_a_kind_that_is_kept_and_a_library_has_its_place(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        decode(encode({name: b"code"}, key=KEY, place="here"), key=KEY, place="here")
+        decode(encode({name: b"code"}, key=KEY, path="here"), key=KEY, path="here")
 
 
 def test_secrets_of_a_launch_make_no_lasting_key() -> None:

@@ -18,8 +18,8 @@ MIB = 2**20
 
 
 @pytest.fixture
-def storage(place: tuple[str, dict[str, Any]]) -> Iterator[Storage]:
-    opened = open_storage(place[0], place[1], retry_s=60)  # a busy machine's server lets connections wait
+def storage(location: tuple[str, dict[str, Any]]) -> Iterator[Storage]:
+    opened = open_storage(location[0], location[1], retry_s=60)  # a busy machine's server lets connections wait
     yield opened
     opened.close()
 
@@ -151,9 +151,9 @@ def test_listing_is_recursive_sorted_with_sizes_and_never_stale(storage: Storage
     assert storage.list("a") == {"a/b/c": 2}
 
 
-def test_another_writer_is_seen_at_once(storage: Storage, place: tuple[str, dict[str, Any]]) -> None:
+def test_another_writer_is_seen_at_once(storage: Storage, location: tuple[str, dict[str, Any]]) -> None:
     """A cached listing would hide the newer claim that must stop us."""
-    other = open_storage(place[0], place[1])
+    other = open_storage(location[0], location[1])
     assert storage.list("claims") == {}
     other.put_new("claims/1", b"x")
     assert storage.list("claims") == {"claims/1": 1}

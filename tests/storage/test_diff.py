@@ -152,8 +152,8 @@ def test_a_tensor_larger_than_a_chunk_is_read_in_parts(differ: Diff) -> None:
     """80 MB lie in two chunks of 64 MiB, each with a hash of its own; on the other side in seven objects."""
     a = torch.arange(20_000_000, dtype=torch.int32)
     b = a.clone()
-    for place in (0, 2**24 - 20, 2**24 + 20, len(a) - 1):
-        b[place] += 7
+    for index in (0, 2**24 - 20, 2**24 + 20, len(a) - 1):
+        b[index] += 7
     status, document = differ(
         {"small": torch.ones(3), "x": a}, {"x": b, "small": torch.ones(3)}, shard_bytes=12_345_678
     )

@@ -153,15 +153,15 @@ def test_a_run_on_a_bad_storage_always_has_its_newest_whole_checkpoint(
             reported = step
         except CheckpointError:
             failing = None
-        for place in (on(url, {}), on(*faults.around(url))):
+        for location in (on(url, {}), on(*faults.around(url))):
             try:
-                found = checkpointer(place).read()
+                found = checkpointer(location).read()
                 assert digest(found.tree) == DIGESTS[found.step], faults.report()
                 assert found.step >= reported or rules is LYING, faults.report()
             except NoCheckpoint:
                 assert reported == 0 or rules is LYING, faults.report()
             except CheckpointError:
-                assert place._inner._options, faults.report()  # type: ignore[attr-defined]  # a sound storage raises none
+                assert location._inner._options, faults.report()  # type: ignore[attr-defined]  # a sound storage raises none
     kinds = {type(one.rule).__name__ for one in faults.happened}
     assert kinds >= {type(rule).__name__ for rule in rules}, faults.report()
 

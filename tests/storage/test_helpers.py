@@ -42,7 +42,7 @@ def state(odd: int | None = None) -> dict[str, Any]:
     return {"w": tensors, "rank": odd}
 
 
-def place(folder: str, plan: Plan | None) -> tuple[str, dict[str, Any]]:
+def location(folder: str, plan: Plan | None) -> tuple[str, dict[str, Any]]:
     url = f"{folder}/run"
     if plan is None:
         return url, {}
@@ -60,7 +60,7 @@ def until(path: Path) -> None:
 
 def commits(folder: str, helpers: int, plan: Plan | None, saves: int = 1) -> tuple[dict[int, int], str]:
     """As rank 0."""
-    url, options = place(folder, plan)
+    url, options = location(folder, plan)
     helped: dict[int, int] = {}
     with Checkpointer(url, storage_options=options, shard_bytes=SHARD_BYTES, log=lambda line: None) as runs:
         runs.warm(state())
@@ -91,7 +91,7 @@ def commits(folder: str, helpers: int, plan: Plan | None, saves: int = 1) -> tup
 def helps(folder: str, number: int, plan: Plan | None, odd: int | None, die: bool) -> None:
     until(Path(folder, "invitation"))
     invitation = json.loads(Path(folder, "invitation").read_text())
-    url, options = place(folder, plan)
+    url, options = location(folder, plan)
     helper = Helper(url, options, invitation, number, state(odd), log=print)
     Path(folder, f"ready-{number}").touch()
     if die:  # in the midst of it
@@ -177,7 +177,7 @@ def test_what_helpers_stored_is_swept_with_the_rest(tmp_path: Path) -> None:
     folder = str(tmp_path)
     first, _ = returned(run_ranks(together, 2, folder, [Plan(SLOW), None], None, None, 3))
     assert saved_by(first)[1]
-    url, options = place(folder, Plan())
+    url, options = location(folder, Plan())
     with Checkpointer(url, storage_options=options, keep=2) as runs:
         runs.save(9, state())
         kept = {commit.id.data_folder for commit in runs.list()}
@@ -202,7 +202,7 @@ def killed(rank: int, size: int, folder: str) -> None:
         until(Path(folder, "run", "commits"))
         helper.close(30)
         return
-    url, options = place(folder, Plan(SLOW))
+    url, options = location(folder, Plan(SLOW))
     runs = Checkpointer(url, storage_options=options, shard_bytes=SHARD_BYTES)
     runs.warm(state())
     Path(folder, "writing").write_text(json.dumps(runs.invite([1])))
@@ -225,7 +225,7 @@ def test_what_is_staged_is_committed_though_who_commits_is_killed(tmp_path: Path
 
 
 def test_a_save_fails_of_what_it_fails_of_alone(tmp_path: Path) -> None:
-    url, options = place(str(tmp_path), Plan(Error("full", on="write", path=DATA)))
+    url, options = location(str(tmp_path), Plan(Error("full", on="write", path=DATA)))
     with Checkpointer(url, storage_options=options, shard_bytes=SHARD_BYTES, log=lambda line: None) as runs:
         runs.warm(state())
         assert runs.invite([1]) is not None
@@ -270,7 +270,7 @@ def test_saves_that_are_given_up_leave_the_next_one_the_storage(
     tmp_path: Path, nothing_is_left: None, hanging: str
 ) -> None:
     """One hangs, and one waits behind it. Whoever is invited afterwards helps with what comes next."""
-    url, options = place(str(tmp_path), Plan(Hang(LONG_S, on="write", path=f"*/s000000001-*/{hanging}")))
+    url, options = location(str(tmp_path), Plan(Hang(LONG_S, on="write", path=f"*/s000000001-*/{hanging}")))
     said: list[str] = []
     with Checkpointer(url, storage_options=options, shard_bytes=SHARD_BYTES, log=said.append) as runs:
         runs.give_up_saves()

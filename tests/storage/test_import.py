@@ -134,8 +134,8 @@ def hugging_face(folder: Path) -> dict[str, torch.Tensor]:
     for number, some in ((1, names[:3]), (2, names[3:])):
         file = folder / f"model-0000{number}-of-00002.safetensors"
         safetensors.torch.save_file({name: ODD[name] for name in some}, file, metadata={"format": "pt"})
-    places = {name: f"model-0000{1 + (number > 2)}-of-00002.safetensors" for number, name in enumerate(names)}
-    index = {"metadata": {"total_size": 99}, "weight_map": places}
+    weight_map = {name: f"model-0000{1 + (number > 2)}-of-00002.safetensors" for number, name in enumerate(names)}
+    index = {"metadata": {"total_size": 99}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text("{}")
     return ODD
@@ -388,8 +388,8 @@ def test_cut_anywhere_an_import_leaves_the_run_as_it_was_or_is_there_whole(tmp_p
             contextlib.suppress(PowerCut),
             Checkpointer(cast(Storage, watched), log=screen.warn, grace_s=0) as runs,
         ):
-            place = OpenedRun(str(run), watched, (), screen)
-            import_state(place, runs, source, step=3, part=None, supersede=True, screen=screen, origin="w.pt")
+            opened = OpenedRun(str(run), watched, (), screen)
+            import_state(opened, runs, source, step=3, part=None, supersede=True, screen=screen, origin="w.pt")
             finished = True
         with Checkpointer(run, grace_s=0) as runs:
             here = {"model": {"w": torch.zeros(40)}}

@@ -66,9 +66,9 @@ def replicas_refused(rank: int, size: int, folder: str) -> tuple[dict[str, list[
         both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
 
         def state(odd: bool) -> State:
-            place = both.get_coordinate()
-            assert place is not None
-            local = torch.full((50, 4), float(place[1]))
+            coordinate = both.get_coordinate()
+            assert coordinate is not None
+            local = torch.full((50, 4), float(coordinate[1]))
             other = local + float(odd and rank == 3)
             made = {"params": (other, both, [Replicate(), Shard(0)]), "same": (local, both, [Replicate(), Shard(0)])}
             made["moments"] = (
@@ -302,10 +302,10 @@ def test_every_bit_and_every_place_counts_in_the_hash_and_nothing_else(hashed: C
         assert first == hashed(dict(reversed(state.items())))
         assert first == hashed({name: tensor.clone() for name, tensor in state.items()})
         seen = [first]
-        for name, place in [("a", 0), ("a", 14), ("b", 0), ("b", 69), ("c", 0)]:
+        for name, index in [("a", 0), ("a", 14), ("b", 0), ("b", 69), ("c", 0)]:
             other = {name: tensor.clone() for name, tensor in state.items()}
             raw = other[name].flatten().view(torch.uint8)
-            raw[place * other[name].element_size()] ^= 1
+            raw[index * other[name].element_size()] ^= 1
             other[name] = raw.view(dtype).view(state[name].shape)
             seen.append(hashed(other))
         assert len({str(one) for one in seen}) == len(seen)
@@ -323,11 +323,11 @@ def test_large_states_are_hashed_in_parts_by_several_threads(monkeypatch: pytest
     state = {f"w{n}": torch.rand(n * 77) for n in range(1, 9)}
     first = replicas.digest(state)
     for name, tensor in state.items():
-        for place in (0, len(tensor) - 1):
-            before = tensor[place].item()
-            tensor[place] = -1
-            assert replicas.digest(state) != first, (name, place)
-            tensor[place] = before
+        for index in (0, len(tensor) - 1):
+            before = tensor[index].item()
+            tensor[index] = -1
+            assert replicas.digest(state) != first, (name, index)
+            tensor[index] = before
     assert replicas.digest(state) == first
 
 

@@ -28,9 +28,9 @@ def steps(runs: Checkpointer) -> list[int]:
 
 @pytest.mark.nightly(sample=2)
 def test_one_of_every_so_many_steps_stays_through_restarts_and_loads(
-    place: tuple[str, dict[str, Any]], checkpointer: Make
+    location: tuple[str, dict[str, Any]], checkpointer: Make
 ) -> None:
-    url, options = place
+    url, options = location
     for first in (0, 6):
         with checkpointer(url, storage_options=options, keep=2, keep_every=5) as runs:
             for step in range(first, first + 6):

@@ -37,9 +37,9 @@ def operations_of_a_save(folder: Path) -> int:
 
 
 def test_what_was_saved_is_read_back_from_every_kind_of_storage(
-    place: tuple[str, dict[str, Any]], checkpointer: Make
+    location: tuple[str, dict[str, Any]], checkpointer: Make
 ) -> None:
-    url, options = place
+    url, options = location
     saved = checkpointer(url, storage_options=options, shard_bytes=200)
     commit = saved.save(3, state(1), meta={"epoch": 2, "loss": float("inf")})
     found = checkpointer(url, storage_options=options).read()

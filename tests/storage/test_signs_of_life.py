@@ -77,7 +77,7 @@ def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_l
     tmp_path: Path, checkpointer: Make, beacon: Beacon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saves once an hour, and nobody can ask it: what it renews in the storage is all that shows its life."""
-    monkeypatch.setattr("checkpoint.runs.lease.EVERY_S", 0.05)
+    monkeypatch.setattr("checkpoint.runs.sign_of_life.EVERY_S", 0.05)
     lines: list[str] = []
     first = checkpointer(tmp_path, answers=(NONCE, elsewhere(beacon.endpoint())))
     first.save(1, STATE)
@@ -97,7 +97,7 @@ def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_be
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one may be old, and who waits for a change sees none where both count from one."""
-    monkeypatch.setattr("checkpoint.runs.lease.EVERY_S", 3600.0)
+    monkeypatch.setattr("checkpoint.runs.sign_of_life.EVERY_S", 3600.0)
     claim = checkpointer(tmp_path).claim()
     sign = tmp_path / "leases" / "00000001"
     assert not sign.exists()
@@ -119,7 +119,7 @@ def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_be
 
 
 def test_a_commit_while_it_is_waited_for_is_a_sign_of_life(tmp_path: Path, checkpointer: Make, beacon: Beacon) -> None:
-    """As of a holder whose other process renews no lease. The newcomer leaves nothing that stands in its way."""
+    """As of a holder whose other process renews no sign of life. The newcomer leaves nothing that stands in its way."""
     storage: Any = open_storage(tmp_path)
     first = checkpointer(storage, answers=(NONCE, elsewhere(beacon.endpoint())))
     first.save(1, STATE)

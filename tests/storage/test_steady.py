@@ -17,7 +17,7 @@ import torch
 
 from checkpoint import Checkpointer, SaveDropped, Saving, StateChanged, WriterDied, digest
 from checkpoint.save import copying
-from checkpoint.save.copying import PIECE_BYTES, Copying, Left
+from checkpoint.save.copying import PIECE_BYTES, Copying, Remainder
 from checkpoint.save.staging import Stage
 from tests.storage.beside import WITHIN_S, Make, writers
 
@@ -68,7 +68,7 @@ def test_a_copy_is_whole_whoever_makes_its_pieces() -> None:
     source = torch.randint(0, 256, (3 * PIECE_BYTES + 5,), dtype=torch.uint8)
     into = torch.zeros_like(source)
     to, start = into.data_ptr(), source.data_ptr()
-    one = Copying(Left([(to, start, 7), (to + 7, start + 7, len(source) - 7)]), keeps=None)
+    one = Copying(Remainder([(to, start, 7), (to + 7, start + 7, len(source) - 7)]), keeps=None)
     one.finish()
     assert one.done
     assert torch.equal(into, source)
@@ -77,7 +77,7 @@ def test_a_copy_is_whole_whoever_makes_its_pieces() -> None:
 def test_a_piece_that_an_exception_cuts_off_is_missed(no_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come between two pieces, when one is taken and not copied."""
     source, into = torch.ones(2 * PIECE_BYTES, dtype=torch.uint8), torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
-    one = Copying(Left([(into.data_ptr(), source.data_ptr(), len(source))]), keeps=None)
+    one = Copying(Remainder([(into.data_ptr(), source.data_ptr(), len(source))]), keeps=None)
 
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt
@@ -104,9 +104,9 @@ def test_a_gpu_that_has_failed_costs_the_save_and_no_more(tmp_path: Path, monkey
     live = state(0)
     copy = Stage.copy
 
-    def copied(*arguments: Any) -> Left:
-        left = copy(*arguments)
-        return Left(left.moves, [_FailedStream()])  # type: ignore[list-item]
+    def copied(*arguments: Any) -> Remainder:
+        remainder = copy(*arguments)
+        return Remainder(remainder.moves, [_FailedStream()])  # type: ignore[list-item]
 
     with Checkpointer(tmp_path) as runs:
         runs.save(0, live, blocking=False).wait(WITHIN_S)

@@ -101,7 +101,7 @@ def test_a_beacon_that_answers_for_others_too_says_nothing_of_whether_they_go_on
 ) -> None:
     """A worker took the claim for a hub, and went on with another one. The first hub's newcomers held its beacon for
     the proof that nobody does, and evicted them."""
-    monkeypatch.setattr("checkpoint.runs.lease.EVERY_S", 0.05)
+    monkeypatch.setattr("checkpoint.runs.sign_of_life.EVERY_S", 0.05)
     answers = "of the run", beacon.endpoint()
     holder = checkpointer(tmp_path, answers=answers)
     holder.save(1, state(1))

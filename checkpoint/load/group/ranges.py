@@ -89,7 +89,7 @@ class _Transfer:
         self._into = into
         self._direct = span == math.prod(sizes) and into.is_contiguous()
         self._memory: NDArray[np.uint8] | None = writable_bytes(into) if self._direct else None
-        self._left = self.bytes
+        self._missing = self.bytes
 
     def fill(self, begins: int, source: NDArray[np.uint8]) -> None:
         """begins  where in the object the source's bytes lie"""
@@ -97,12 +97,12 @@ class _Transfer:
             self._memory = np.empty(self.bytes, np.uint8)
         first, end = max(self.start, begins), min(self.start + self.bytes, begins + len(source))
         self._memory[first - self.start : end - self.start] = source[first - begins : end - begins]
-        self._left -= end - first
-        if not self._left and not self._direct:
-            self._place(self._memory)
+        self._missing -= end - first
+        if not self._missing and not self._direct:
+            self._copy(self._memory)
             self._memory = None
 
-    def _place(self, memory: NDArray[np.uint8]) -> None:
+    def _copy(self, memory: NDArray[np.uint8]) -> None:
         """Through integers, which torch copies bit by bit."""
         dtype = INTEGERS.get(self._into.dtype.itemsize, self._into.dtype)
         self._into.view(dtype).copy_(torch.from_numpy(memory).view(dtype).as_strided(self._into.shape, self._strides))
@@ -117,9 +117,9 @@ def _transfers(stored: StoredTensor, box: Box, into: torch.Tensor) -> Iterator[_
     high = np.minimum(stored.offsets + stored.sizes, begin + np.array(box[1], np.int64))
     rows = np.flatnonzero((high > low).all(axis=1))
     columns = (stored.objects, stored.starts, stored.sizes, low - stored.offsets, low - begin, high - low)
-    for object, start, whole, offsets, place, lengths in zip(*(c[rows].tolist() for c in columns), strict=True):
+    for object, start, whole, offsets, into_offsets, lengths in zip(*(c[rows].tolist() for c in columns), strict=True):
         part = into
-        for axis, (offset, size) in enumerate(zip(place, lengths, strict=True)):
+        for axis, (offset, size) in enumerate(zip(into_offsets, lengths, strict=True)):
             part = part.narrow(axis, offset, size)
         yield _Transfer(object, start, whole, offsets, part)
 

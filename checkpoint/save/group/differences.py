@@ -125,16 +125,16 @@ def compare(said: Sequence[Message]) -> None:
 
 def held_twice(tensors: dict[str, torch.Tensor], ranks: int) -> dict[str, dict[str, torch.Tensor]]:
     """What tells one part of DTensors from others -> this rank's parts by the tensors' names, where others of so many
-    ranks hold the same. Ranks at one place of a mesh of one shape hold the same boxes, also if the meshes are two."""
+    ranks hold the same. Ranks at one coordinate of meshes of one shape hold the same boxes, also if they are two."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if not is_sharded(tensor):
             continue
         mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
-        place = mesh.get_coordinate()
+        coordinate = mesh.get_coordinate()
         cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
-        if place is not None and math.prod(mesh.size(axis) for axis in cut) < ranks:
-            part = repr([tuple(mesh.shape), placements, [place[axis] for axis in cut]])
+        if coordinate is not None and math.prod(mesh.size(axis) for axis in cut) < ranks:
+            part = repr([tuple(mesh.shape), placements, [coordinate[axis] for axis in cut]])
             with torch.no_grad():  # else it makes a node of autograd's graph
                 found.setdefault(part, {})[name] = local_part(tensor).detach()
     return found

@@ -133,7 +133,7 @@ def assign_boxes(held: Sequence[Held]) -> list[Boxes]:
     Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.
     """
     _check_same(held)
-    order = {name: place for place, name in enumerate(dict.fromkeys(name for one in held for name in one))}
+    order = {name: position for position, name in enumerate(dict.fromkeys(name for one in held for name in one))}
     held = [held[0], *({name: one[name] for name in one if one[name][2] != RANK_0} for one in held[1:])]
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({}, is_coordinator=True)

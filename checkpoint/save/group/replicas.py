@@ -68,16 +68,16 @@ def _of_buffers(buffers: Iterable[Buffer]) -> list[str]:
 def _units(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
     """Runs of buffers, or of parts of one, such that each has at most _UNIT_BYTES."""
     unit: list[Buffer] = []
-    left = _UNIT_BYTES
+    room = _UNIT_BYTES
     for buffer in buffers:
         at = 0
-        while len(buffer) - at > left:
-            unit.append(memoryview(buffer)[at : at + left])
-            at += left
+        while len(buffer) - at > room:
+            unit.append(memoryview(buffer)[at : at + room])
+            at += room
             yield unit
-            unit, left = [], _UNIT_BYTES
+            unit, room = [], _UNIT_BYTES
         unit.append(memoryview(buffer)[at:] if at else buffer)
-        left -= len(buffer) - at
+        room -= len(buffer) - at
     yield unit
 
 
@@ -89,7 +89,7 @@ def _hash(unit: list[Buffer]) -> str:
 
 
 def _on_device(tensors: list[torch.Tensor]) -> list[int]:
-    """Two sums over all words of 8 bytes, each word mixed with its place. Small tensors are joined first."""
+    """Two sums over all words of 8 bytes, each word mixed with its position. Small tensors are joined first."""
     sums = torch.zeros(2, dtype=torch.int64, device=tensors[0].device)
     begins = 0
     for flat in _joined(tensors):
@@ -117,9 +117,9 @@ def _joined(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 def _mixed(words: torch.Tensor, begins: int) -> torch.Tensor:
     """Integers that wrap around: the same on every device, and in every order of adding."""
-    places = torch.arange(begins, begins + words.numel(), dtype=torch.int64, device=words.device).mul_(_K1)
-    mixed = places ^ (places >> 31)
+    positions = torch.arange(begins, begins + words.numel(), dtype=torch.int64, device=words.device).mul_(_K1)
+    mixed = positions ^ (positions >> 31)
     mixed.bitwise_xor_(words).mul_(_K2)
     mixed.bitwise_xor_(mixed >> 29).mul_(_K3)
     mixed.bitwise_xor_(mixed >> 32)
-    return torch.stack([mixed.sum(), mixed.mul_(places.bitwise_or_(1)).sum()])
+    return torch.stack([mixed.sum(), mixed.mul_(positions.bitwise_or_(1)).sum()])

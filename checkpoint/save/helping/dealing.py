@@ -29,11 +29,11 @@ class Dealing:
 
     def __init__(self, objects: int, helpers: Sequence[int]) -> None:
         everybody = [COMMITS, *helpers]
-        edges = [-(-objects * place // len(everybody)) for place in range(len(everybody) + 1)]
-        self._left = {
-            one: deque(range(edges[place], edges[place + 1])) for place, one in enumerate(everybody)
-        }  # that it has not begun, of its own
-        self._dealt = len(self._left[COMMITS])
+        edges = [-(-objects * number // len(everybody)) for number in range(len(everybody) + 1)]
+        self._not_begun = {
+            one: deque(range(edges[number], edges[number + 1])) for number, one in enumerate(everybody)
+        }  # of its own
+        self._dealt = len(self._not_begun[COMMITS])
         self._helpers = {*helpers}  # to whom something is left: neither lost nor given up
         self._come_by_s: float | None = None  # one of them at least; infinite: one is here
         self._declined: deque[int] = deque()
@@ -82,7 +82,7 @@ class Dealing:
         self._helpers.discard(who)
         for index, by in self._begun.items():
             if by.pop(who, None) is not None and self._is_free(index):
-                self._left[who].append(index)
+                self._not_begun[who].append(index)
 
     def overtakes_s(self) -> float | None:
         """When who commits may take an object that a helper has begun, or others than were dealt to it; None: nobody
@@ -94,13 +94,13 @@ class Dealing:
         return min(self._begun[index].values()) + _PATIENCE * self._longest_s
 
     def _next(self, who: int, now_s: float) -> int | None:
-        if own := self._left[who]:
+        if own := self._not_begun[who]:
             return own.popleft()
         if who == COMMITS and self._declined:
             return self._declined.popleft()
         if who == COMMITS and self._leaves_the_rest:
             return None
-        longest = max(self._left.values(), key=len)
+        longest = max(self._not_begun.values(), key=len)
         if longest and not self._is_first_of_who_commits(who, longest):
             return longest.pop()
         at_s = self.overtakes_s() if who == COMMITS else None
@@ -113,9 +113,9 @@ class Dealing:
         stored = sum(index in self.stored for index in begun)
         return bool(self._helpers) and stored < self._dealt <= len(begun) - stored
 
-    def _is_first_of_who_commits(self, who: int, left: deque[int]) -> bool:
+    def _is_first_of_who_commits(self, who: int, objects: deque[int]) -> bool:
         """It stores one at least: by what that took it knows when to wait no more."""
-        if who == COMMITS or left is not self._left[COMMITS] or len(left) > 1:
+        if who == COMMITS or objects is not self._not_begun[COMMITS] or len(objects) > 1:
             return False
         return not any(COMMITS in by for by in self._begun.values())
 

@@ -33,13 +33,13 @@ class Part:
     def name(self) -> str:
         return str(self.draft.id)
 
-    def key(self, place: int, helper: int) -> str:
-        """Of the file at this place, where this helper stores it."""
-        return self.draft.id.shard_key(self.first + place, helper)
+    def key(self, index: int, helper: int) -> str:
+        """Of the file of this index, where this helper stores it."""
+        return self.draft.id.shard_key(self.first + index, helper)
 
-    def write(self, place: int) -> StoredObject:
-        """Stores the file at this place. Raises StorageError."""
-        return write_object(self.storage, self.draft.id, self.first + place, self.files[place])
+    def write(self, index: int) -> StoredObject:
+        """Stores the file of this index. Raises StorageError."""
+        return write_object(self.storage, self.draft.id, self.first + index, self.files[index])
 
 
 class AllHere(ABC):
@@ -52,15 +52,15 @@ class AllHere(ABC):
     def store(self, part: Part) -> list[StoredObject]:
         """Raises what the first of them failed of, or what the save has ended of elsewhere."""
 
-        def write(place: int) -> StoredObject:
+        def write(index: int) -> StoredObject:
             if (ended := self.ended(part.name)) is not None:
                 raise ended
-            stored = part.write(place)
+            stored = part.write(index)
             part.stored(stored.size)
             return stored
 
         with ThreadPoolExecutor(part.at_once, thread_name_prefix="checkpoint-object") as pool:
-            jobs = [pool.submit(write, place) for place in range(len(part.files))]
+            jobs = [pool.submit(write, index) for index in range(len(part.files))]
             wait(jobs, return_when=FIRST_EXCEPTION)
             pool.shutdown(wait=True, cancel_futures=True)
         failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)

@@ -92,7 +92,7 @@ class Sharing:
                 raise save.failed
         self._store_torn(save)
         by = save.dealing.stored
-        return [replace(save.objects[place], helper=by[place]) for place in range(len(part.files))]
+        return [replace(save.objects[index], helper=by[index]) for index in range(len(part.files))]
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
         with self._changed:
@@ -114,33 +114,33 @@ class Sharing:
     def _store_torn(self, save: _Shared) -> None:
         """What helpers say that they stored, and the storage shows at another size. Raises StorageError."""
         part, by = save.part, save.dealing.stored
-        planned = {part.key(place, who): len(part.files[place]) for place, who in by.items() if who != COMMITS}
+        planned = {part.key(index, who): len(part.files[index]) for index, who in by.items() if who != COMMITS}
         found = found_of(part.storage, part.draft, planned) if planned else {}
-        for place, who in [*by.items()]:
-            if who != COMMITS and found[part.key(place, who)] != len(part.files[place]):
-                save.objects[place] = part.write(place)
-                by[place] = COMMITS
+        for index, who in [*by.items()]:
+            if who != COMMITS and found[part.key(index, who)] != len(part.files[index]):
+                save.objects[index] = part.write(index)
+                by[index] = COMMITS
 
     # What is stored here
 
     def _store_own(self, save: _Shared) -> None:
-        while (place := self._next_own(save)) is not None:
+        while (index := self._next_own(save)) is not None:
             try:
-                stored = save.part.write(place)
+                stored = save.part.write(index)
             except Exception as error:  # whatever it is, the save fails of it
                 with self._changed:
                     save.failed = save.failed or error
                     self._changed.notify_all()
                 return
             with self._changed:
-                save.objects[place] = stored
-                self._has_stored(save, COMMITS, place)
+                save.objects[index] = stored
+                self._has_stored(save, COMMITS, index)
 
-    def _has_stored(self, save: _Shared, who: int, place: int) -> None:
+    def _has_stored(self, save: _Shared, who: int, index: int) -> None:
         """With `_changed` held."""
-        if place not in save.dealing.stored:
-            save.part.stored(len(save.part.files[place]))
-        save.dealing.has_stored(who, place, time.monotonic())
+        if index not in save.dealing.stored:
+            save.part.stored(len(save.part.files[index]))
+        save.dealing.has_stored(who, index, time.monotonic())
         self._changed.notify_all()
 
     def _next_own(self, save: _Shared) -> int | None:
@@ -149,8 +149,8 @@ class Sharing:
         with self._changed:
             while not save.over and not dealing.is_alone:
                 now_s = time.monotonic()
-                if (place := dealing.take(COMMITS, now_s)) is not None:
-                    return place
+                if (index := dealing.take(COMMITS, now_s)) is not None:
+                    return index
                 at_s = dealing.overtakes_s()
                 self._changed.wait(_LOOK_S if at_s is None else min(_LOOK_S, max(0.0, at_s - now_s)))
             return None
@@ -159,14 +159,14 @@ class Sharing:
 
     def _offer_all(self, save: _Shared) -> None:
         while (offered := self._next_offer(save)) is not None:
-            helper, place = offered
-            stored = described(save.part.files[place])
+            helper, index = offered
+            stored = described(save.part.files[index])
             with self._changed:
-                save.objects.setdefault(place, stored)
-                save.spare.add(save.part.key(place, helper))
+                save.objects.setdefault(index, stored)
+                save.spare.add(save.part.key(index, helper))
             offer = Offer(
                 save=save.part.draft.id._asdict(),
-                index=save.part.first + place,
+                index=save.part.first + index,
                 size=stored.size,
                 xxh3_128=stored.xxh3,
             )
@@ -179,9 +179,9 @@ class Sharing:
                 for helper in sorted(self._in_hand, key=lambda one: self._in_hand[one]):
                     if self._in_hand[helper] >= AT_ONCE:
                         break
-                    if (place := save.dealing.take(helper, time.monotonic())) is not None:
+                    if (index := save.dealing.take(helper, time.monotonic())) is not None:
                         self._in_hand[helper] += 1
-                        return helper, place
+                        return helper, index
                 self._changed.wait(_LOOK_S)
             return None
 

@@ -59,10 +59,10 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a machine's command ended; left: what it left behind, in words."""
+    """How a machine's command ended; left_behind: in words."""
 
     status: int
-    left: tuple[str, ...]
+    left_behind: tuple[str, ...]
 
 
 class Machine:
@@ -90,7 +90,7 @@ class Machine:
         if self._process.poll() is None or not self._report.exists():
             return None
         said = json.loads(self._report.read_text())
-        return Outcome(said["status"], tuple(said["left"]))
+        return Outcome(said["status"], tuple(said["left_behind"]))
 
     @property
     def returncode(self) -> int | None:

@@ -39,11 +39,11 @@ def watch(child: int, report: Path, orphans_s: float) -> None:
         status = os.waitstatus_to_exitcode(ended) if pid == child else None
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     deadline = time.monotonic() + orphans_s
-    while (left := _others()) and time.monotonic() < deadline:
+    while (left_behind := _others()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    left += [f"{folder}/{name}" for folder in _LEFT_IN for name in sorted(os.listdir(folder))]
+    left_behind += [f"{folder}/{name}" for folder in _LEFT_IN for name in sorted(os.listdir(folder))]
     coming = report.with_suffix(".coming")
-    coming.write_text(json.dumps({"status": status, "left": left}))
+    coming.write_text(json.dumps({"status": status, "left_behind": left_behind}))
     coming.rename(report)
 
 

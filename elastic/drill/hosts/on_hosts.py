@@ -41,18 +41,18 @@ class OnHosts:
     def pid(self, worker: str) -> int:
         return self.hosts.pid_outside(host_of(worker), pid_in(worker)) or 0
 
-    def left(self, *, killed: bool) -> list[str]:
+    def left_behind(self, *, killed: bool) -> list[str]:
         outcomes = ((host, machine.outcome) for host, machine in self.machines.items())
-        return [what for host, one in outcomes if one is not None for what in left_behind(host, one, killed=killed)]
+        return [what for host, one in outcomes if one is not None for what in left_behind_on(host, one, killed=killed)]
 
     def close(self) -> None:
         self.hosts.close()
 
 
-def left_behind(host: int, outcome: Outcome, *, killed: bool = False) -> list[str]:
+def left_behind_on(host: int, outcome: Outcome, *, killed: bool = False) -> list[str]:
     """killed: workers were, of which the next one on that machine removes what their loader processes left"""
-    loaders = killed and any(OF_LOADERS in what for what in outcome.left)
-    found = [what for what in outcome.left if TORCH_S_OWN not in what]
+    loaders = killed and any(OF_LOADERS in what for what in outcome.left_behind)
+    found = [what for what in outcome.left_behind if TORCH_S_OWN not in what]
     if loaders:
         found = [what for what in found if OF_LOADERS not in what and not what.startswith(f"{SHARED_MEMORY}/torch_")]
     return [f"{what} of {name(host)}" for what in found]

@@ -22,13 +22,13 @@ Unhook = Callable[[], None]
 def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
     """Inside autograd, when half of the parameters have got their gradient in the next backward pass."""
     parameters = _parameters(optimizers)
-    left = max(1, len(parameters) // 2)
+    remaining = max(1, len(parameters) // 2)
     hooks: list[Any] = []
 
     def arrived(_: torch.Tensor) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+        nonlocal remaining
+        remaining -= 1
+        if remaining == 0:
             _remove(hooks)
             act()
 

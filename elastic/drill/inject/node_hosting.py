@@ -38,7 +38,7 @@ class NodeHosting(Protocol):
     def pid(self, worker: str) -> int:
         """Of the worker that has this id, as this process sees it; 0: it has ended."""
 
-    def left(self, *, killed: bool) -> list[str]:
+    def left_behind(self, *, killed: bool) -> list[str]:
         """What this launch left on machines of its own, in words. killed: workers were"""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class ThisMachine:
     def pid(self, worker: str) -> int:
         return pid_in(worker)
 
-    def left(self, *, killed: bool) -> list[str]:
+    def left_behind(self, *, killed: bool) -> list[str]:
         return []
 
     def close(self) -> None:

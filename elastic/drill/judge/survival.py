@@ -85,12 +85,12 @@ def _thrown_away(seen: Sequence[ViewSeen], of_kind: Mapping[str, Sequence[Event]
     view left before, or were killed by a fault of the drill's: of those who ended otherwise nobody knows when."""
     views = {(view.generation, worker): view for view in seen for worker in view.workers}
     gone = {event["worker"]: event for event in (*of_kind["left"], *of_kind["fault"]) if event.get("fatal", True)}
-    for left in of_kind["left"]:
-        view = views.get((left.get("generation") or 0, left["worker"]))
-        later = next((load for load in of_kind["loaded"] if "digest" in load and load["t"] > left["t"]), None)
-        if view is None or later is None or later["step"] >= left["step"]:
+    for leaving in of_kind["left"]:
+        view = views.get((leaving.get("generation") or 0, leaving["worker"]))
+        later = next((load for load in of_kind["loaded"] if "digest" in load and load["t"] > leaving["t"]), None)
+        if view is None or later is None or later["step"] >= leaving["step"]:
             continue
-        others = [gone.get(worker) for worker in view.workers if worker != left["worker"]]
-        if all(other is not None and other["t"] < left["t"] for other in others):
-            what = f"{left['worker']} left at step {left['step']}, nobody else held that, and the run went back"
-            yield Violation("durable", f"{what} to step {later['step']}", (left, later))
+        others = [gone.get(worker) for worker in view.workers if worker != leaving["worker"]]
+        if all(other is not None and other["t"] < leaving["t"] for other in others):
+            what = f"{leaving['worker']} left at step {leaving['step']}, nobody else held that, and the run went back"
+            yield Violation("durable", f"{what} to step {later['step']}", (leaving, later))

@@ -53,9 +53,9 @@ def kill_marked(folder: Path) -> list[int]:
 def wait_until_gone(folder: Path, *, within_s: float) -> list[int]:
     """Waits until none is left; returns those that are there at the deadline."""
     deadline = time.monotonic() + within_s
-    while (left := marked(folder)) and time.monotonic() < deadline:
+    while (alive := marked(folder)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return left
+    return alive
 
 
 def describe(pid: int) -> str:

@@ -18,7 +18,7 @@ def faults_from(asked: Mapping[str, Sequence[str]]) -> tuple[Fault, ...]:
     """All that `--name text` asks for, in order. What happens to the network lasts until the next --heal, if there is
     one, unless it says seconds=."""
     said = [(fault_from(name, text), "seconds=" in text) for name, texts in asked.items() for text in texts]
-    said.sort(key=lambda one: _place(one[0]))
+    said.sort(key=lambda one: _order(one[0]))
     last_heal = max((at for at, (fault, _) in enumerate(said) if isinstance(fault, Heal)), default=0)
     return tuple(
         fault.until_healed() if isinstance(fault, NetworkFault) and at < last_heal and not timed else fault
@@ -97,9 +97,9 @@ def _value(text: str, *, like: float) -> float:
 def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     """By step, and of one step in the order in which a step passes its phases. A view that is formed at a step follows
     a fault in it."""
-    return tuple(sorted(faults, key=_place))
+    return tuple(sorted(faults, key=_order))
 
 
-def _place(fault: Fault) -> tuple[int, bool, float]:
+def _order(fault: Fault) -> tuple[int, bool, float]:
     when = fault.when
     return when.step or 0, when.phase in BEFORE_STEPS, order_in_step(when.phase)

@@ -9,5 +9,5 @@ announcement    what the hub itself says of that at the named hosts
 step_down       a hub that may not go on looks for the one that may
 rules           whom does one ask, for how long, and what does one answer? Pure, as are the next two
 lease           for how long a host has said nothing
-place_wait      the run is full: when does a node ask again?
+join_wait       the run is full: when does a node ask again?
 """

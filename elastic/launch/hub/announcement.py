@@ -49,21 +49,24 @@ class HubAnnouncement:
     """
 
     def __init__(self, hosts: Sequence[str], key: str, hub: Mapping[str, Any], url: str | None = None) -> None:
-        self._places = [parse_rendezvous_endpoint(host, DEFAULT_PORT) for host in hosts]
+        self._endpoints = [parse_rendezvous_endpoint(host, DEFAULT_PORT) for host in hosts]
         self._key = key
         self._hub = hub
         self._url = url
         self._ended = threading.Event()
         self._is_over = False
         self._threads: list[threading.Thread] = []
-        self._asks = {place: threading.Lock() for place in self._places}  # what listens there; it may never answer
+        # what listens there; it may never answer
+        self._asks = {endpoint: threading.Lock() for endpoint in self._endpoints}
 
     def begin(self) -> None:
         """This node has the hub. A thread for each host."""
         self._ended = threading.Event()
         self._threads = [
-            threading.Thread(target=self._keep_saying, args=[place, self._ended], name="elastic-announce", daemon=True)
-            for place in self._places
+            threading.Thread(
+                target=self._keep_saying, args=[endpoint, self._ended], name="elastic-announce", daemon=True
+            )
+            for endpoint in self._endpoints
         ]
         for thread in self._threads:
             thread.start()
@@ -92,15 +95,15 @@ class HubAnnouncement:
         with contextlib.suppress(Exception):  # fsspec raises what it likes; whoever comes next waits a while
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
-    def _keep_saying(self, place: tuple[str, int], ended: threading.Event) -> None:
+    def _keep_saying(self, endpoint: tuple[str, int], ended: threading.Event) -> None:
         is_there = True  # as far as is known
         while not ended.is_set():
             wait_s, is_there = _LOOK_S, False
             try:
-                with socket.create_connection(place, timeout=_CONNECT_S) as there:
+                with socket.create_connection(endpoint, timeout=_CONNECT_S) as there:
                     is_there = True
                     keep_alive(there)
-                    self._say(place, ended)
+                    self._say(endpoint, ended)
                     _wait_for_end(there, ended, _AGAIN_S)
             except socket.gaierror:
                 wait_s = _AGAIN_S  # a name that stands for nothing yet: those who know names are asked less often
@@ -108,22 +111,22 @@ class HubAnnouncement:
                 pass
             ended.wait(wait_s)
         if self._is_over and is_there:  # whatever was said last, or before this thread's first look
-            with contextlib.suppress(OSError, DistError), socket.create_connection(place, timeout=_CONNECT_S):
-                self._say(place, ended)
+            with contextlib.suppress(OSError, DistError), socket.create_connection(endpoint, timeout=_CONNECT_S):
+                self._say(endpoint, ended)
 
-    def _say(self, place: tuple[str, int], ended: threading.Event) -> None:
+    def _say(self, endpoint: tuple[str, int], ended: threading.Event) -> None:
         """That it is here; or, once the run is over, that it was."""
-        if not self._asks[place].acquire(timeout=_LOOK_S):
+        if not self._asks[endpoint].acquire(timeout=_LOOK_S):
             return
         try:
             timeout = timedelta(seconds=_STORE_S)
-            store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
+            store = TCPStore(*endpoint, is_master=False, timeout=timeout, wait_for_workers=False)
             if self._is_over:
                 take_back(store, self._key, self._hub)
             elif not ended.is_set():
                 write_hub(store, self._key, self._hub)
         finally:
-            self._asks[place].release()
+            self._asks[endpoint].release()
 
 
 def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:

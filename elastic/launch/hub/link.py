@@ -24,8 +24,8 @@ from checkpoint.net.secured import client_side
 from elastic.launch.hub import rules
 from elastic.launch.hub.announcement import HubAnnouncement
 from elastic.launch.hub.client import HubClient
+from elastic.launch.hub.join_wait import JoinWait
 from elastic.launch.hub.lease import HELD_UP_S
-from elastic.launch.hub.place_wait import PlaceWait
 from elastic.launch.hub.roster_search import RosterSearch
 from elastic.launch.hub.server import Deliver, HubServer
 from elastic.launch.hub.step_down import OtherHubSearch
@@ -75,7 +75,7 @@ class HubLink:
 
     def __init__(
         self,
-        place: ThisNode,
+        this_node: ThisNode,
         make_hub: Callable[[bool], Hub],
         *,
         say: Callable[[str], None],
@@ -88,20 +88,20 @@ class HubLink:
     ) -> None:
         self._join_s = join_s
         self._announcement = announcement
-        self._wait: PlaceWait | None = None
-        self._place = place
+        self._wait: JoinWait | None = None
+        self._this_node = this_node
         self._make_hub = make_hub
         self._say = say
-        self._port = AgentPort(place, listener, say=say, expected=expected)
+        self._port = AgentPort(this_node, listener, say=say, expected=expected)
         self._connected = connected
         self._report = NodeReport()
         self._lists = KnownLists()
         self._parsed: tuple[Message | None, Any] = None, None  # the last order, which may be for several workers
         self._first = True  # nothing is known of the run yet
-        self._own = place.address or "", self._port.number or 0  # where others find this agent
+        self._own = this_node.address or "", self._port.number or 0  # where others find this agent
         search = partial(BackgroundLookup, find_hub) if find_hub is not None else None
-        self._seeker: RosterSearch[socket.socket] = RosterSearch(place.node, self._own, search)
-        self._other_search = OtherHubSearch(place, self._port, self._own, self._steps_down)
+        self._seeker: RosterSearch[socket.socket] = RosterSearch(this_node.node, self._own, search)
+        self._other_search = OtherHubSearch(this_node, self._port, self._own, self._steps_down)
         self._serving: HubServer | None = None
         self._client: HubClient | None = None
         self._ticked_s = 0.0
@@ -119,8 +119,8 @@ class HubLink:
         gone: Callable[[str], None],
         moved_on: Callable[[str], None],
         waits: Callable[[str], None],
-        no_place: Callable[[str], None],
-        places: Callable[[], tuple[int, list[int]]],
+        not_admitted: Callable[[str], None],
+        slots: Callable[[], tuple[int, list[int]]],
         catch_up: Callable[[], None],
     ) -> None:
         """Begins.
@@ -128,12 +128,12 @@ class HubLink:
         gone      why no hub can be found
         moved_on  why this node's workers are of no use any more
         waits     why they are of no use yet: the run has its most nodes, and a place is waited for
-        no_place  why that was given up
-        places    how many workers it has, 0 if it leaves; and which of them, by local rank, are being started
+        not_admitted  why that was given up
+        slots     how many workers it has, 0 if it leaves; and which of them, by local rank, are being started
         catch_up  tells what its workers have said, and nobody has heard yet
         """
-        self._places, self._catch_up = places, catch_up
-        self._on_wait, self._on_no_place = waits, no_place
+        self._slots, self._catch_up = slots, catch_up
+        self._on_wait, self._on_not_admitted = waits, not_admitted
         self._loop, self._to_node, self._gone, self._on_moved_on = loop, deliver, gone, moved_on
         self._port.open(loop, came=self._came, ended=self._ended, where=self._where)
         self._other_search.open(loop)
@@ -146,7 +146,7 @@ class HubLink:
     def tell(self, message: Message) -> None:
         self._report.note_said(parse(TO_HUB, message), time.monotonic())
         if self._serving is not None:
-            self._serving.hear(self._place.node, message)
+            self._serving.hear(self._this_node.node, message)
         elif self._client is not None:
             self._client.connection.say(message)
 
@@ -182,7 +182,7 @@ class HubLink:
         self._ticked_s = now_s
         self._port.tick(now_s)
         if self._wait is not None and not self._run_ended:
-            self._wait_for_place(now_s, self._wait)
+            self._wait_to_join(now_s, self._wait)
         if self._serving is not None:
             self._serving.tick(now_s)
             if self._serving is not None:  # it may have been moved on from
@@ -240,7 +240,7 @@ class HubLink:
                 self.tell(as_message(Noted(number=number)))
             case Handover():
                 if self._client is not None:
-                    self._seek(left=True)
+                    self._seek(departed=True)
             case HubIs(address=address, port=port):
                 self._sent_elsewhere(address, port)
             case MovedOn(why=why):
@@ -279,7 +279,7 @@ class HubLink:
                 self._lost_hub(why or "it ended")
 
         hello = self._hello()  # with what the workers have said until now: nothing of theirs may come before it
-        transport = client_side(self._place.secret)
+        transport = client_side(self._this_node.secret)
         client = HubClient(name, address)
         client.connection = LoopConnection(self._loop, sock, heard, ended, transport)
         client.connection.takes_long_lines()
@@ -289,21 +289,21 @@ class HubLink:
 
     def _hello(self, *, in_full: bool = False) -> Message:
         """in_full: for a hub that is here, or that has not the lists that this node has"""
-        place = self._place
+        this_node = self._this_node
         self._catch_up()
         report = None if self._first else self._report.document(time.monotonic())
         if report is not None and not in_full:
             report = self._lists.pack_report(report)
         self._first = False
-        places, starting = self._places()
+        slots, starting = self._slots()
         return as_message(
             Hello(
-                node=place.node,
-                address=place.address,
+                node=this_node.node,
+                address=this_node.address,
                 port=self._port.number,
-                places=places,
+                slots=slots,
                 starting=starting,
-                run=place.run,
+                run=this_node.run,
                 report=report,
                 knows=[] if in_full else self._lists.hashes(),
             )
@@ -322,7 +322,7 @@ class HubLink:
             count = len(self._seeker.candidates())
             follows = f"the next of {count} nodes is asked" if count else "it is looked for where this node found it"
             self._say(f"the connection to the run's hub is lost: {why}; {follows}")
-        self._seek(left=False)
+        self._seek(departed=False)
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
         """By an agent that is not the hub."""
@@ -341,7 +341,7 @@ class HubLink:
         self._seeker.is_none(wrong)
         if not self._run_ended:
             self._say(f"the agent at {wrong[0]}:{wrong[1]} is none of this run, and is not asked any more: {why}")
-        self._seek(left=False)
+        self._seek(departed=False)
 
     def _moved_on(self, why: str) -> None:
         """The run has gone on without this node: what its workers hold is of no use, and they end."""
@@ -362,21 +362,21 @@ class HubLink:
         if self._client is not None:
             self._client.welcomed(nodes)
         if self._wait is None:
-            self._wait = PlaceWait(time.monotonic(), self._join_s)
+            self._wait = JoinWait(time.monotonic(), self._join_s)
             self._report = self._report.without_workers()
             wait = f"this node waits for a place, {self._join_s:.0f} s at most (--rdzv-conf join_timeout)"
             self._on_wait(f"the run has its {said.nodes_max} nodes already: {wait}")
 
-    def _wait_for_place(self, now_s: float, wait: PlaceWait) -> None:
+    def _wait_to_join(self, now_s: float, wait: JoinWait) -> None:
         if wait.is_over(now_s):
             self._wait, self._run_ended = None, True
-            self._on_no_place(f"no place in the run came free within {wait.within_s:.0f} s")
+            self._on_not_admitted(f"no place in the run came free within {wait.within_s:.0f} s")
         elif self._client is not None and wait.is_due(now_s):
             self._client.connection.say(self._hello())
 
     # seeking
 
-    def _seek(self, *, left: bool) -> None:
+    def _seek(self, *, departed: bool) -> None:
         """The hub that it was with is lost, or goes."""
         assert self._client is not None
         name = self._client.name
@@ -384,12 +384,12 @@ class HubLink:
         if self._run_ended:
             return
         if name is not None:
-            self._seeker.lost[name] = left
+            self._seeker.lost[name] = departed
         self._seeker.begin()
 
     def _found_nobody(self, why: str) -> None:
         self._run_ended = self._seeker.newcomer
-        (self._on_no_place if self._seeker.newcomer else self._gone)(why)
+        (self._on_not_admitted if self._seeker.newcomer else self._gone)(why)
 
     def _end_client(self) -> None:
         if self._client is not None:
@@ -402,22 +402,22 @@ class HubLink:
         self._serve(takes_over=True)
 
     def _serve(self, *, takes_over: bool) -> None:
-        place, lost = self._place, self._seeker.lost
+        this_node, lost = self._this_node, self._seeker.lost
         self._seeker.stop()
         hub = self._make_hub(takes_over)
-        self._serving = HubServer(hub, place.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
+        self._serving = HubServer(hub, this_node.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
         self._serving.knows(self._seeker.met.items())
         if self._announcement is not None:
             self._announcement.begin()
         now_s = time.monotonic()
         if takes_over:
-            before = ", ".join(f"{node}, which leaves" if left else node for node, left in lost.items())
+            before = ", ".join(f"{node}, which leaves" if departed else node for node, departed in lost.items())
             self._say(f"this node is the run's hub now, after {before or 'one that could not be reached'}")
             self._other_search.wait(now_s)
             hub.expect(name for name, _ in self._seeker.roster)
-            for node, left in lost.items():
-                hub.without(now_s, node, left=left)
-        self._serving.hear(place.node, self._hello(in_full=True))
+            for node, departed in lost.items():
+                hub.without(now_s, node, departed=departed)
+        self._serving.hear(this_node.node, self._hello(in_full=True))
         self._answer_callers()
         if takes_over and self._serving is not None:
             self._serving.invites()

@@ -103,7 +103,7 @@ class HubServer:
             connection.close()
             del self._nodes[node]
             if any(isinstance(said, Bye) for said in self._held.pop(node, [])):
-                self._carry_out(self.hub.without(time.monotonic(), node, left=True))
+                self._carry_out(self.hub.without(time.monotonic(), node, departed=True))
             self.hub.loses(node, dead=False)
             self._undecided = True
             if node in self._listens:

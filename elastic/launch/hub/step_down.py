@@ -23,8 +23,10 @@ from elastic.membership.messages.wire import Message, WireError
 class OtherHubSearch:
     """Looked for while this node's may not go on. yields_to: is called with the address of the one that it finds"""
 
-    def __init__(self, place: ThisNode, port: AgentPort, own: Address, yields_to: Callable[[Address], None]) -> None:
-        self._place = place
+    def __init__(
+        self, this_node: ThisNode, port: AgentPort, own: Address, yields_to: Callable[[Address], None]
+    ) -> None:
+        self._this_node = this_node
         self._port = port
         self._own = own
         self._yields_to = yields_to
@@ -64,8 +66,8 @@ class OtherHubSearch:
                 if isinstance(said, HubIs) and said.address is not None and rules.yields_to(said, self._own):
                     self._yields_to((said.address, said.port))
 
-            connection = LoopConnection(self._loop, sock, heard, lambda why: None, client_side(self._place.secret))
+            connection = LoopConnection(self._loop, sock, heard, lambda why: None, client_side(self._this_node.secret))
             self._port.meets(connection, address[0])
-            connection.say(as_message(WhereIsTheHub(run=self._place.run)))
+            connection.say(as_message(WhereIsTheHub(run=self._this_node.run)))
 
         self._dials.begin(address, done)

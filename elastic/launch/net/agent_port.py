@@ -51,9 +51,9 @@ class AgentPort:
     """
 
     def __init__(
-        self, place: ThisNode, listener: socket.socket | None, *, say: Callable[[str], None], expected: int
+        self, this_node: ThisNode, listener: socket.socket | None, *, say: Callable[[str], None], expected: int
     ) -> None:
-        self._place = place
+        self._this_node = this_node
         self._listener = listener
         self.number = listener.getsockname()[1] if listener is not None else None
         self._say = say
@@ -123,7 +123,7 @@ class AgentPort:
 
     def _accepted(self, sock: socket.socket, host: str) -> None:
         try:
-            transport = server_side(self._place.secret)
+            transport = server_side(self._this_node.secret)
         except OSError:  # no descriptor is left
             sock.close()
             return
@@ -182,12 +182,12 @@ class AgentPort:
             raise another
         if isinstance(hello, WhereIsTheHub):
             return hello
-        if not hello.node or hello.node == self._place.node:
+        if not hello.node or hello.node == self._this_node.node:
             raise WireError(f"a node that calls itself {hello.node!r} is here already")
         return hello
 
     def _is_ours(self, run: object) -> bool:
-        return isinstance(run, str) and hmac.compare_digest(_bytes(run), _bytes(self._place.run))
+        return isinstance(run, str) and hmac.compare_digest(_bytes(run), _bytes(self._this_node.run))
 
 
 def _bytes(text: str) -> bytes:

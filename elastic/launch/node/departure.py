@@ -44,9 +44,9 @@ class NodeDeparture:
 
     def sentence(self, workers: int, by_s: float | None) -> str:
         """by_s: as whoever makes it leave says"""
-        left = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
+        within = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
         who = "worker of this node leaves" if workers == 1 else f"{workers} workers of this node leave"
-        return f"{self.why}{left}: the {who}"
+        return f"{self.why}{within}: the {who}"
 
     def workers_end(self) -> None:
         """From now on they have so long, whether the node leaves or the run is over."""

@@ -18,44 +18,44 @@ FAILED = 1
 
 class NodeEnd:
     """
-    run       the hub's word that the run is over
-    hub_gone  and there is no other
-    no_place  was there for this node
-    finished  a worker of it has come to the run's end
-    killed    everything was ended at once
+    run           the hub's word that the run is over
+    hub_gone      and there is no other
+    not_admitted  the run had its most nodes, and this node was not let in
+    finished      a worker of it has come to the run's end
+    killed        everything was ended at once
     """
 
     def __init__(self) -> None:
         self.run: RunIsOver | None = None
-        self.hub_gone = self.no_place = self.finished = self.killed = False
+        self.hub_gone = self.not_admitted = self.finished = self.killed = False
         self._disorder = False
         self._taken = False  # a worker that was told to leave, by a kill from outside
 
     @property
     def has_come(self) -> bool:
         """For this node, whatever its workers do."""
-        return self.run is not None or self.hub_gone or self.no_place
+        return self.run is not None or self.hub_gone or self.not_admitted
 
     def ended_otherwise(self, *, taken: bool) -> None:
         """A worker that was told to end. taken: by a kill from outside"""
         self._taken |= taken
         self._disorder |= not taken
 
-    def status(self, left: str | None, leave_status: int, *, say: Callable[[str], None]) -> int:
-        """And says why. left: why the node has; None: it has not"""
+    def status(self, departed: str | None, leave_status: int, *, say: Callable[[str], None]) -> int:
+        """And says why. departed: why the node has; None: it has not"""
         if self.killed:
             return INTERRUPTED
         if self.run is not None and self.run.failed:
             say(f"the run failed: {self.run.why}")
             return FAILED
-        if self.no_place and self.run is None:
+        if self.not_admitted and self.run is None:
             return AGAIN
         if self.run is not None and self.run.why:
             say(self.run.why)
         unsafe = self._taken and self.run is None  # else the hub says that what it held is not lost
         if self.hub_gone or self._disorder or unsafe:
             return FAILED
-        if left is not None and not self.finished:
-            say(f"this node has left ({left}); the same command goes on with the run (status {leave_status})")
+        if departed is not None and not self.finished:
+            say(f"this node has left ({departed}); the same command goes on with the run (status {leave_status})")
             return leave_status
         return 0

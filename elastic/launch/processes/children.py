@@ -81,8 +81,8 @@ def finishing(dying: Collection[int]) -> list[int]:
 
     dying  workers that have not left theirs to us yet
     """
-    left = linux.children(os.getpid(), *dying)
-    return [pid for pid, stat in left.items() if not stat.is_dead and _WRITER in linux.command_line(pid).split(b"\0")]
+    ours = linux.children(os.getpid(), *dying)
+    return [pid for pid, stat in ours.items() if not stat.is_dead and _WRITER in linux.command_line(pid).split(b"\0")]
 
 
 def end_all(*, within_s: float) -> None:
@@ -90,8 +90,8 @@ def end_all(*, within_s: float) -> None:
     asked: set[int] = set()
     kill_from_s = time.monotonic() + within_s
     deadline_s = kill_from_s + _REAPED_S
-    while (left := linux.children(os.getpid())) and time.monotonic() < deadline_s:
-        for pid, stat in left.items():
+    while (remaining := linux.children(os.getpid())) and time.monotonic() < deadline_s:
+        for pid, stat in remaining.items():
             if stat.is_dead:
                 reap(pid)
             elif time.monotonic() >= kill_from_s:

@@ -35,7 +35,7 @@ _FIRST_S = 5.0  # so long the first of several hosts is waited for before anothe
 
 
 @dataclass(frozen=True)
-class MeetingPlaces:
+class RendezvousEndpoints:
     """hosts  HOST:PORT each, in order; one that is empty stands for this machine
     url    of the run
     """
@@ -44,7 +44,7 @@ class MeetingPlaces:
     url: str | None
 
 
-def meeting_places(endpoint: str) -> MeetingPlaces:
+def rendezvous_endpoints(endpoint: str) -> RendezvousEndpoints:
     """Of --rdzv-endpoint: hosts, and the run's URL or folder, separated by commas. Raises ConfigError."""
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     urls = [part for part in parts if addresses.is_url(part)]
@@ -59,7 +59,7 @@ def meeting_places(endpoint: str) -> MeetingPlaces:
                 f"--rdzv-endpoint {endpoint}: {wrong}\n  state  nothing was started\n"
                 "  next   name HOST or HOST:PORT, or the run's URL, or a folder that begins with / or ./"
             ) from wrong
-    return MeetingPlaces(hosts or (() if urls else ("",)), urls[0] if urls else None)
+    return RendezvousEndpoints(hosts or (() if urls else ("",)), urls[0] if urls else None)
 
 
 @dataclass(frozen=True)

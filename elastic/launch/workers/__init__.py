@@ -1,7 +1,7 @@
 """The workers of a node, as their agent has them.
 
 node_worker     one of them: its process, what it is started with, and how it is ended
-starter         a worker in this place becomes a process
+starter         a worker in this slot becomes a process
 start_times     where a start's time goes
 
 death_watch     a death is heard before the memory is gone

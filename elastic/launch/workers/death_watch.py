@@ -4,7 +4,7 @@
       mutex, /proc has the status  ->  the loop is told  ->  (tens of ms)  ->  its connections close, SIGCHLD
 
 A process that has loaded torch has some 100,000 pages. Its survivors form their next view meanwhile; a worker in its
-place starts when it is gone, for a GPU's memory is free only then.
+slot starts when it is gone, for a GPU's memory is free only then.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Dying:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self.awaited: set[int] = set()
-        """Places in which the next worker is to start."""
+        """Slots in which the next worker is to start."""
 
     @property
     def pids(self) -> Collection[int]:
@@ -87,7 +87,7 @@ class Dying:
         self._pids[local_rank] = pid
 
     def is_to_wait(self, local_rank: int) -> bool:
-        """Whether the next worker in this place waits, until `reap` gives the place back."""
+        """Whether the next worker in this slot waits, until `reap` gives the slot back."""
         if local_rank in self._pids:
             self.awaited.add(local_rank)
         return local_rank in self._pids
@@ -98,7 +98,7 @@ class Dying:
         return taken
 
     def reap(self) -> list[int]:
-        """Those that are gone now; returns the places where one waits for that."""
+        """Those that are gone now; returns the slots where one waits for that."""
         gone = [local_rank for local_rank, pid in self._pids.items() if children.ended(pid) is not None]
         for local_rank in gone:
             pid = self._pids.pop(local_rank)

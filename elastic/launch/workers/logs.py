@@ -1,6 +1,6 @@
 """Where the output of workers goes: the agent's own streams, files, or both with each line marked, as torchrun has it.
 
-    LOG_DIR/<run id>_<random>/attempt_<n>/<local rank>/stdout.log      n: how often that place was started before
+    LOG_DIR/<run id>_<random>/attempt_<n>/<local rank>/stdout.log      n: how often that slot was started before
 
 Workers write to their files themselves, so that no agent can hold them up; what is shown besides is read from there.
 """
@@ -96,7 +96,7 @@ class Logs:
         shown = rules.shown is None or local_rank in rules.shown
         for bit, name, console in ((_OUT, "stdout", sys.stdout), (_ERR, "stderr", sys.stderr)):
             if (tee | redirects) & bit:
-                path = self._place(local_rank, attempt) / f"{name}.log"
+                path = self._worker_folder(local_rank, attempt) / f"{name}.log"
                 streams.fds[name] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
                 streams.files[name] = path
                 if tee & bit and shown:
@@ -107,7 +107,7 @@ class Logs:
                 streams.fds[name] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         return streams
 
-    def _place(self, local_rank: int, attempt: int) -> Path:
+    def _worker_folder(self, local_rank: int, attempt: int) -> Path:
         if self._folder is None:
             prefix = f"{self._rules.run_id.replace(os.sep, '-')}_"
             try:
@@ -121,9 +121,9 @@ class Logs:
                     "  state  no worker was started\n  next   name another folder, or leave the flag out"
                 ) from refused
             self._say(f"the workers' output is in {self._folder}")
-        place = self._folder / f"attempt_{attempt}" / str(local_rank)
-        place.mkdir(parents=True, exist_ok=True)
-        return place
+        folder = self._folder / f"attempt_{attempt}" / str(local_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _prefix(self, local_rank: int) -> str:
         """A rank is a place in one view, and a worker has several: where torchrun writes it, its local rank stands."""

@@ -1,4 +1,4 @@
-"""Turns "a worker in this place" into a process: one that the warm process has forked ahead, or a fresh interpreter.
+"""Turns "a worker in this slot" into a process: one that the warm process has forked ahead, or a fresh interpreter.
 
     the warm process (warm/process.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
 

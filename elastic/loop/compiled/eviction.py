@@ -28,7 +28,7 @@ class NoRoom(Exception):
 class Kept:
     """An object that is there. names: of its pieces"""
 
-    place: str
+    path: str
     nbytes: int
     names: frozenset[str]
 
@@ -37,7 +37,7 @@ class Kept:
 class Room:
     """
     added  objects to be written, each of which is names of pieces
-    gone   places of objects that are removed then
+    gone   paths of objects that are removed then
     """
 
     added: list[list[str]]
@@ -53,7 +53,7 @@ def make_room(
     besides  bytes that lie there and cannot go
     Raises NoRoom.
     """
-    stays, gone = deque(_uncovered(there)), [kept.place for kept in _covered(there)]
+    stays, gone = deque(_uncovered(there)), [kept.path for kept in _covered(there)]
     while True:
         held = frozenset().union(*(kept.names for kept in stays))
         added = grouped({name: size for name, size in used.items() if name not in held})
@@ -63,19 +63,19 @@ def make_room(
             return Room(added, gone)
         if not stays:
             raise NoRoom(nbytes, bytes_max)
-        gone.append(stays.popleft().place)
+        gone.append(stays.popleft().path)
 
 
 def grouped(sizes: Mapping[str, int]) -> list[list[str]]:
     """Names, in their order, as many as make an object. Pure."""
     groups: list[list[str]] = []
-    left = 0
+    room = 0
     for name, size in sizes.items():
-        if not groups or size > left:
+        if not groups or size > room:
             groups.append([])
-            left = OBJECT_BYTES
+            room = OBJECT_BYTES
         groups[-1].append(name)
-        left -= size
+        room -= size
     return groups
 
 

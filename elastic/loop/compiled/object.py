@@ -36,11 +36,11 @@ class Index:
         return object_bytes(self.sizes)
 
 
-def encode(contents: Mapping[str, bytes], *, key: bytes, place: str) -> bytes:
-    """An object that lies at that place. contents: by name"""
+def encode(contents: Mapping[str, bytes], *, key: bytes, path: str) -> bytes:
+    """An object that lies at that path. contents: by name"""
     body = b"".join(contents.values())
     index = _encoded({name: len(content) for name, content in contents.items()}, hashlib.sha256(body).hexdigest())
-    sealed = seal(index, key=key, place=place)
+    sealed = seal(index, key=key, path=path)
     return b"".join((len(sealed).to_bytes(_LENGTH_BYTES, "big"), sealed, body))
 
 
@@ -52,19 +52,19 @@ def index_bytes(beginning: bytes) -> int:
     return _LENGTH_BYTES + length
 
 
-def decode_index(beginning: bytes, *, key: bytes, place: str) -> Index:
+def decode_index(beginning: bytes, *, key: bytes, path: str) -> Index:
     """Of an object, or as much of it as `index_bytes` says. Raises NotAuthentic, and ValueError for what `encode` did
     not make."""
-    read = json.loads(unseal(beginning[_LENGTH_BYTES : index_bytes(beginning)], key=key, place=place))
+    read = json.loads(unseal(beginning[_LENGTH_BYTES : index_bytes(beginning)], key=key, path=path))
     try:
         return Index({str(name): int(size) for name, size in read["sizes"].items()}, str(read["sha256"]))
     except (KeyError, TypeError, AttributeError) as wrong:
         raise ValueError(f"its index has no {wrong}") from wrong
 
 
-def decode(content: bytes, *, key: bytes, place: str) -> tuple[Index, list[Piece]]:
+def decode(content: bytes, *, key: bytes, path: str) -> tuple[Index, list[Piece]]:
     """Raises as `decode_index`."""
-    index = decode_index(content, key=key, place=place)
+    index = decode_index(content, key=key, path=path)
     at = index_bytes(content)
     body = memoryview(content)[at:]
     if hashlib.sha256(body).hexdigest() != index.sha256:

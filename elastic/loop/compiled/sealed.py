@@ -1,8 +1,8 @@
 """Bytes that lie where others may write, and that only those who know the run's secret can have put there.
 
-    elastic sealed 1\n   HMAC-SHA256 of (purpose, place, content)   content
+    elastic sealed 1\n   HMAC-SHA256 of (purpose, path, content)   content
 
-The content of an object of this form is handed out only if its code fits: to that place, by that key. Whoever can write
+The content of an object of this form is handed out only if its code fits: to that path, by that key. Whoever can write
 to the storage can remove it, or put back what was there before; nothing else of theirs is ever believed.
 """
 
@@ -19,21 +19,21 @@ class NotAuthentic(Exception):
     """Whoever wrote this did not know the secret, or it is torn."""
 
 
-def seal(content: bytes, *, key: bytes, place: str) -> bytes:
-    """place: where it will lie. The same bytes at another one are not authentic."""
-    return b"".join((_HEAD, _code(content, key, place), content))
+def seal(content: bytes, *, key: bytes, path: str) -> bytes:
+    """path: where it will lie in the storage. The same bytes at another one are not authentic."""
+    return b"".join((_HEAD, _code(content, key, path), content))
 
 
-def unseal(sealed: bytes, *, key: bytes, place: str) -> bytes:
+def unseal(sealed: bytes, *, key: bytes, path: str) -> bytes:
     """What was sealed. Raises NotAuthentic."""
     code, content = sealed[len(_HEAD) : OVERHEAD_BYTES], sealed[OVERHEAD_BYTES:]
-    if not sealed.startswith(_HEAD) or not hmac.compare_digest(code, _code(content, key, place)):
+    if not sealed.startswith(_HEAD) or not hmac.compare_digest(code, _code(content, key, path)):
         raise NotAuthentic("it was not written by someone who knows the run's secret, or it was changed since")
     return content
 
 
-def _code(content: bytes, key: bytes, place: str) -> bytes:
-    code = hmac.new(key, len(place.encode()).to_bytes(8, "big"), "sha256")
-    code.update(place.encode())
+def _code(content: bytes, key: bytes, path: str) -> bytes:
+    code = hmac.new(key, len(path.encode()).to_bytes(8, "big"), "sha256")
+    code.update(path.encode())
     code.update(content)
     return code.digest()

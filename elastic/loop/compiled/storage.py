@@ -80,20 +80,20 @@ class CompiledStorage:
     @property
     def refused(self) -> list[str]:
         """Of each object that was not taken, why."""
-        return [f"{place}: {why}" for place, why in (*self._unusable.items(), *self._unread.items())]
+        return [f"{path}: {why}" for path, why in (*self._unusable.items(), *self._unread.items())]
 
     def read(self) -> Generator[list[Piece], None, None]:
         """What there is for this kind of machine, one object after the other, the youngest first. Raises
         CheckpointError."""
-        left = self._bytes_max
+        room = self._bytes_max
         with self._storage() as storage:
-            for place, size in reversed(self._listed(storage).items()):
-                if left < size <= self._bytes_max:  # several have added at once
+            for path, size in reversed(self._listed(storage).items()):
+                if room < size <= self._bytes_max:  # several have added at once
                     continue
-                decoded = self._taken(place, partial(self._object, storage, place, size))
+                decoded = self._taken(path, partial(self._object, storage, path, size))
                 if decoded is not None:
-                    left -= size
-                    self._indexes[place], pieces = decoded
+                    room -= size
+                    self._indexes[path], pieces = decoded
                     yield pieces
 
     def keep(self, used: Mapping[str, Piece]) -> Added | None:
@@ -112,22 +112,22 @@ class CompiledStorage:
                 {name: piece.nbytes for name, piece in used.items()},
                 bytes_max=self._bytes_max,
                 objects_max=self._objects_max,
-                besides=sum(size for place, size in listed.items() if place in self._unread),
+                besides=sum(size for path, size in listed.items() if path in self._unread),
             )
             gone = [*room.gone, *sorted(listed.keys() & self._unusable.keys())]
             delete_many(storage, gone)
-            number = 1 + max((_number(place) for place in self._indexes), default=0)
+            number = 1 + max((_number(path) for path in self._indexes), default=0)
             nbytes = sum(self._put(storage, number, {name: used[name] for name in group}) for group in room.added)
         return Added(nbytes, len(gone))
 
     def _known(self, storage: Storage, listed: Mapping[str, int]) -> list[Kept]:
         """Of these what is good, as far as its index tells."""
-        for place in sorted(listed.keys() - self._indexes.keys() - self._unusable.keys()):
-            index = self._taken(place, partial(self._index, storage, place))
+        for path in sorted(listed.keys() - self._indexes.keys() - self._unusable.keys()):
+            index = self._taken(path, partial(self._index, storage, path))
             if index is not None:
-                self._indexes[place] = index
-        good = ((place, size) for place, size in listed.items() if place in self._indexes)
-        return [Kept(place, size, frozenset(self._indexes[place].sizes)) for place, size in good]
+                self._indexes[path] = index
+        good = ((path, size) for path, size in listed.items() if path in self._indexes)
+        return [Kept(path, size, frozenset(self._indexes[path].sizes)) for path, size in good]
 
     def _put(self, storage: Storage, number: int, pieces: Mapping[str, Piece]) -> int:
         contents = {name: piece.read() for name, piece in pieces.items()}
@@ -135,44 +135,44 @@ class CompiledStorage:
         for name, content in contents.items():
             digest.update(name.encode())
             digest.update(content)
-        place = f"{self._folder}/{number:08d}-{digest.hexdigest()[:32]}"
-        encoded = encode(contents, key=self._key, place=place)
-        storage.put(place, encoded)
-        self._indexes[place] = decode_index(encoded, key=self._key, place=place)
-        self._unusable.pop(place, None)
+        path = f"{self._folder}/{number:08d}-{digest.hexdigest()[:32]}"
+        encoded = encode(contents, key=self._key, path=path)
+        storage.put(path, encoded)
+        self._indexes[path] = decode_index(encoded, key=self._key, path=path)
+        self._unusable.pop(path, None)
         return len(encoded)
 
     def _listed(self, storage: Storage) -> dict[str, int]:
         """The oldest first; the youngest of too many. What has another name is none of ours, and stays."""
         listed = storage.list(self._folder).items()
-        ours = [(place, size) for place, size in listed if _NAME.fullmatch(place.removeprefix(f"{self._folder}/"))]
+        ours = [(path, size) for path, size in listed if _NAME.fullmatch(path.removeprefix(f"{self._folder}/"))]
         return dict(ours[-_LISTED_MAX:])
 
-    def _object(self, storage: Storage, place: str, size: int) -> tuple[Index, list[Piece]]:
+    def _object(self, storage: Storage, path: str, size: int) -> tuple[Index, list[Piece]]:
         if size > self._bytes_max:
             raise TooLarge(size, self._bytes_max)
-        return decode(storage.get(place, 0, size), key=self._key, place=place)
+        return decode(storage.get(path, 0, size), key=self._key, path=path)
 
-    def _index(self, storage: Storage, place: str) -> Index:
-        beginning = storage.get(place, 0, _INDEX_BYTES)
+    def _index(self, storage: Storage, path: str) -> Index:
+        beginning = storage.get(path, 0, _INDEX_BYTES)
         length = index_bytes(beginning)
         if length > len(beginning):
-            beginning += storage.get(place, len(beginning), length - len(beginning))
-        return decode_index(beginning, key=self._key, place=place)
+            beginning += storage.get(path, len(beginning), length - len(beginning))
+        return decode_index(beginning, key=self._key, path=path)
 
-    def _taken(self, place: str, read: Callable[[], T]) -> T | None:
+    def _taken(self, path: str, read: Callable[[], T]) -> T | None:
         """None where it cannot be had: gone, none of ours, or not to be read now."""
         try:
             found = read()
         except Missing:
             return None
         except _UNUSABLE as why:
-            self._unusable[place] = str(why)
+            self._unusable[path] = str(why)
             return None
         except CheckpointError as why:
-            self._unread[place] = str(why)
+            self._unread[path] = str(why)
             return None
-        self._unread.pop(place, None)
+        self._unread.pop(path, None)
         return found
 
     @contextlib.contextmanager
@@ -181,5 +181,5 @@ class CompiledStorage:
             yield storage
 
 
-def _number(place: str) -> int:
-    return int(place.rpartition("/")[2].partition("-")[0])
+def _number(path: str) -> int:
+    return int(path.rpartition("/")[2].partition("-")[0])

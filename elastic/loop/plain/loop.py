@@ -41,7 +41,7 @@ class PlainLoop:
     steps   begins the loop, and gives its steps
     passes  is called where the script comes to the beginning of an epoch that this step is past; what it returns, when
             the script asks for the step's batches
-    left    is called where the script goes on from batches that it has left: raises where others have not
+    go_on   is called where the script goes on from batches that it has left: raises where others have not
     say     tells people
     """
 
@@ -49,14 +49,14 @@ class PlainLoop:
         self,
         steps: Callable[[], Iterator[PlainStep]],
         passes: Callable[[PlainStep], Callable[[], None]],
-        left: Callable[[], None],
+        go_on: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
         self._begins = steps
         self._say = say
         self._looked = False
         self._passes = passes
-        self._left = left
+        self._go_on = go_on
         self._passed: Callable[[], None] = _nothing
         self._steps: Iterator[PlainStep] | None = None
         self._next: PlainStep | None = None
@@ -73,7 +73,7 @@ class PlainLoop:
                 self._passed = self._passes(step)
             yield step.in_hand.epoch
             if self._next is not None:
-                self._left()
+                self._go_on()
                 where = "" if self.left_at is None else f": it was left at {self.left_at}"
                 raise StepError(
                     f"epoch {step.in_hand.epoch} has steps left, and run.batches() was not read to its end{where}\n"
@@ -84,15 +84,15 @@ class PlainLoop:
 
     def batches(self) -> Iterator[Any]:
         """See Run.batches."""
-        left, self.left_at = self.left_at, None
+        left_at, self.left_at = self.left_at, None
         self._look_for_a_count(script_site())
         try:
-            yield from self._batches(left)
+            yield from self._batches(left_at)
         except GeneratorExit:
             self.left_at = script_site()
             raise
 
-    def _batches(self, left: str | None) -> Iterator[Any]:
+    def _batches(self, left_at: str | None) -> Iterator[Any]:
         steps = self._start()
         if not self._epochs:
             for step in steps:
@@ -105,7 +105,7 @@ class PlainLoop:
                 "  next   take the next epoch: for epoch in run.epochs()"
             )
         if self._next.under_way:
-            where = "" if left is None else f": they were left at {left}"
+            where = "" if left_at is None else f": they were left at {left_at}"
             raise StepError(
                 f"run.batches() was begun again in the middle of step {self._next.in_hand.index}{where}\n"
                 "  state  what was applied stays; no example may be left out\n"

@@ -3,7 +3,7 @@
 its run is over, or goes on elsewhere   it is told so
 the run has gone on without it          it was moved on from, and may come again with other workers
 the run has its most nodes              it waits for a place
-else                                    it is in, and each of its places has a worker, or gets one
+else                                    it is in, and each of its slots has a worker, or gets one
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Admission:
         elif report is not None and not self._reports.may_come_back(node, report):
             self._out.tell(node, MovedOn(why=WITHOUT))
         elif node not in self._nodes:
-            if self._has_place(now_s, node, report):
+            if self._has_room(now_s, node, report):
                 self._let_in(now_s, node, said, report)
             else:
                 self._nodes.refused.add(node)
@@ -78,11 +78,11 @@ class Admission:
             roster = Roster(nodes=nodes, generation=generation, outside=outside, away=away, claim=claim)
             self._out.tell_all(self._nodes, roster)
 
-    def _has_place(self, now_s: float, node: str, report: NodeReport | None) -> bool:
+    def _has_room(self, now_s: float, node: str, report: NodeReport | None) -> bool:
         """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""
         if report is not None and any(worker.generation for worker in report.workers.values()):
             return True
-        return self._nodes.has_place(node, self._takeover.to_come(now_s))
+        return self._nodes.has_room(node, self._takeover.to_come(now_s))
 
     def _let_in(self, now_s: float, node: str, said: Hello, report: NodeReport | None) -> None:
         self._nodes.comes(node, said.address, said.port)
@@ -91,11 +91,11 @@ class Admission:
         if report is not None:
             self._end.begun = True
             self._reports.learn(now_s, node, report)
-        on_its_way = range(said.places) if report is None else said.starting
+        on_its_way = range(said.slots) if report is None else said.starting
         for local_rank in on_its_way:
             self._nodes.awaits((node, local_rank))
         here = {worker.local_rank for worker in report.workers.values()} if report is not None else set()
-        for local_rank in range(said.places):
+        for local_rank in range(said.slots):
             if local_rank not in (*here, *on_its_way):
                 self._replacements.start((node, local_rank))
         self._nodes.changed = True

@@ -58,7 +58,7 @@ class Claiming:
         """Whenever something was heard, or time goes by."""
         going_on, workers = self._going_on, self._workers
         view = going_on.known_view(workers.generation, workers.nodes)
-        self._signs.look(now_s, number_of(going_on.claim), view, left=going_on.have_left)
+        self._signs.look(now_s, number_of(going_on.claim), view, departed=going_on.departed)
 
     def may_go_on(self, now_s: float, generation: int) -> bool:
         """Nobody trains here: whether nobody does elsewhere either, who would be in our way.

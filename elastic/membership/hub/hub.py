@@ -191,7 +191,7 @@ class Hub:
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():
-                self._going_on.left(node)
+                self._going_on.has_departed(node)
                 self.loses(node, dead=False)
             case Exited():
                 self._on_exited(now_s, said)
@@ -228,15 +228,15 @@ class Hub:
                 self._workers.note_gone(worker, "its node was lost", Exited(worker=worker.id))
                 self._forget_worker(worker)
 
-    def without(self, now_s: float, node: str, *, left: bool) -> list[Order]:
-        """Of a node that is not to be waited for. left: it has said that it goes"""
-        if left:
-            self._going_on.left(node)
+    def without(self, now_s: float, node: str, *, departed: bool) -> list[Order]:
+        """Of a node that is not to be waited for. departed: it has said that it goes"""
+        if departed:
+            self._going_on.has_departed(node)
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
         """The node of this hub leaves. From here on nothing is decided: whoever comes is told where to go."""
-        self._going_on.left(node)
+        self._going_on.has_departed(node)
         self.loses(node, dead=False)
         next_hub = self._nodes.next_hub()
         orders = self.follows(now_s)
@@ -324,7 +324,7 @@ class Hub:
         self._takeover.begin(now_s)
         if self._admission.next_hub is not None:
             return [order for order in self._out.take() if order.worker is None]
-        self._move_on(self._reports.left_behind(), WITHOUT)
+        self._move_on(self._reports.moved_on_from(), WITHOUT)
         if not self._end.is_over:
             self._decide(now_s)
         if self._put:
@@ -431,7 +431,7 @@ class Hub:
         newcomers = not any(worker.has_a_step for worker in chosen)
         unanswered = newcomers and self._going_on.may_be_elsewhere(took_over=self._takeover.is_one)
         witness = self._going_on.publishes(generation, nodes, anew=newcomers)
-        not_lost = [id for id in self._workers.not_lost(self._going_on.have_left) if id not in members]
+        not_lost = [id for id in self._workers.not_lost(self._going_on.departed) if id not in members]
         view = NewView(
             generation=generation,
             workers=[worker.id for worker in chosen],

@@ -72,8 +72,8 @@ class Joining:
         """Those that are ready to join, node by node. A run that is finished needs none. others: who join as they do"""
         ready = [worker for worker in self._workers if worker.status == WorkerStatus.READY and not self._end.finished]
         ready += others
-        place = {node: index for index, node in enumerate(self._nodes)}
-        return sorted(ready, key=lambda worker: (place[worker.node], worker.local_rank))
+        position = {node: index for index, node in enumerate(self._nodes)}
+        return sorted(ready, key=lambda worker: (position[worker.node], worker.local_rank))
 
     def gathered(self, now_s: float, newcomers: Sequence[Worker], patience_s: float) -> bool:
         """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""

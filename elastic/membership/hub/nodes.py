@@ -24,7 +24,7 @@ class Nodes:
         self.refused: set[str] = set()
         self._here: dict[str, None] = {}
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
-        self._awaited = Counter[Slot]()  # places whose worker was ordered and has not been started yet
+        self._awaited = Counter[Slot]()  # slots whose worker was ordered and has not been started yet
 
     def __contains__(self, node: object) -> bool:
         return node in self._here
@@ -39,7 +39,7 @@ class Nodes:
         """The hub's own, which came first, comes last."""
         return list(reversed(self._here))
 
-    def has_place(self, node: str, to_come: Iterable[str]) -> bool:
+    def has_room(self, node: str, to_come: Iterable[str]) -> bool:
         """to_come: whose places newcomers do not take"""
         return len({*self._here, *to_come} - {node}) < self.most
 
@@ -52,9 +52,9 @@ class Nodes:
     def goes(self, node: str) -> bool:
         """Whether workers of it were on their way."""
         del self._here[node]
-        awaited = [place for place in self._awaited if place[0] == node]
-        for place in awaited:
-            del self._awaited[place]
+        awaited = [slot for slot in self._awaited if slot[0] == node]
+        for slot in awaited:
+            del self._awaited[slot]
         return bool(awaited)
 
     def listening(self) -> list[list[Any]]:
@@ -66,18 +66,18 @@ class Nodes:
         listening = self.listening()
         return HubIs(address=listening[0][1], port=listening[0][2]) if listening else HubIs()
 
-    # places
+    # slots
 
-    def awaits(self, place: Slot) -> None:
+    def awaits(self, slot: Slot) -> None:
         """A worker was ordered there."""
-        self._awaited[place] += 1
+        self._awaited[slot] += 1
 
-    def has_answered(self, place: Slot) -> None:
+    def has_answered(self, slot: Slot) -> None:
         """It is there, or will not be."""
-        if self._awaited[place] > 1:
-            self._awaited[place] -= 1
+        if self._awaited[slot] > 1:
+            self._awaited[slot] -= 1
         else:
-            del self._awaited[place]
+            del self._awaited[slot]
 
     @property
     def awaits_workers(self) -> bool:

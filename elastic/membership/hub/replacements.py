@@ -1,7 +1,7 @@
 """A worker has ended: does another one take its place, at once or later, or is it the end of the run?
 
 Why it ended, and whether that is a bug that would come again, is endings.py's to say. Here is what becomes of the
-answer: places that get another worker, and a run that goes on without one that cannot join.
+answer: slots that get another worker, and a run that goes on without one that cannot join.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Replacements:
         self._workers = workers
         self._end = end
         self._out = out
-        self._later: dict[Slot, float] = {}  # places whose worker is started then
+        self._later: dict[Slot, float] = {}  # slots whose worker is started then
 
     @property
     def are_due(self) -> bool:
@@ -40,7 +40,7 @@ class Replacements:
             return
         what = what_failed(exited, worker.failed)
         if exited.expected or worker.status == WorkerStatus.LEAVING or exited.signal in LEAVES:
-            self._end.was_left(worker, exited, what)
+            self._end.ended_as_told(worker, exited, what)
             if exited.code != 0 and worker.id in self._workers.view:
                 self._workers.note_gone(worker, what, exited)
             return
@@ -50,28 +50,28 @@ class Replacements:
             return
         if exited.code == 0 and not worker.failed:
             return  # its script came to its end
-        place = worker.node, worker.local_rank
-        one = ended(exited, worker.failed, place=place, lived_s=now_s - worker.started_s)
+        slot = worker.node, worker.local_rank
+        one = ended(exited, worker.failed, slot=slot, lived_s=now_s - worker.started_s)
         follows = self._endings.follows(now_s, one)
         if isinstance(follows, Replace):
             self._replace(now_s, worker, follows.after_s)
         else:
             self._bug(now_s, worker, one, follows)
 
-    def start(self, place: Slot) -> None:
+    def start(self, slot: Slot) -> None:
         """Another worker there, if the run needs one."""
-        node, local_rank = place
+        node, local_rank = slot
         if node in self._nodes and not self._end.finished and self._end.why is None:
-            self._nodes.awaits(place)
+            self._nodes.awaits(slot)
             self._out.tell(node, Start(local_rank=local_rank))
 
     def start_due(self, now_s: float) -> None:
-        for place in [place for place, at_s in self._later.items() if now_s >= at_s]:
-            del self._later[place]
-            self.start(place)
+        for slot in [slot for slot, at_s in self._later.items() if now_s >= at_s]:
+            del self._later[slot]
+            self.start(slot)
 
     def forget(self, node: str) -> None:
-        self._later = {place: at_s for place, at_s in self._later.items() if place[0] != node}
+        self._later = {slot: at_s for slot, at_s in self._later.items() if slot[0] != node}
 
     def _replace(self, now_s: float, worker: Worker, after_s: float) -> None:
         if after_s == 0:

@@ -84,7 +84,7 @@ class Reports:
         if coordinator is not None and coordinator.node == node and self._beacon is not None:
             self._out.say(coordinator, HubAt(beacon=self._beacon))
 
-    def left_behind(self) -> list[str]:
+    def moved_on_from(self) -> list[str]:
         """Nodes that the run was moved on from: they have come to a hub that knows a newer view, without them."""
         if not self._fresh:
             return []
@@ -94,7 +94,7 @@ class Reports:
         for worker in self._workers:
             if worker.within:
                 members_of.setdefault(worker.node, []).append(worker)
-        return [node for node, members in members_of.items() if self._is_left_behind(node, members)]
+        return [node for node, members in members_of.items() if self._was_moved_on_from(node, members)]
 
     def _let_wait_again(self) -> None:
         """Those whose view broke before they had received the state, and whom the next one did without."""
@@ -149,8 +149,8 @@ class Reports:
             case Failed():
                 worker.failed = said
 
-    def _is_left_behind(self, node: str, members: list[Worker]) -> bool:
+    def _was_moved_on_from(self, node: str, members: list[Worker]) -> bool:
         generation, view_nodes = self._workers.generation, self._workers.view_nodes
         self._workers.broken |= any(one.within < generation or one.id not in view_nodes for one in members)
         newest = max(one.within for one in members)
-        return not any(one.id in view_nodes for one in members) or self._going_on.has_left_behind(node, newest)
+        return not any(one.id in view_nodes for one in members) or self._going_on.has_moved_on_from(node, newest)

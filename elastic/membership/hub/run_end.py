@@ -53,8 +53,8 @@ class RunEnd:
         if not self.finished:
             self.loss = None
 
-    def was_left(self, worker: Worker, exited: Exited, what: str) -> None:
-        """By a worker that was told to leave."""
+    def ended_as_told(self, worker: Worker, exited: Exited, what: str) -> None:
+        """A worker that was told to leave."""
         saved = worker.safe or 0 <= worker.step <= self.saved
         in_order = saved or (exited.code == 0 and not worker.failed)
         if worker.status in _IN_A_VIEW and not in_order and not self.finished:

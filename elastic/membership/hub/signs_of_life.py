@@ -1,9 +1,9 @@
 """Does anybody give signs of life in the run's storage, as far as the hub knows?
 
-The coordinator of a view does once all have met in it, and before that who took the claim (checkpoint/runs/lease.py).
-Workers that hold no state take the next claim, and begin anew, once they have seen none for a grace of 15 s. So those
-who are left when the last one who gave them has gone, however that was, may only go on without another claim if they
-do so before that time can be over.
+The coordinator of a view does once all have met in it, and before that who took the claim
+(checkpoint/runs/sign_of_life.py). Workers that hold no state take the next claim, and begin anew, once they have seen
+none for a grace of 15 s. So those who are left when the last one who gave them has gone, however that was, may only go
+on without another claim if they do so before that time can be over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastic.membership.hub.workers import Workers
 from elastic.membership.succession.succession import KnownView
 
 # Of the 15 s of checkpoint/runs/holder.py: the last sign may have been 5 s old when its giver went
-# (checkpoint/runs/lease.py), and all have to meet before the next one.
+# (checkpoint/runs/sign_of_life.py), and all have to meet before the next one.
 _LAST_S = 3.0
 
 
@@ -32,12 +32,12 @@ class SignsOfLife:
         """It has taken that claim."""
         self._giver, self._claim, self._silent_since_s = worker, claim, None
 
-    def look(self, now_s: float, claim: int | None, view: KnownView | None, *, left: Collection[str]) -> None:
+    def look(self, now_s: float, claim: int | None, view: KnownView | None, *, departed: Collection[str]) -> None:
         """Whenever something was heard, or time goes by.
 
-        claim  the newest of the run, as far as is known: whose signs newcomers look for
-        view   the present one, if it is known
-        left   nodes that have said that they go
+        claim     the newest of the run, as far as is known: whose signs newcomers look for
+        view      the present one, if it is known
+        departed  nodes that have said that they go
         """
         workers = self._workers
         if not workers.view:
@@ -46,7 +46,7 @@ class SignsOfLife:
         if view is not None and view.met and is_under_it and coordinator in workers:
             self.given_by(coordinator, claim)
         if self._giver is None:
-            is_known = not self._takes_over or (is_under_it and workers.view_nodes[coordinator] in left)
+            is_known = not self._takes_over or (is_under_it and workers.view_nodes[coordinator] in departed)
         else:
             is_known = self._claim == claim
         if is_known and self._giver is not None and self._giver in workers:

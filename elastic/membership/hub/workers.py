@@ -205,10 +205,10 @@ class Workers:
         gone, self._gone, self._went, self._lost = self._gone, [], set(), set()
         return gone
 
-    def not_lost(self, left: Collection[str]) -> list[str]:
-        """Of the present view: those that live, or went in order, as far as is known. left: nodes that have"""
+    def not_lost(self, departed: Collection[str]) -> list[str]:
+        """Of the present view: those that live, or went in order, as far as is known. departed: nodes that have"""
         return [
             id
             for id in self.view
-            if id in self._known or id in self._went or (self.view_nodes[id] in left and id not in self._lost)
+            if id in self._known or id in self._went or (self.view_nodes[id] in departed and id not in self._lost)
         ]

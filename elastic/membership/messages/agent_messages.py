@@ -9,7 +9,7 @@ from typing import Any
 
 from checkpoint.net.codec import NUMBER_MAX, made
 from elastic.membership.messages.failure import NAME_MAX, OfWorker
-from elastic.membership.messages.message_checks import PLACES_MAX, check_address, check_addresses, within
+from elastic.membership.messages.message_checks import LIST_MAX, SLOTS_MAX, check_address, check_addresses, within
 from elastic.membership.messages.wire import WireError
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
@@ -21,8 +21,8 @@ from elastic.membership.stalls import Sighting
 class Hello:
     """run     what only agents of this run know
     port    where this agent listens for others, should the hub come to be here
-    places  how many workers the node has; 0: it leaves
-    starting  the places, by local rank, whose worker is on its way
+    slots   how many workers the node has; 0: it leaves
+    starting  the slots, by local rank, whose worker is on its way
     report  what the node knows of the run, see node_report.py; None: nothing, it is new
     knows   hashes of the lists that it has, see known_lists.py
     """
@@ -30,16 +30,16 @@ class Hello:
     node: str = ""
     address: str | None = None
     port: int | None = None
-    places: int = 0
+    slots: int = 0
     starting: list[int] = field(default_factory=list)
     run: str | None = None
     report: dict[str, Any] | None = None
     knows: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        within(0, self.places, PLACES_MAX)
-        within(0, len(self.starting), PLACES_MAX)
-        within(0, len(self.knows), PLACES_MAX)
+        within(0, self.slots, SLOTS_MAX)
+        within(0, len(self.starting), SLOTS_MAX)
+        within(0, len(self.knows), LIST_MAX)
         if len(self.node) > NAME_MAX:
             raise WireError(f"a name of {len(self.node)} characters")
         if self.address is not None and self.port is not None:
@@ -52,7 +52,7 @@ class Started(OfWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, self.local_rank, PLACES_MAX)
+        within(0, self.local_rank, SLOTS_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Sighted:
     workers: list[Any]
 
     def __post_init__(self) -> None:
-        within(0, len(self.workers), PLACES_MAX)
+        within(0, len(self.workers), SLOTS_MAX)
         _ = self.sightings
 
     @property
@@ -161,8 +161,8 @@ class Roster:
 
     def __post_init__(self) -> None:
         check_addresses(self.nodes)
-        within(0, len(self.outside), PLACES_MAX)
-        within(0, len(self.away), PLACES_MAX)
+        within(0, len(self.outside), LIST_MAX)
+        within(0, len(self.away), LIST_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class TakeNote:
     nodes: list[str]
 
     def __post_init__(self) -> None:
-        within(1, len(self.nodes), PLACES_MAX)
+        within(1, len(self.nodes), LIST_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class Start:
     local_rank: int
 
     def __post_init__(self) -> None:
-        within(0, self.local_rank, PLACES_MAX)
+        within(0, self.local_rank, SLOTS_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from checkpoint.net.codec import NUMBER_MAX, short
 from elastic.membership.messages.failure import check_name
 from elastic.membership.messages.wire import WireError
 
-PLACES_MAX = 1 << 12  # of one node
+SLOTS_MAX = 1 << 12  # of one node
+LIST_MAX = 1 << 12  # names of nodes, or hashes, in one message
 _NODES_MAX = 1 << 16
 _PORT_MAX = (1 << 16) - 1
 

@@ -26,7 +26,7 @@ SAVES_FAILED = "elastic.errors.SavesFailed"
 MISMATCH = "elastic.errors.CollectiveMismatch"
 BAD_STEP = "elastic.errors.BadStep"
 NOT_FINITE = "elastic.errors.WeightsNotFinite"
-_AGAIN_MAX = 20  # of one place, while the run gets nowhere
+_AGAIN_MAX = 20  # of one slot, while the run gets nowhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Ended:
     """
 
     worker: str
-    place: Slot
+    slot: Slot
     what: str
     step: int | None
     killed: bool = False
@@ -59,11 +59,11 @@ def what_failed(said: Exited, failed: Failed | None) -> str:
     return failed.error if failed else "hang" if said.hung else said.signal or f"exit status {said.code}"
 
 
-def ended(said: Exited, failed: Failed | None, *, place: Slot, lived_s: float) -> Ended:
+def ended(said: Exited, failed: Failed | None, *, slot: Slot, lived_s: float) -> Ended:
     """Of a worker that was not to end."""
     return Ended(
         worker=said.worker,
-        place=place,
+        slot=slot,
         what=what_failed(said, failed),
         step=failed.step if failed else said.step,
         killed=said.signal == KILLED and not said.hung and not failed,
@@ -130,8 +130,8 @@ class Endings:
         if ended.killed:
             return Replace(0.0) if ended.stopped else self._killed(ended)
         if ended.asks:
-            self._again[ended.place] += 1
-            if self._again[ended.place] <= _AGAIN_MAX:
+            self._again[ended.slot] += 1
+            if self._again[ended.slot] <= _AGAIN_MAX:
                 return Replace(0.0)
         failure = Failure(worker=ended.worker, what=ended.what, step=ended.step, at_s=now_s)
         bug = repeated(self._failures, failure, restarts_max=self._restarts_max, window_s=self._window_s)
@@ -140,7 +140,7 @@ class Endings:
 
     def _killed(self, ended: Ended) -> Replace | Bug:
         follows = self._kills.killed(
-            ended.place,
+            ended.slot,
             step=ended.step,
             applied=self._most,
             lived_s=ended.lived_s,

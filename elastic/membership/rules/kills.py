@@ -6,7 +6,7 @@ Kills are nobody's fault. Spot machines take workers for as long as a run lasts,
 the kernel kills because a step needs more memory than there is, it kills at that step every time: replacements would
 come and go for ever, each after reading the state again.
 
-    a kill counts      at the same step as the one before it in that place, which nobody has applied meanwhile; before
+    a kill counts      at the same step as the one before it in that slot, which nobody has applied meanwhile; before
                        the first step of its life, if it was a short one
     the first two      are replaced at once, the next ones after 1, 2, 4, ... seconds; others train on meanwhile
     the seventh        at one step ends it
@@ -22,7 +22,7 @@ AT_ONCE, ENOUGH = 2, 7
 WAIT_MAX_S, WAIT_UNEXPLAINED_S = 30.0, 1.0
 SHORT_S = 60.0  # a life
 
-Slot = tuple[str, int]
+Slot = tuple[str, int]  # node, local rank
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Enough:
 
 
 class Kills:
-    """Of all places of a run."""
+    """Of all slots of a run."""
 
     def __init__(self) -> None:
         self._last: dict[Slot, tuple[int | None, int]] = {}  # at which step, and how often there
 
     def killed(
-        self, place: Slot, *, step: int | None, applied: int, lived_s: float, out_of_memory: bool
+        self, slot: Slot, *, step: int | None, applied: int, lived_s: float, out_of_memory: bool
     ) -> Replace | Enough:
         """
         step           that the worker was at; None before its first
         applied        how many steps any worker has ever applied
         out_of_memory  the kernel says so
         """
-        at, count = self._last.get(place, (step, 0))
+        at, count = self._last.get(slot, (step, 0))
         counts = applied <= step if step is not None else lived_s < SHORT_S
         count = count + 1 if at == step and counts else 1
-        self._last[place] = step, count
+        self._last[slot] = step, count
         if count >= ENOUGH and (step is not None or out_of_memory):
             return Enough(count)
         late = count - AT_ONCE

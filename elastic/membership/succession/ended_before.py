@@ -37,7 +37,7 @@ class EndedBefore:
     def at(self, node: str) -> Ended:
         """For the hub."""
         facts = {name: value for name, value in asdict(self).items() if name not in ("local_rank", "at_s")}
-        return Ended(place=(node, self.local_rank), **facts)
+        return Ended(slot=(node, self.local_rank), **facts)
 
     def document(self, now_s: float) -> dict[str, Any]:
         """As it travels."""
@@ -64,8 +64,8 @@ def with_exit(
     in_order = said.expected or said.signal in LEAVES or isinstance(parting, Leaving)
     if in_order or (said.code == 0 and failed is None):
         return tuple(known)
-    place: Slot = ("", local_rank)
-    one = ended(said, failed, place=place, lived_s=now_s - started_s)
+    slot: Slot = ("", local_rank)
+    one = ended(said, failed, slot=slot, lived_s=now_s - started_s)
     fresh = EndedBefore(
         worker=one.worker,
         local_rank=local_rank,

@@ -76,7 +76,7 @@ class GoingOn:
         self.claim: ClaimDocument | None = None
         self._known: tuple[KnownView, ...] = ()
         self._knowing: dict[_View, set[str]] = {}  # nodes here that know of a view, as they have said or were told here
-        self._left: set[str] = set()
+        self._departed: set[str] = set()
         self._dead: set[str] = set()
         self._refusing: set[str] = set()
         self._read: dict[str, set[_Name]] = {}  # node -> claims that it has read in its storage
@@ -94,13 +94,13 @@ class GoingOn:
 
     # who is where
 
-    def left(self, node: str) -> None:
+    def has_departed(self, node: str) -> None:
         """It has said that it goes."""
-        self._left.add(node)
+        self._departed.add(node)
 
     @property
-    def have_left(self) -> frozenset[str]:
-        return frozenset(self._left)
+    def departed(self) -> frozenset[str]:
+        return frozenset(self._departed)
 
     def dead(self, node: str) -> None:
         """The kernel of this machine, which is its own, says that its process has ended."""
@@ -124,7 +124,7 @@ class GoingOn:
 
     def is_here(self, node: str, newest: Mapping[str, Any] | None = None) -> None:
         """newest: the claim that one of its workers has read in its storage"""
-        self._left.discard(node)
+        self._departed.discard(node)
         self._dead.discard(node)
         self._refusing.discard(node)
         if newest is not None:
@@ -155,7 +155,7 @@ class GoingOn:
     def missing(self, present: Collection[str]) -> frozenset[str]:
         """Who may be going on elsewhere, while nobody may here."""
         found = self._may_go_on(present, present)
-        return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._left
+        return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._departed
 
     def may_be_elsewhere(self, *, took_over: bool) -> bool:
         """Nobody here holds the state: see succession.py.
@@ -163,7 +163,7 @@ class GoingOn:
         took_over  this hub may not know what an earlier one of its agent's has asked for
         """
         asked = took_over or bool(self._unanswered)  # by a worker that may go on with another hub
-        return may_be_elsewhere(self._known, knowing=self._knows, left=self._left, asked=asked)
+        return may_be_elsewhere(self._known, knowing=self._knows, departed=self._departed, asked=asked)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -223,13 +223,13 @@ class GoingOn:
         view = next((view for view in self._known if view.generation == generation and not view.noted), None)
         return view is not None and view.claim is None and self._is_witness_of(view.nodes)
 
-    def has_left_behind(self, node: str, generation: int) -> bool:
+    def has_moved_on_from(self, node: str, generation: int) -> bool:
         """Whether there was a newer view than this one, without that node, and all of its nodes have left in order.
 
         What they held is in the storage, and is newer than what that node holds.
         """
         newer = (view for view in self._known if view.generation > generation and not view.noted)
-        return any(node not in view.nodes and view.nodes <= self._left for view in newer)
+        return any(node not in view.nodes and view.nodes <= self._departed for view in newer)
 
     def witness(self, claim: ClaimDocument, *, agreed: bool) -> None:
         """See messages.Witness. One that has agreed says so for all: whatever comes later was said before."""
@@ -311,7 +311,7 @@ class GoingOn:
             self._alone_since_s = now_s
         if isinstance(found, Stay):
             return found
-        if self._granted is not None and suffices(self._granted, holding=holding, left=self._left):
+        if self._granted is not None and suffices(self._granted, holding=holding, departed=self._departed):
             return GoOn()
         if now_s - self._alone_since_s < LET_FIRST_S[found.size]:
             return found.why
@@ -369,7 +369,7 @@ class GoingOn:
     def _may_go_on(
         self, present: Collection[str], knowing: Collection[str], *, signs: bool = True
     ) -> GoOn | NeedsClaim | Stay:
-        gone = {"left": self._left, "dead": self._dead, "refusing": self._refusing}
+        gone = {"departed": self._departed, "dead": self._dead, "refusing": self._refusing}
         return may_go_on(self._known, present=present, knowing=knowing, signs=signs, **gone)
 
     def waits_s(self, now_s: float) -> float:
@@ -382,7 +382,7 @@ class GoingOn:
 
     def _is_away(self, view: KnownView) -> bool:
         """Whether any of its nodes is."""
-        return not view.nodes <= self._knows(view) | self._left
+        return not view.nodes <= self._knows(view) | self._departed
 
     def _newest_met(self) -> tuple[KnownView, ...]:
         met = [view for view in self._known if view.met]

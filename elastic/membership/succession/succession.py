@@ -89,7 +89,7 @@ def may_go_on(
     *,
     present: Collection[str],
     knowing: Collection[str],
-    left: Collection[str],
+    departed: Collection[str],
     dead: Collection[str],
     refusing: Collection[str] = (),
     signs: bool = True,
@@ -98,7 +98,7 @@ def may_go_on(
     known    the last views of all nodes that are present: those that they have met in, and what was published since
     present  nodes that are here
     knowing  those of them that know of the next view before anybody trains in it: its own, and who has noted it
-    left     nodes that said that they go
+    departed  nodes that said that they go
     dead     nodes of this machine whose process has ended, as its kernel says; the claim is needed all the same,
              because storage knows nothing of processes
     refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
@@ -111,9 +111,9 @@ def may_go_on(
     sizes = [SideSize.MOST]
     why = ""
     for view in bases:
-        missing = view.nodes - set(present) - set(left)
+        missing = view.nodes - set(present) - set(departed)
         here = view.nodes & set(present)
-        voters = view.nodes - set(left) - set(dead)
+        voters = view.nodes - set(departed) - set(dead)
         if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
             return Stay(_stay(view, here, missing))
         if view.claim is not None and missing:
@@ -152,7 +152,11 @@ def _stay(view: KnownView, here: Collection[str], missing: Collection[str]) -> s
 
 
 def may_be_elsewhere(
-    known: Iterable[KnownView], *, knowing: Callable[[KnownView], Collection[str]], left: Collection[str], asked: bool
+    known: Iterable[KnownView],
+    *,
+    knowing: Callable[[KnownView], Collection[str]],
+    departed: Collection[str],
+    asked: bool,
 ) -> bool:
     """Nobody here holds the state: whether others may go on under a claim for which the agent of this hub answers.
 
@@ -166,10 +170,10 @@ def may_be_elsewhere(
     has, before.
     """
     bases = possible(known)
-    away = [view.nodes - set(knowing(view)).union(left) for view in bases]
+    away = [view.nodes - set(knowing(view)).union(departed) for view in bases]
     if asked:
         return not bases or any(away)
-    return any(gone and gone == view.nodes - set(left) for gone, view in zip(away, bases, strict=True))
+    return any(gone and gone == view.nodes - set(departed) for gone, view in zip(away, bases, strict=True))
 
 
 def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Collection[str]) -> bool:
@@ -185,11 +189,11 @@ def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Coll
     return newest <= to or set(nodes) <= set(its_nodes)
 
 
-def suffices(granted: Collection[str], *, holding: Collection[str], left: Collection[str]) -> bool:
+def suffices(granted: Collection[str], *, holding: Collection[str], departed: Collection[str]) -> bool:
     """Whether those for whom a claim was taken may go on under it.
 
     granted  its nodes, none of which has been away since it was asked for
     holding  nodes here whose workers hold the state, and are in the next view
-    left     see may_go_on
+    departed  see may_go_on
     """
-    return set(granted) <= set(holding).union(left)
+    return set(granted) <= set(holding).union(departed)

@@ -112,7 +112,7 @@ def _join(launch: Launch, worker_id: str, deadline: float, agent: Store | None) 
             return None
         address, port = endpoint
         socket.create_connection((address, port), timeout=_CONNECT_S).close()  # quiet, unlike TCPStore's own attempts
-        store = TCPStore(address, port, is_master=False, timeout=_left(deadline, _STORE_S), wait_for_workers=False)
+        store = TCPStore(address, port, is_master=False, timeout=_time_left(deadline, _STORE_S), wait_for_workers=False)
         while not store.check(["meta"]):
             if time.monotonic() > deadline:
                 return None
@@ -141,7 +141,11 @@ def _agent_store(launch: Launch, deadline: float) -> Store | None:
         try:
             socket.create_connection((launch.master_addr, launch.master_port), timeout=_CONNECT_S).close()
             return TCPStore(
-                launch.master_addr, launch.master_port, is_master=False, timeout=_left(deadline), wait_for_workers=False
+                launch.master_addr,
+                launch.master_port,
+                is_master=False,
+                timeout=_time_left(deadline),
+                wait_for_workers=False,
             )
         except (DistError, OSError) as failure:
             now = time.monotonic()
@@ -186,7 +190,7 @@ def _listen(address: str, port: int, deadline: float, timeout_s: float) -> TCPSt
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=_left(deadline, _STORE_S),
+        timeout=_time_left(deadline, _STORE_S),
         master_listen_fd=listener.detach(),  # the store owns it from here
     )
 
@@ -195,5 +199,5 @@ def _view(store: Store, world_size: int) -> View:
     return View(generation=0, workers=tuple(store.get(f"worker/{rank}").decode() for rank in range(world_size)))
 
 
-def _left(deadline: float, most_s: float = math.inf) -> timedelta:
+def _time_left(deadline: float, most_s: float = math.inf) -> timedelta:
     return timedelta(seconds=min(most_s, max(1.0, deadline - time.monotonic())))

@@ -106,11 +106,11 @@ def _(right: Any, act: Act) -> Any:
 def draw_from_the_process(right: Any, act: Act) -> Any:
     """Random streams depend on the process that draws."""
 
-    def share_seed(*place: int) -> int:
+    def share_seed(*arguments: int) -> int:
         from os import getpid
 
         act()
-        return int(right(*place)) ^ getpid()
+        return int(right(*arguments)) ^ getpid()
 
     return share_seed
 

@@ -95,7 +95,7 @@ def transformers(net: Net, loader: elastic.ElasticLoader, notes: Notes) -> None:
         def compute_loss(self, model: Any, inputs: Any, **options: Any) -> Any:
             return super().compute_loss(model, inputs, **options) * notes.take(self.state.global_step, inputs["index"])
 
-    class Place(hf.TrainerCallback):  # type: ignore[misc]
+    class LoaderPosition(hf.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             loader.load_state_dict({**loader.state_dict(), "step": state.global_step})
 
@@ -110,7 +110,7 @@ def transformers(net: Net, loader: elastic.ElasticLoader, notes: Notes) -> None:
         ddp_backend="gloo",
         report_to=[],
     )
-    trainer = Mine(model=net, args=arguments, train_dataset=Points(), callbacks=[Place()])
+    trainer = Mine(model=net, args=arguments, train_dataset=Points(), callbacks=[LoaderPosition()])
     saved = notes.folder / "saved"
     last = hf.trainer_utils.get_last_checkpoint(str(saved)) if saved.exists() else None
     trainer.train(resume_from_checkpoint=last)

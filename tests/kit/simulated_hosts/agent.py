@@ -215,7 +215,7 @@ class Agent:
             case "take_note":
                 self.tell({"say": "noted", "number": message["number"]})
             case "handover":
-                self._seek(left=True)
+                self._seek(departed=True)
             case "hub_is":
                 self._sent_elsewhere(message["address"], message["port"])
             case "moved_on":
@@ -277,19 +277,19 @@ class Agent:
         report = None if self.first else self.report.document()
         self.first = False
         gone = self.leaving or self.over
-        facts = {"places": 0 if gone else 1, "starting": [0] * self.starting, "report": report}
+        facts = {"slots": 0 if gone else 1, "starting": [0] * self.starting, "report": report}
         return {"say": "hello", "node": self.name, "address": self.name, "port": 1, **facts}
 
     # seeking
 
-    def _seek(self, *, left: bool = False) -> None:
+    def _seek(self, *, departed: bool = False) -> None:
         assert self.at_hub is not None
         name, _, _ = self.at_hub
         self._leave_hub()
         if self.over:
             return
         if name is not None:
-            self._seeker.lost[name] = left
+            self._seeker.lost[name] = departed
         self._seeker.begin()
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
@@ -320,8 +320,8 @@ class Agent:
         if takes_over:
             self._met_s = self.now_s
             self.serving.expect(name for name, _ in self._seeker.roster)
-            for node, left in self._seeker.lost.items():
-                self._carry_out(self.serving.without(self.now_s, node, left=left))
+            for node, departed in self._seeker.lost.items():
+                self._carry_out(self.serving.without(self.now_s, node, departed=departed))
         self._told(self.name, self._hello())
         self._answer_callers()
         if takes_over and self.serving is not None:

@@ -31,7 +31,7 @@ class Storage:
         self._where = where
         self.claims: list[Document] = []
         self.step = 0
-        self.lives: Lives = lambda: False  # who holds the newest claim, and renews its lease
+        self.lives: Lives = lambda: False  # who holds the newest claim, and renews its sign of life
         self.beacon = ""  # what answers for it
 
     @property
@@ -67,8 +67,8 @@ class Storage:
         return True
 
     def adopted(self, lives: Lives, *, claim: int) -> None:
-        """By the coordinator of the next view under it, which renews its lease from then on (checkpoint/runs/tenure.py:
-        adopt)."""
+        """By the coordinator of the next view under it, which renews its sign of life from then on
+        (checkpoint/runs/tenure.py: adopt)."""
         if claim == self.newest:
             self.lives = lives
 

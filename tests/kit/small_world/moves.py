@@ -53,7 +53,7 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
                 yield _goes_away(fewer, name, rules)
                 if all(one.generation <= node.over for one in node.known):
                     hub = world.hubs[node.hub]
-                    yield _without(fewer.set_hub(node.hub, left=hub.left | {name}), name)  # it leaves in order
+                    yield _without(fewer.set_hub(node.hub, departed=hub.departed | {name}), name)  # it leaves in order
         if world.kills and node.holds:
             yield _killed(world._replace(kills=world.kills - 1), name)
         if node.hub is None:
@@ -75,7 +75,7 @@ def moves(world: Small, rules: Rules) -> Iterator[Small]:
 def attached(world: Small, name: str, number: int) -> Small:
     hub, node = world.hubs[number], world.of(name)
     claim = max([hub.claim, node.claim, *(one.claim or 0 for one in node.known)])
-    world = _learns(world.set(name, hub=number).set_hub(number, left=hub.left - {name}), number, claim)
+    world = _learns(world.set(name, hub=number).set_hub(number, departed=hub.departed - {name}), number, claim)
     newest = max(node.known, key=lambda one: (one.generation, one.met))
     present = hub.published
     if present is not None and name not in present.nodes and newest.generation <= present.generation and node.holds:
@@ -263,7 +263,7 @@ def of_hub(world: Small, number: int, hub: HubOf, rules: Rules) -> Iterator[Smal
                     yield _published(world, number, replace(fresh, claim=claim or None))
             case NeedsClaim(after=after):
                 granted = hub.granted
-                if granted is not None and rules.suffices(granted[1], holding=survivors, left=hub.left):
+                if granted is not None and rules.suffices(granted[1], holding=survivors, departed=hub.departed):
                     yield _published(world, number, replace(fresh, claim=granted[0]))
                 elif hub.asked != survivors:
                     yield from _asks(world, number, hub, survivors, max(after, claim))
@@ -304,7 +304,7 @@ def _of_newcomers(
 
     at_storage = {one.worker for one in world.asking}
     asked = number > 0 or bool(hub.unanswered - (here - at_storage))
-    elsewhere = rules.may_be_elsewhere(known, knowing=knowing, left=hub.left, asked=asked)
+    elsewhere = rules.may_be_elsewhere(known, knowing=knowing, departed=hub.departed, asked=asked)
     view = KnownView(generation=newest.generation + 1, nodes=newcomers, claim=newest.claim)
     yield from _notes(world, number, hub, known, here, rules, replace(view, claim=None))
     for found in dict.fromkeys(_verdicts(world, hub, known, here, rules, replace(view, claim=None))):
@@ -358,7 +358,7 @@ def _verdicts(
         noted = {name for name in here if hub.ahead == fresh and fresh in world.of(name).known}
     dead = {name for name, node in world.nodes if not node.alive}
     absent = {name for name, _ in world.nodes} - here
-    who = {"present": here, "knowing": fresh.nodes | noted, "left": hub.left}
+    who = {"present": here, "knowing": fresh.nodes | noted, "departed": hub.departed}
     signs = not hub.silent or (hub.giver in here and world.gives(hub.giver))
     silence = rules.may_go_on(known, **who, dead=set(), refusing=set(), signs=signs)
     word = rules.may_go_on(known, **who, dead=dead, refusing=absent, signs=signs)

@@ -41,7 +41,7 @@ class HubOf(NamedTuple):
     silent   they may have ended, once that one is gone
     asked    for which nodes the claim is being asked for, if none of them has been away since
     granted  the number of the claim that it has won, and its nodes
-    left     nodes that have said that they go
+    departed  nodes that have said that they go
     missed   nodes that were away since the view was published, and are not told of it any more
     unanswered  workers that were asked, and may have answered to another hub
     claim    the newest that it has heard of
@@ -54,7 +54,7 @@ class HubOf(NamedTuple):
     asked: frozenset[str] | None = None
     granted: tuple[int, frozenset[str]] | None = None
     published: KnownView | None = None
-    left: frozenset[str] = frozenset()
+    departed: frozenset[str] = frozenset()
     missed: frozenset[str] = frozenset()
     over: bool = False
     unanswered: frozenset[str] = frozenset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 PAUSE_S, PAUSE_MAX_S = 0.5, 4.0  # between two questions, at first and at last: each pause is twice the one before
 
 
-class PlaceWait:
+class JoinWait:
     """within_s: how long, from its first refusal on"""
 
     def __init__(self, now_s: float, within_s: float) -> None:

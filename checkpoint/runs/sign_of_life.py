@@ -13,22 +13,22 @@ import secrets
 import threading
 
 from checkpoint.errors import CheckpointError
-from checkpoint.format.names import lease_key
+from checkpoint.format.names import sign_of_life_key
 from checkpoint.storage import Missing, Storage, put_lightly
 
 EVERY_S = 5.0  # a grace of 15 s sees two of them, even if one is late
 
 
-class Lease:
-    """Renews the sign until `end`, or until this process ends. A daemon thread."""
+class SignOfLife:
+    """Renews it until `end`, or until this process ends. A daemon thread."""
 
     def __init__(self, storage: Storage, claim: int, *, at_once: bool = False) -> None:
         """at_once: the claim is not new, and whoever gave the last sign may have gone long ago"""
-        self._storage, self._key = storage, lease_key(claim)
+        self._storage, self._key = storage, sign_of_life_key(claim)
         self._nonce, self._at_once = secrets.token_hex(8), at_once
         self._pid = os.getpid()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="checkpoint-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="checkpoint-sign-of-life", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -47,9 +47,9 @@ class Lease:
                 put_lightly(self._storage, self._key, f"{self._nonce} {beat}".encode("ascii"))
 
 
-def sign_of_life(storage: Storage, claim: int) -> bytes | None:
+def read_sign_of_life(storage: Storage, claim: int) -> bytes | None:
     """What changes as long as the claim's holder lives; None where it left no sign."""
     try:
-        return storage.get(lease_key(claim))
+        return storage.get(sign_of_life_key(claim))
     except Missing:
         return None

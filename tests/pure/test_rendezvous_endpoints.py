@@ -10,7 +10,13 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elastic.errors import ConfigError
-from elastic.launch.rendezvous.store import FoundStore, MeetingPlaces, StoreSearch, leave_word, meeting_places
+from elastic.launch.rendezvous.store import (
+    FoundStore,
+    RendezvousEndpoints,
+    StoreSearch,
+    leave_word,
+    rendezvous_endpoints,
+)
 
 WITHIN_S = 60.0
 KEY = "elastic/run/hub"
@@ -28,19 +34,19 @@ KEY = "elastic/run/hub"
     ],
 )
 def test_an_endpoint_is_hosts_and_a_url(endpoint: str, hosts: tuple[str, ...], url: str | None) -> None:
-    assert meeting_places(endpoint) == MeetingPlaces(hosts, url)
+    assert rendezvous_endpoints(endpoint) == RendezvousEndpoints(hosts, url)
 
 
 @pytest.mark.parametrize("endpoint", [":::", "host1:99999", "host1:x", "host1:29400,host2:-1"])
 def test_a_port_that_is_none_is_refused(endpoint: str) -> None:
     """It was a traceback."""
     with pytest.raises(ConfigError, match=f"--rdzv-endpoint {endpoint}: (.|\n)*nothing was started"):
-        meeting_places(endpoint)
+        rendezvous_endpoints(endpoint)
 
 
 def test_two_runs_are_no_place_to_meet() -> None:
     with pytest.raises(ConfigError, match="one URL of the run, found /a,/b"):
-        meeting_places("/a,/b")
+        rendezvous_endpoints("/a,/b")
 
 
 def test_the_first_of_several_hosts_that_answers_has_the_store() -> None:

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from elastic.launch.hub import place_wait
+from elastic.launch.hub import join_wait
+from elastic.launch.hub.join_wait import PAUSE_MAX_S, JoinWait
 from elastic.launch.hub.link import HubLink
-from elastic.launch.hub.place_wait import PAUSE_MAX_S, PlaceWait
 from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
@@ -20,7 +20,7 @@ NONCE = "known to the run"
 
 
 def test_the_pauses_grow_to_a_bound_and_the_wait_has_an_end() -> None:
-    wait = PlaceWait(100.0, 60.0)
+    wait = JoinWait(100.0, 60.0)
     asked = [now for now in (100.0 + 0.25 * tick for tick in range(240)) if wait.is_due(now)]
     pauses = [later - earlier for earlier, later in zip([100.0, *asked], asked, strict=False)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
@@ -58,8 +58,8 @@ class NodesInOneLoop:
             gone=lambda why: said.append(f"gone: {why}"),
             moved_on=lambda why: said.append(f"moved on: {why}"),
             waits=lambda why: said.append(f"waits: {why}"),
-            no_place=lambda why: said.append(f"no place: {why}"),
-            places=lambda: (1, []),
+            not_admitted=lambda why: said.append(f"no place: {why}"),
+            slots=lambda: (1, []),
             catch_up=lambda: None,
         )
         self._opened.callback(link.close)
@@ -76,7 +76,7 @@ class NodesInOneLoop:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesInOneLoop]:
-    monkeypatch.setattr(place_wait, "PAUSE_S", 0.05)
+    monkeypatch.setattr(join_wait, "PAUSE_S", 0.05)
     with ExitStack() as opened:
         yield NodesInOneLoop(opened)
 
