@@ -391,13 +391,13 @@ class Loop:
             self._recovery.departure.break_off()
 
     def _ended_itself(self) -> None:
-        """The script ended by sys.exit() in the loop, where more code of the step may have followed: it is not saved."""
+        """The script ended by sys.exit() in the loop. It is not saved: more of a step's code may have followed."""
         state, saver = self._state, self.session.restorer.saver
         if saver is None or saver.holds(state.step, state.stopped):  # one worker tells it
             return
         self._context.console.warn(
             f"the script ended by sys.exit() in the loop, with {state.step} of {state.total_steps:,} steps applied\n"
-            "  state  nothing was saved for that: unless other workers go on, the steps since the newest save are lost\n"
+            "  state  nothing was saved for that: unless others go on, the steps since the newest save are lost\n"
             "  next   run.stop(reason) ends a run for all, and its state is saved; a signal (SIGTERM), or a notice as "
             "--notices=file:PATH\n         gives one, saves and leaves, and the same command goes on"
         )
