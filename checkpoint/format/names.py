@@ -9,7 +9,7 @@ signs of life and beacons, which only ever keep a newcomer out).
     data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same, stored by helper 2 (save/helping)
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
-The signs of life keep the key `leases/`, by a name that they had before: runs lie in storage under it.
+Signs of life lie under `leases/`, which they were called once: runs are in storage with that key.
 A save's nonce is 12 hexadecimal digits of milliseconds, then 8 random ones. The clock decides nothing but which of two
 saves of one step, by one claim and so by one process, is the later; and how old an orphan is.
 """
@@ -78,7 +78,6 @@ def claim_number(key: str) -> int | None:
 
 
 def sign_of_life_key(number: int) -> str:
-    """The word is of the format that exists."""
     return f"leases/{number:08d}"
 
 

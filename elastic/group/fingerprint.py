@@ -15,7 +15,8 @@ import enum
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
@@ -111,8 +112,16 @@ class Announced:
 
     trained: tuple[int, ...] = ()
 
-    def __init__(self, group: Group, mine: Fingerprint, pending: Work, rows: torch.Tensor) -> None:
+    def __init__(
+        self,
+        group: Group,
+        mine: Fingerprint,
+        pending: Work,
+        rows: torch.Tensor,
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._group = group
+        self._waiting = waiting
         self._mine = mine
         self._pending: Work | None = pending
         self._rows = rows
@@ -148,7 +157,8 @@ class Announced:
         mine = self._mine.packed()[:_COMPARED]
         meet = all(row[:_COMPARED] == mine for row in self._packed())
         if self._pending is not None and not meet:
-            all_know(self._group)
+            with self._waiting():
+                all_know(self._group)
         self._pending = None
         return meet
 
@@ -182,16 +192,21 @@ def announce(
     batches: tuple[int, int] = (0, 0),
     trained: int = 0,
     site: str | None = None,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Announced:
     """Tells all ranks of `group` what this one is about to do, and where its script called for it, or came from `site`.
-    Raises PeerLost."""
+
+    waiting  a context for waiting until all ranks know that they are about to do different things
+
+    Raises PeerLost.
+    """
     if group.world_size == 1:
         return _ALONE
     site = script_site() if site is None else site
     mine = Fingerprint(kind=kind, step=step, ordinal=ordinal, batches=batches, trained=trained, site=site)
     rows = torch.empty(group.world_size * _LAYOUT.size, dtype=torch.uint8)
     row = torch.frombuffer(bytearray(mine.packed()), dtype=torch.uint8)
-    return Announced(group, mine, group.all_gather(rows, row), rows)
+    return Announced(group, mine, group.all_gather(rows, row), rows, waiting)
 
 
 def mismatch(fingerprints: Sequence[Fingerprint]) -> CollectiveMismatch:

@@ -36,6 +36,8 @@ _OF_PEERS = re.compile(
 )
 _LOOK = timedelta(milliseconds=50)
 _GPU_LOOK_S = 50e-6
+_KNOWN_S = 2.0
+_KNOWN_LOOK_S = 1e-3
 _TAG = 0  # of what goes from one rank to another: gloo keeps these apart from collectives
 
 
@@ -414,10 +416,18 @@ def gather_bytes(group: Group, data: bytes) -> list[bytes]:
 
 
 def all_know(group: Group) -> None:
-    """All ranks call it, with a result that ends the group. Returns when every rank has that result: who is the first
-    to have it would otherwise hang up on those that are still getting it, from rank to rank."""
-    with suppress(PeerLost):  # by one that has come to this, or nobody can tell it any more
-        gather_bytes(group, b"")
+    """All ranks call it before an error that all of them raise, since the first to know of it ends the group, and
+    results go from rank to rank: it would hang up on those that are still getting them.
+
+    Returns when all have come to this. One that computes, or reads, for longer than 2 s is not waited for: gloo's own
+    threads have got the result for it by then.
+    """
+    with suppress(PeerLost):  # then somebody knew, and has ended the group
+        rows, row = torch.empty(group.world_size, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+        work = group.all_gather(rows, row)
+        deadline = time.monotonic() + _KNOWN_S
+        while not work.arrived and time.monotonic() < deadline:
+            time.sleep(_KNOWN_LOOK_S)
 
 
 def failed(what: str, failure: RuntimeError, *, severed: bool) -> PeerLost | CollectiveFailed:

@@ -126,7 +126,6 @@ def parser() -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = get_args_parser()
     made.prog = "elastic run"
     made.epilog = _EPILOG
-    made.allow_abbrev = False  # a script's own --log would be refused, as one that is ambiguous here
     made.description = (
         "Runs a training script on one or more nodes and recovers live: a lost worker is replaced, survivors go on in "
         "the same processes. The flags are torchrun's; where one means something else, its description says so."
@@ -278,10 +277,25 @@ def _check_nodes(given: str) -> None:
         )
 
 
+def _script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    """Where the script, or module, is named. argparse would look at what follows it, too, and refuse a script's own
+    --log as one that may be several of ours."""
+    takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
+    at = 0
+    while at < len(argv) and argv[at].startswith("-"):
+        name, has_value, _ = argv[at].partition("=")
+        meant = [name] if name in takes_value else [one for one in takes_value if one.startswith(name)]
+        at += 2 if not has_value and any(takes_value[one] for one in meant) else 1
+    return at
+
+
 def parse(argv: Sequence[str]) -> Arguments:
     """Raises ConfigError; prints and raises SystemExit where argparse does."""
     check_torch()
-    options = parser().parse_args(argv)
+    made = parser()
+    own = _script_at(made, argv) + 1
+    options = made.parse_args(argv[:own])
+    options.training_script_args = list(argv[own:])
     for name, (defaults, instead) in _REFUSED.items():
         if getattr(options, name, defaults[0]) not in defaults:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")

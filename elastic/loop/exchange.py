@@ -98,7 +98,7 @@ class Exchange:
         known = trained.digest ^ self._health.digest()
         if self._group.world_size > 1:
             known ^= settings.digest(self._settings)
-        announced = partial(announce, self._group, Kind.STEP, step=step, trained=known)
+        announced = partial(announce, self._group, Kind.STEP, step=step, trained=known, waiting=self._waiting)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
         self.announced = announced() if self._giving is None else Alone()
         self._announces = announced

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from elastic.errors import PeerLost, StepError
+from elastic.errors import Evicted, PeerLost, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.group.sums import Agreed
@@ -393,14 +393,17 @@ class Loop:
     def _ended_itself(self) -> None:
         """The script ended by sys.exit() in the loop. It is not saved: more of a step's code may have followed."""
         state, saver = self._state, self.session.restorer.saver
-        if saver is None or saver.holds(state.step, state.stopped):  # one worker tells it
-            return
-        self._context.console.warn(
-            f"the script ended by sys.exit() in the loop, with {state.step} of {state.total_steps:,} steps applied\n"
-            "  state  nothing was saved for that: unless others go on, the steps since the newest save are lost\n"
-            "  next   run.stop(reason) ends a run for all, and its state is saved; a signal (SIGTERM), or a notice as "
-            "--notices=file:PATH\n         gives one, saves and leaves, and the same command goes on"
-        )
+        with suppress(Evicted):  # what others go on with is not lost
+            if saver is None or saver.holds(state.step, state.stopped):  # one worker tells it
+                return
+            stop = "; run.stop takes effect after one more step" if state.stop_wish is not None else ""
+            self._context.console.warn(
+                f"the script ended by sys.exit() in the loop, with {state.step:,} of {state.total_steps:,} steps "
+                f"applied{stop}\n"
+                "  state  nothing was saved for that: unless others go on, the steps since the newest save are lost\n"
+                "  next   let the loop go on: run.stop(reason) ends the run for all after the next step, saved; on "
+                "SIGTERM to the\n         launcher, or a notice, all save and leave, and the same command goes on"
+            )
 
     def _left_epoch(self) -> None:
         """The script left an epoch's batches, and goes on to the next epoch. Raises CollectiveMismatch where others go

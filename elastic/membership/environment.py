@@ -53,7 +53,7 @@ _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One worker's slot, as its launcher gave it.
+    """What one worker's launcher gave it.
 
     master_addr, master_port  where the ranks meet; None for a process on its own
     agent_hosts_store         torchrun's agent listens there; otherwise rank 0 must

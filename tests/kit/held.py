@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+import psutil
+
 from elastic.drill.cluster import Cluster
 from elastic.drill.machine import holdings
 from elastic.drill.machine.holdings import OF_A_GROUP
@@ -44,9 +46,11 @@ def settled(run: Cluster, *, at_most: dict[str, int] | None = None) -> dict[str,
 
 
 def held(run: Cluster) -> dict[str, int]:
-    """Of the coordinator, of the first node's agent, and of the whole drill."""
+    """Of the coordinator, of its node's agent, and of the whole drill."""
     newest = [event for event in run.events() if event["event"] == "view_formed"][-1]
-    pids = {"coordinator": int(newest["workers"][0].rsplit("-", 2)[1]), "agent": run.pids()[0]}
+    coordinator, agents = int(newest["workers"][0].rsplit("-", 2)[1]), run.pids()
+    agent = next(parent.pid for parent in psutil.Process(coordinator).parents() if parent.pid in agents)
+    pids = {"coordinator": coordinator, "agent": agent}
     running = marked(run.folder)
     found = {"processes": len(running), "shared memory": len(os.listdir("/dev/shm"))}
     found["writers"] = 0

@@ -7,6 +7,7 @@ import signal
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,16 @@ def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_p
     assert "rank 0: out of the loop by `break` after step 0, at " in lost["error"]
 
 
-def announces(rank: int, world_size: int, port: int, groups: int) -> set[str]:
-    """One rank comes with another row, and each ends the group as soon as it has them all."""
+def announces(rank: int, world_size: int, port: int, groups: int) -> tuple[set[str], int]:
+    """One rank comes with another row, and each ends the group as soon as it may. How, and in how many it has waited
+    for the others, which is no computing that the watch for hangs would judge."""
+    waits = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        waits.append(True)
+        yield
+
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=AT_ONCE_S))
     ends = set()
     for generation in range(groups):
@@ -200,14 +209,14 @@ def announces(rank: int, world_size: int, port: int, groups: int) -> set[str]:
         )
         all_have(store, f"formed {generation}", world_size)
         try:
-            announce(group, Kind.SAVE if rank == 0 else Kind.STEP, step=3).check()
+            announce(group, Kind.SAVE if rank == 0 else Kind.STEP, step=3, waiting=waiting).check()
         except StepError as error:
             ends.add(type(error).__name__)
         closing = threading.Thread(target=group.close, kwargs={"abruptly": True}, daemon=True)
         del group  # gloo may not let go of what failed in it
         closing.start()
         all_have(store, f"left {generation}", world_size)
-    return ends
+    return ends, len(waits)
 
 
 def all_have(store: TCPStore, key: str, world_size: int) -> None:
@@ -218,8 +227,8 @@ def all_have(store: TCPStore, key: str, world_size: int) -> None:
 
 def test_nobody_hangs_up_on_a_rank_that_is_still_getting_the_rows(port: int) -> None:
     """Rows go from rank to rank: of eight, a third lost the first that knew, instead of being told where all were."""
-    for ends in returned(run_ranks(announces, 8, port, 6, within_s=4 * AT_ONCE_S)):
-        assert ends == {"CollectiveMismatch"}
+    for ends, waits in returned(run_ranks(announces, 8, port, 6, within_s=4 * AT_ONCE_S)):
+        assert (ends, waits) == ({"CollectiveMismatch"}, 6)
 
 
 SCRIPT = """

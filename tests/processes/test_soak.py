@@ -29,13 +29,17 @@ WORKERS = 4
 def test_a_run_of_random_faults_is_the_undisturbed_run_and_leaks_nothing(
     elastic_cluster: Callable[..., Cluster], elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:
-    """Replay with the first line that it prints."""
+    """Replay with the first line that it prints.
+
+    Nodes meet by the run's URL: when both workers of the first one were lost, it is the second, and may be told to
+    leave. With it a store that it hosts would go, where the next node looks for the run.
+    """
     plan = soak(SEED, FAULTS, WORKERS)
     print(f"make soak SEED={SEED} FAULTS={FAULTS}", *plan.faults, sep="\n  ", flush=True)
-    enough = tmp_path / "enough"
+    enough, url = tmp_path / "enough", tmp_path / "run"
     run = elastic_cluster(
-        script=PROGRAM, workers=WORKERS, launcher="elastic", nodes=2, nodes_max=1000, restarts=10_000, plan=plan,
-        full=WORKERS, enough=enough,
+        url=url, script=PROGRAM, workers=WORKERS, launcher="elastic", nodes=2, nodes_max=1000, restarts=10_000,
+        options=[f"--rdzv-endpoint={url}"], plan=plan, full=WORKERS, enough=enough,
     )  # fmt: skip
     run.wait_held(within_s=240 + 5 * FAULTS)
     before = settled(run)

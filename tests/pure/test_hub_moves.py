@@ -295,6 +295,8 @@ def test_one_whose_view_broke_before_it_had_the_state_waits_on_under_the_next_hu
     assert run.view("B") == "B0"
     run.meets("B")
     run.moves("B", lost="A")
+    assert run.said("B", "regroup"), "as under the hub before"
+    assert {said["generation"] for said in run.said("B", "broken")} == {2}, "the view that does without it is whole"
     run.is_killed("B", "B0", step=8)
     run.later(200.0)
     assert run.view("B") == "B1"

@@ -36,6 +36,14 @@ def test_behind_the_script_a_flag_is_the_scripts(script: str, flag: str) -> None
     assert parse([script, flag, "3"]).script.args == (flag, "3")
 
 
+def test_before_it_torchruns_abbreviations_are_taken(script: str) -> None:
+    found = parse(["--nproc-per", "2", "--stand", "--max-restart=7", "-m", "train", "--log", "-m"])
+    assert (found.workers, found.restarts_max, found.script.args) == (2, 7, ("--log", "-m"))
+    assert (found.script.target, found.script.module) == ("train", True)
+    with pytest.raises(SystemExit):
+        parse(["--n", "2", script])
+
+
 def test_several_nodes_are_torchruns(script: str) -> None:
     found = parse(
         [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class Evaluations:
             buffers = session.exchange.buffers
             collate = collate_fn or context.config.collate_fn
             batched = (batch_size, collate)
-            at_work = (sign, session.seed, session.train_state.of_data)
+            at_work = (sign, session.seed, session.train_state.of_data, session.phases.waiting)
             return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
@@ -108,7 +108,12 @@ def evaluate(
     batched: tuple[int | None, Callable[[list[Any]], Any] | None],
     position: tuple[int, int, int],
     ordinal: int,
-    at_work: tuple[Callable[[Phase], None], Callable[[int], None], AbstractContextManager[None]],
+    at_work: tuple[
+        Callable[[Phase], None],
+        Callable[[int], None],
+        AbstractContextManager[None],
+        Callable[[], AbstractContextManager[None]],
+    ],
     buffers: Buffers,
 ) -> dict[str, Any]:
     """See Run.evaluate.
@@ -116,18 +121,19 @@ def evaluate(
     batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
     ordinal   which evaluation since the last update, from 1
-    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; and is a
-              context for each read
+    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; is a
+              context for each read; and makes one for waiting for the others
     buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
               all batches see the same ones, whoever computes them, and the run goes on with those that it had
 
     Raises PeerLost, CollectiveMismatch.
     """
-    (batch_size, collate_fn), (sign, seed_all, reading) = batched, at_work
+    (batch_size, collate_fn), (sign, seed_all, reading, waiting) = batched, at_work
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
-    announced = announce(group, Kind.EVALUATION, step=position[1], ordinal=ordinal, batches=(len(dataset), size))
+    sizes = (len(dataset), size)
+    announced = announce(group, Kind.EVALUATION, step=position[1], ordinal=ordinal, batches=sizes, waiting=waiting)
     batches = -(-len(dataset) // size)
     dealt = blocks(batches, group.world_size)
     mine = dealt[group.rank]
@@ -155,6 +161,8 @@ def evaluate(
                 sums.push(_called(function, batch), merges)
                 buffers.restore()
         except PeerLost:
+            with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
+                announced.look()
             group.sever()  # before the loader's end, which takes a moment
             raise
         finally:

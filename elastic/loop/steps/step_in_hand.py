@@ -12,6 +12,7 @@ group/tree.py's, and what applying means update.py's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -274,6 +275,8 @@ class StepInHand:
         self.session.body.end(self.index)
         exchange.buffers.restore()  # of a share that was broken off
         self._look_since_boundary()
+        with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
+            exchange.announced.look()
         self._recovery.recover(lost, f"in the exchange of step {self.index}")
         agreed = self._state.agreed
         if self._state.step > self.index and agreed is not None:

@@ -191,7 +191,7 @@ class Hub:
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
             case Bye():
-                self._going_on.has_departed(node)
+                self._going_on.departs(node)
                 self.loses(node, dead=False)
             case Exited():
                 self._on_exited(now_s, said)
@@ -231,12 +231,12 @@ class Hub:
     def without(self, now_s: float, node: str, *, departed: bool) -> list[Order]:
         """Of a node that is not to be waited for. departed: it has said that it goes"""
         if departed:
-            self._going_on.has_departed(node)
+            self._going_on.departs(node)
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
         """The node of this hub leaves. From here on nothing is decided: whoever comes is told where to go."""
-        self._going_on.has_departed(node)
+        self._going_on.departs(node)
         self.loses(node, dead=False)
         next_hub = self._nodes.next_hub()
         orders = self.follows(now_s)

@@ -65,6 +65,11 @@ class Reports:
         self._going_on.reported(node, report)
         self._end.finished |= report.finished
         self._end.is_saved(report.saved)
+        if report.view is not None and self._is_newer(report.view):
+            self._workers.learn(report.view)
+            self._learned = report.view
+            self._takeover.learned_of_view(now_s)
+            self._forms_under_another = True
         for one in report.workers.values():
             worker = Worker(one.worker, node, one.local_rank, since_s=now_s, started_s=now_s, within=one.generation)
             self._workers.add(worker)
@@ -74,11 +79,6 @@ class Reports:
                 self._said_before(now_s, worker, said)
         for one_before in report.ended:
             self._endings.happened(now_s, one_before.at(node), age_s=one_before.at_s)
-        if report.view is not None and self._is_newer(report.view):
-            self._workers.learn(report.view)
-            self._learned = report.view
-            self._takeover.learned_of_view(now_s)
-            self._forms_under_another = True
         self._fresh = True
         coordinator = self._workers.coordinator()
         if coordinator is not None and coordinator.node == node and self._beacon is not None:
@@ -92,7 +92,7 @@ class Reports:
         self._let_wait_again()
         members_of: dict[str, list[Worker]] = {}
         for worker in self._workers:
-            if worker.within:
+            if worker.within and worker.status != WorkerStatus.READY:
                 members_of.setdefault(worker.node, []).append(worker)
         return [node for node, members in members_of.items() if self._was_moved_on_from(node, members)]
 
@@ -145,7 +145,7 @@ class Reports:
                 worker.at = BOUNDARY if isinstance(said, Leaving) else said.at
                 worker.joins = not isinstance(said, Leaving) or said.joins
                 self._endings.applied(worker.step)
-                self._workers.broken |= said.lost
+                self._workers.broken |= said.lost and worker.within == self._workers.generation
             case Failed():
                 worker.failed = said
 

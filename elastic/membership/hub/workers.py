@@ -175,8 +175,8 @@ class Workers:
         return True
 
     def learn(self, view: NewView) -> None:
-        """Of another hub's, which its members are in."""
-        self.generation, self.view = view.generation, tuple(view.workers)
+        """Of another hub's, which its members are in: what was known is of an older one."""
+        self.generation, self.view, self.broken = view.generation, tuple(view.workers), False
         self.view_nodes = dict(zip(view.workers, view.nodes, strict=True))
         self.nodes = frozenset(view.nodes)
         self.claim = number_of(view.claim)

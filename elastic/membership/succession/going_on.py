@@ -94,7 +94,7 @@ class GoingOn:
 
     # who is where
 
-    def has_departed(self, node: str) -> None:
+    def departs(self, node: str) -> None:
         """It has said that it goes."""
         self._departed.add(node)
 
