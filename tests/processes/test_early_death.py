@@ -28,18 +28,19 @@ MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
 
-def judged(run: Cluster, reference: End) -> End:
+def judged(run: Cluster, reference: End, *, all_reached: bool = True) -> End:
     end = run.finish(within_s=240, reference=reference.events)
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
-    assert (end.left_behind, end.not_reached) == ((), ()), end.output
+    assert end.left_behind == (), end.output
+    assert not (all_reached and end.not_reached), end.output
     assert sum(event["event"] == "finished" for event in end.events) >= 1
     return end
 
 
-def disturbed(cluster: MakeCluster, undisturbed: Undisturbed, *faults: Fault) -> End:
+def disturbed(cluster: MakeCluster, undisturbed: Undisturbed, *faults: Fault, all_reached: bool = True) -> End:
     plan = Plan((Join(At(JOINED, "forward")), *faults))
     run = cluster(plan=plan, overrides=Overrides(joins_await_s=JOINS_AWAIT_S), **NODES)
-    return judged(run, undisturbed(steps=STEPS, seed=7))
+    return judged(run, undisturbed(steps=STEPS, seed=7), all_reached=all_reached)
 
 
 def workers(end: End) -> list[str]:
@@ -85,10 +86,11 @@ def test_a_worker_is_killed_while_the_agent_of_another_node_is(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, agent_of: int, dies: int
 ) -> None:
     """In half of the cases it has the hub: the other agent takes over, and in its node a worker is dying.
-    Later in the step the loss of the agent may be known before, and the other never comes to its moment."""
+    On a busy machine the loss of the agent may be known first, and then the worker never comes to its moment."""
     faults = KillAgent(agent_of, At(STEP, "forward")), Kill(dies, At(STEP, "backward"))
-    end = disturbed(elastic_cluster, elastic_undisturbed, *faults)
+    end = disturbed(elastic_cluster, elastic_undisturbed, *faults, all_reached=False)
     assert end.exit_code == -signal.SIGKILL, end.output
     assert len(taken_over(end)) == (agent_of == HUB), end.output
-    node = workers(end)[agent_of : agent_of + 2]
-    assert set(lost(end)) == {*node, workers(end)[dies]}, end.output
+    assert end.not_reached in ((), (f"step {STEP} backward: kill w{dies}",)), end.output
+    node, killed = workers(end)[agent_of : agent_of + 2], [] if end.not_reached else [workers(end)[dies]]
+    assert set(lost(end)) == {*node, *killed}, end.output
