@@ -73,7 +73,6 @@ def commits(folder: str, helpers: int, plan: Plan | None, saves: int = 1) -> tup
             until(Path(folder, f"ready-{number}"))
         for step in range(1, saves + 1):
             saving = runs.save(step, state(), blocking=False)
-            assert saving.likely_left_s is None, "nobody knows yet"
             left_s: list[float] = []
             while not saving.done:
                 left_s += [] if saving.likely_left_s is None else [saving.likely_left_s]
