@@ -17,7 +17,9 @@ from typing import Any
 from elastic.membership.progress import LIMITED, Phase
 
 STORAGE = (Phase.READING, Phase.SAVING, Phase.LOADING)  # whoever stands here may wait for something outside the machine
-ALONE = 5.0  # so many times its limit one that nobody waits for may stand there: only it holds the run's state
+# so many times its limit one that nobody waits for may stand there, since only it holds the run's state; and half as
+# long as a stall may last: its successor is to show whether it was the place
+ALONE = 5.0
 STALL_LIMITS = 20  # how many times --hang-limit all may stand still at one place: ten minutes, unless it is given
 # one that came to a place later, and has been quiet for this part of the other's time, is stuck as well
 TOGETHER = 0.25
@@ -81,13 +83,18 @@ class Hung:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """All that do not wait stand at one place. bound_s: the run ends once they have stood there for so long."""
+    """All that do not wait stand at one place.
+
+    bound_s     the run ends once they have stood there for so long
+    patience_s  the only one, who may be at fault, is killed after so long; None: nobody is killed for it
+    """
 
     at: PhaseOfStep
     workers: tuple[str, ...]
     waiting: int
     quiet_s: float
     bound_s: float
+    patience_s: float | None = None
 
     @property
     def is_over_bound(self) -> bool:
@@ -108,6 +115,8 @@ class Stall:
 
     def __str__(self) -> str:
         blame = "is its storage stalled?" if self.at[0] in STORAGE else "is it slow for all of them?"
+        if self.patience_s is not None:
+            return f"{self.standing}: {blame} It is killed and replaced if that lasts {self.patience_s:.0f} s"
         return f"{self.standing}: {blame} Nobody is killed for it; the run ends if it lasts {self.bound_s:.0f} s"
 
 
@@ -127,7 +136,9 @@ def judge(
     together = [one for one in active if one.at == suspect.at and one.quiet_s >= TOGETHER * suspect.quiet_s]
     waiting = len(seen) - len(active)
     at_storage = suspect.phase in STORAGE
-    alone = len(sightings) == 1 and at_storage and suspect.quiet_s <= ALONE * suspect.limit_s
+    bound_s = max(stall_s, 2 * suspect.limit_s)
+    patience_s = min(ALONE * suspect.limit_s, bound_s / 2)
+    alone = len(sightings) == 1 and at_storage and suspect.quiet_s <= patience_s
     moved = at_storage and suspect.at in killed_at  # the one before was killed, and that did not help
     if len(seen) == len(sightings) and together == active and (len(together) > 1 or alone or moved):
         return Stall(
@@ -135,6 +146,7 @@ def judge(
             workers=tuple(one.worker for one in together),
             waiting=waiting,
             quiet_s=suspect.quiet_s,
-            bound_s=max(stall_s, 2 * suspect.limit_s),
+            bound_s=bound_s,
+            patience_s=patience_s if alone and not moved else None,
         )
     return Hung(suspect)

@@ -73,6 +73,22 @@ def test_a_lone_worker_at_its_storage_is_waited_for_a_while_since_it_alone_holds
     assert isinstance(judged(at("a", Phase.READING, 31), silent=1), Hung)
 
 
+@pytest.mark.parametrize(
+    ("times", "patience_s"), [(1, 150.0), (10, 300.0), (16, 480.0)], ids=["ordinary", "may compile", "after losses"]
+)
+def test_a_lone_worker_that_hangs_is_replaced_before_the_run_ends(times: int, patience_s: float) -> None:
+    """Where it may stand for long by itself, five times that came later than the end of the run."""
+    limit_s = LIMIT_S * times
+    for quiet_s in range(int(patience_s) + 1, 2000):
+        assert isinstance(judged(at("a", Phase.READING, quiet_s, limit_s=limit_s)), Hung), quiet_s
+
+
+def test_people_are_told_what_becomes_of_a_lone_worker() -> None:
+    assert str(judged(at("a", Phase.READING, 31))).endswith("It is killed and replaced if that lasts 150 s")
+    successor = judged(at("b", Phase.READING, 31), killed_at=[(Phase.READING, 7)])
+    assert "Nobody is killed for it; the run ends if it lasts 600 s" in str(successor)
+
+
 def test_a_stall_has_a_bound() -> None:
     for quiet_s, over in ((599.0, False), (601.0, True)):
         found = judged(at("a", Phase.READING, quiet_s), at("b", Phase.READING, quiet_s))
@@ -133,6 +149,18 @@ def test_a_stall_on_two_nodes_is_told_once_and_kills_nobody() -> None:
         assert sees(stage, at("B0", Phase.READING, quiet_s)).orders == []
     assert stage.later(10).only("status")["text"].startswith("dataset[i] for step 7 goes on, after 600 s")
     assert stage.later(10).orders == []
+
+
+def test_a_lone_worker_is_killed_as_soon_as_people_were_told() -> None:
+    """It was, a limit later: as if it were the last of several that stood still together."""
+    stage = trains(1)
+    sees(stage, at("A0", Phase.READING, 31))
+    assert (killed(stage), stage.only("status")["text"][-8:]) == ([], "ts 150 s")
+    stage.later(1)
+    for quiet_s in range(32, 151):
+        assert killed(sees(stage, at("A0", Phase.READING, quiet_s))) == []
+        stage.later(1)
+    assert killed(sees(stage, at("A0", Phase.READING, 151))) == ["A0"]
 
 
 def test_when_a_stall_is_over_the_last_one_to_go_on_is_not_killed_for_having_stood_there() -> None:

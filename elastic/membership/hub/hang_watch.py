@@ -90,7 +90,7 @@ class HangWatch:
 
     def _note_stall(self, now_s: float, stall: Stall | None, *, ending: bool) -> Iterator[Finding]:
         before, self._stall = self._stall, stall
-        if stall is not None:
+        if stall is not None and stall.patience_s is None:
             self._stalled = stall.at, now_s
         if stall is not None and stall.is_over_bound:
             yield EndRun(
