@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PROC = Path("/proc")
@@ -140,6 +140,35 @@ def signal_at_parents_end(number: int) -> None:
     Whose parent has ended already gets none: look at os.getppid() afterwards. Elsewhere than on Linux nothing happens.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a terminal whose keys send signals."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def lead_group() -> None:
+    """This process, just forked, leads a group of its own, which a terminal's Ctrl-C does not reach.
+
+    Where there is no terminal it stays in its parent's session: the kernel then wakes it, by SIGHUP and SIGCONT, if it
+    is stopped as its parent ends (setpgid(2) and _exit(2), of newly orphaned groups). Nothing else would, and a signal
+    asked for by `signal_at_parents_end` would not be heard. With a terminal it has a session of its own: a group beside
+    the terminal's is stopped by asking it anything.
+    """
+    if has_terminal():
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
+
+
+def leading_group() -> dict[str, Any]:
+    """The same for a program, as arguments of subprocess.Popen, which cannot do it before Python 3.11."""
+    in_session = sys.version_info >= (3, 11) and not has_terminal()
+    return {"process_group": 0} if in_session else {"start_new_session": True}
 
 
 def name_process(name: str) -> None:

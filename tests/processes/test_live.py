@@ -233,6 +233,14 @@ def test_a_killed_agent_leaves_nothing_behind(elastic_cluster: MakeCluster, elas
 
 
 @pytest.mark.nightly(sample=1, of="losses in a live run")
+def test_a_worker_that_is_stopped_as_its_agent_is_killed_is_not_left_behind(elastic_cluster: MakeCluster) -> None:
+    """It heard nothing of that for as long as nobody woke it."""
+    faults = Stop(1, At(12, "forward")), KillAgent(2, At(12, "backward"))
+    killed = live(elastic_cluster, faults, steps=60).finish(within_s=240)
+    assert (killed.exit_code, killed.left_behind, killed.not_reached) == (-signal.SIGKILL, (), ())
+
+
+@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

@@ -7,8 +7,9 @@ Promises  the script sees itself as `__main__` (main_module.py), and ends like a
           atexit functions run, files are flushed, SystemExit means what it means.
           An exception goes to the agent with its trace before the process ends. It is printed by the one who can
           do it once: the agent, where all workers share a stderr, else the worker.
-          A worker has its own session, so that a terminal's Ctrl-C reaches the agent alone; it gets SIGTERM when
-          the agent dies. SIGUSR2 prints the stacks of all threads.
+          A worker leads a group of its own, so that a terminal's Ctrl-C reaches the agent alone; it gets SIGTERM when
+          the agent dies, and is woken if it is stopped then (linux.lead_group). SIGUSR2 prints the stacks of all
+          threads.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def in_fork(agent: socket.socket, environ: Mapping[str, str], command: Sequence[
     """In a process that the agent has just forked. environ: of its workers; torch was loaded in the same one."""
     status = 1
     try:
-        os.setsid()
+        linux.lead_group()
         linux.keep_only(agent.fileno())
         os.environ.clear()
         os.environ.update(environ)
@@ -202,7 +202,7 @@ def _fork() -> int:
 
 
 def _wait_to_be_a_worker(requests: socket.socket) -> bool:
-    os.setsid()
+    linux.lead_group()
     linux.name_process(SPARE)
     data, fds = _receive(requests)
     if not data:

@@ -2,7 +2,7 @@
 
     the warm process (warm/process.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
 
-Promises  every worker is a child of this process, whoever forked it, in a session of its own, with the descriptors
+Promises  every worker is a child of this process, whoever forked it, leading a group of its own, with the descriptors
           that it was given and no others.
           A warm process that dies is replaced; one that cannot be forked from is not used, and the reason is said once.
 """
@@ -188,7 +188,7 @@ class Starter:
             env=self._env,
             stdin=subprocess.DEVNULL,
             pass_fds=(its.fileno(),),
-            start_new_session=True,
+            **linux.leading_group(),
         )
         process.returncode = 0  # this process waits for its children itself
         return process.pid
@@ -249,7 +249,7 @@ class Starter:
             stdout=request.fds.get("stdout"),
             stderr=request.fds.get("stderr"),
             pass_fds=tuple(fds.values()),
-            start_new_session=True,
+            **linux.leading_group(),
         )
         process.returncode = 0  # the agent waits for its workers itself
         self.started(request.token, process.pid)
