@@ -255,7 +255,7 @@ def _canonical(url: str) -> str:
     protocol, separator, path = url.partition("://")
     if separator and protocol not in ("file", "local"):
         return url.rstrip("/")
-    return os.path.realpath(path if separator else url)
+    return os.path.realpath(path if separator else os.path.expanduser(url))
 
 
 def _ignored(options: Any, hosts: str, nodes_max: int) -> tuple[str, ...]:

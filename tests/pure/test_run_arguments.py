@@ -234,6 +234,8 @@ def test_two_urls_for_one_run_are_refused_by_the_names_of_both(
     assert "hidden" not in str(refused.value)
 
     alike = {"s3://bucket/run": "s3://bucket/run/", str(tmp_path): f"file://{tmp_path}/", "runs": "./runs/"}
+    alike["~/runs"] = str(Path("~/runs").expanduser())
+    alike[alike["~/runs"]] = "~/runs"  # no shell expands a tilde behind the `=` of a flag
     for variable, endpoint in alike.items():
         monkeypatch.setenv("ELASTIC_URL", variable)
         parse([*meet, f"--rdzv-endpoint={endpoint}", script])

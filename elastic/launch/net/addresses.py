@@ -98,7 +98,7 @@ def none_free(ports: range, where: str, refused: OSError) -> ConfigError:
 
 def is_url(part: str) -> bool:
     """Of --rdzv-endpoint, or a folder; else it is a host."""
-    return "://" in part or part.startswith(("/", "./", "../"))
+    return "://" in part or part.startswith(("/", "./", "../", "~/"))
 
 
 def port_range(text: str) -> range:

@@ -57,7 +57,7 @@ def rendezvous_endpoints(endpoint: str) -> RendezvousEndpoints:
         except ValueError as wrong:
             raise ConfigError(
                 f"--rdzv-endpoint {endpoint}: {wrong}\n  state  nothing was started\n"
-                "  next   name HOST or HOST:PORT, or the run's URL, or a folder that begins with / or ./"
+                "  next   name HOST or HOST:PORT, or the run's URL, or a folder that begins with /, ./ or ~/"
             ) from wrong
     return RendezvousEndpoints(hosts or (() if urls else ("",)), urls[0] if urls else None)
 
