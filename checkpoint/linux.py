@@ -142,6 +142,21 @@ def signal_at_parents_end(number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def open_standard_streams() -> None:
+    """Those that the caller has closed (`2>&-`) lead to nothing from now on.
+
+    Else the next file or socket would have the number of one of them, and be sent what is printed. Before anything is
+    opened.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
 def has_terminal() -> bool:
     """Whether this process has a terminal whose keys send signals."""
     try:

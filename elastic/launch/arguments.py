@@ -121,6 +121,8 @@ _EPILOG = (
     "joined later; 130 interrupted."
 )
 
+_UNHEARD = {signal.SIGKILL, signal.SIGSTOP}
+
 
 def parser() -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = get_args_parser()
@@ -315,6 +317,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--signals-to-handle: there is no signal {unknown}") from None
     except (ValueError, AssertionError, RuntimeError) as wrong:
         raise ConfigError(str(wrong)) from wrong
+    if unheard := _UNHEARD.intersection(leave_on):
+        raise ConfigError(f"--signals-to-handle: no process hears {min(unheard).name}; name others, such as SIGTERM")
     one_node = options.standalone or config.max_nodes == 1
     if options.standalone and config.min_nodes > 1:
         raise ConfigError(f"--standalone is one node, and --nnodes asks for at least {config.min_nodes}")

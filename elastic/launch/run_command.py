@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from checkpoint import linux
 from checkpoint.errors import CheckpointError
 from checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
 from checkpoint.net.secured import prepare
@@ -52,6 +53,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     alive in a thread that may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT,
     after the run was done); and taking torch apart is 0.3 s of a processor, and of who waits for the command.
     """
+    linux.open_standard_streams()
     early = EarlySignals()
     environ = dict(os.environ)  # the workers'
     alone = _prepare_torch()

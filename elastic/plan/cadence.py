@@ -173,6 +173,9 @@ def waste(interval_s: float, *, stall_s: float, mean_s: float, reload_s: float =
     Source: Daly (2006), doi:10.1016/j.future.2004.11.016: a segment of interval t and stall C takes
     M e^(R/M) (e^((t+C)/M) - 1) in the mean. To it is added, once a loss, what was done while a save was under way.
     """
-    segment_s = mean_s * math.exp(reload_s / mean_s) * math.expm1((interval_s + stall_s) / mean_s)
+    try:
+        segment_s = mean_s * math.exp(reload_s / mean_s) * math.expm1((interval_s + stall_s) / mean_s)
+    except OverflowError:  # nothing comes through for so long
+        return 1.0
     lost_s = max(0.0, durable_s - stall_s) * segment_s / mean_s
     return 1.0 - interval_s / (segment_s + lost_s)

@@ -134,7 +134,7 @@ class _Run:
     def outcome(self) -> Outcome:
         self.parts = dict.fromkeys(PARTS, 0.0)
         policy, length_s = self.policy, self.trace.length_s
-        seen = self.trace.delayed(policy.arrive_s) if policy.survives else self.trace
+        seen = self.trace.delayed(policy.arrive_s) if policy.arrive_s else self.trace
         self.interval_s = first_s = self._interval_s()
         for change in seen.changes:
             self._go_on_until(min(change.t_s, length_s))

@@ -17,5 +17,7 @@ class Console:
             self.warn(line)
 
     def warn(self, line: str) -> None:
+        if sys.stderr is None:  # it was closed as this process began
+            return
         sys.stderr.write(f"{time.strftime('%H:%M:%S')}  elastic: {line}\n")
         sys.stderr.flush()

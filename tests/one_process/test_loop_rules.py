@@ -103,6 +103,16 @@ def goes_on_to(url: Path, expected: str, *, after: int) -> None:
 # exceptions that a script catches, and loops that it leaves
 
 
+def test_what_no_run_has_saved_is_refused_by_name(tmp_path: Path) -> None:
+    """It was a KeyError of ours, `identity`."""
+    with checkpoint.Checkpointer(tmp_path / "run") as alone:
+        alone.save(5, {"w": torch.zeros(3)})
+    with pytest.raises(IdentityMismatch, match=r"checkpoint step 5 in \S* is not an elastic.Run's(.|\n)*next"):
+        Small(tmp_path / "run").train()
+    with checkpoint.Checkpointer(tmp_path / "run") as alone:
+        assert [one.step for one in alone.verify() if one.ok] == [5]
+
+
 def test_an_update_that_raised_and_was_caught_is_not_saved_as_the_end(tmp_path: Path, undisturbed: str) -> None:
     """A `try` around the loop must not turn a model that is torn between two optimizers into a finished run."""
 

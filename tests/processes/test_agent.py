@@ -280,6 +280,18 @@ def test_a_module_runs_as_python_m_would(run: Run, tmp_path: Path) -> None:
         assert "near __main__ pack.go ['a', '--b']" in launch.succeed(within_s=WITHIN_S)
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_streams_are_closed_runs(closed: str, tmp_path: Path) -> None:
+    """It ended in an AttributeError that nobody saw."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os\nos.write(1, b'')\nopen({str(tmp_path)!r} + '/' + os.environ['LOCAL_RANK'], 'w').close()\n"
+    )
+    command = f"exec {sys.executable} -m elastic run --standalone --nproc-per-node=2 {script} {closed}"
+    assert subprocess.run(["sh", "-c", command], check=False, timeout=WITHIN_S).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_notice_to_the_agent_ends_everything_with_status_0(run: Run, number: signal.Signals) -> None:
     launch = run(STAY, "--nproc-per-node=2")

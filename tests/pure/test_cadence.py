@@ -77,6 +77,12 @@ def test_the_expected_waste_is_the_waste_of_brute_force(interval_s: float, durab
     assert expected == pytest.approx(brute_waste(lifetimes, interval_s, stall_s, durable_s), rel=0.03)
 
 
+def test_where_nothing_comes_through_all_is_wasted() -> None:
+    """It was an OverflowError: an upload of a byte a second, in a plan."""
+    assert waste(1e9, stall_s=1.0, mean_s=1.0) == 1.0
+    assert waste(1.0, stall_s=1.0, mean_s=1.0, reload_s=1e9) == 1.0
+
+
 def test_until_a_save_is_measured_a_run_saves_every_minute() -> None:
     found = decide(stall_s=None, durable_s=None, losses=Losses())
     assert (found.seconds, found.bound) == (60.0, Bound.UNMEASURED)

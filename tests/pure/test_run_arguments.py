@@ -134,6 +134,8 @@ def test_the_way_workers_start_can_be_chosen(script: str) -> None:
         ["--max-restarts=-1"],
         ["--nnodes=0"],
         ["--signals-to-handle=SIGNONE"],
+        ["--signals-to-handle=SIGTERM,SIGKILL"],
+        ["--signals-to-handle=SIGSTOP"],
     ],
     ids=" ".join,
 )

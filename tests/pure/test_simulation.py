@@ -99,6 +99,16 @@ def test_who_joins_is_taken_in_once_ready_and_the_fleet_is_faster_then() -> None
     assert (found.steps, found.ideal) == (12, 16)
 
 
+def test_a_restart_waits_for_machines_to_arrive_too() -> None:
+    """Ready at once, they made a fleet that restarts look better than one that survives, by what they took to boot."""
+    at_once, later = (
+        simulate(trace("0+a 10-a 10+b", 40), Policy(**RESTARTS, arrive_s=arrive_s, interval_s=3.0), one_a_second)
+        for arrive_s in (0.0, 12.0)
+    )
+    parts(at_once, useful=28, lost=2, starting=10)
+    parts(later, useful=16, lost=2, starting=10, waiting=12)
+
+
 def test_who_joins_a_restarting_run_takes_everything_back_or_waits_for_the_next_save() -> None:
     at_once = simulate(trace("0+a 9.5+b", 20), Policy(**RESTARTS, interval_s=3.0), one_a_second)
     parts(at_once, useful=8, lost=1.5 + 0.5, starting=10)

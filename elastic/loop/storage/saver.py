@@ -24,7 +24,7 @@ import torch
 import checkpoint
 from checkpoint.load.spool import Spool
 from elastic.config import Config
-from elastic.errors import Evicted, SavesFailed
+from elastic.errors import Evicted, IdentityMismatch, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
@@ -165,6 +165,15 @@ class Saver:
             if spool is not None:
                 spool.end()
                 self.read_ahead_bytes = spool.taken
+        if not found.meta.keys() >= {"identity", "position"}:
+            raise IdentityMismatch(
+                f"checkpoint step {found.step} in {self.where} is not an elastic.Run's: it was imported, or saved by a "
+                "Checkpointer alone, and does not say which examples were trained on\n"
+                "  state  nothing was loaded or written\n"
+                "  next   give the run a URL of its own; what is here is loaded before it, by "
+                "checkpoint.Checkpointer(url).read()",
+                {},
+            )
         accepted = identities.check(
             self._identity,
             found.meta["identity"],
