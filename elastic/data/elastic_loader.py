@@ -300,6 +300,11 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
 def _check(dataset: Any, options: Mapping[str, Any]) -> None:
     for name in options.keys() & _INSTEAD:
         raise ConfigError(f"{name} = {options[name]!r}: an ElasticLoader takes none\n  next   {_INSTEAD[name]}")
+    if not options.get("in_order", True):
+        raise ConfigError(
+            "in_order = False: a loader whose batches come in another order than they are counted in would lose some "
+            "on a resume, and repeat others\n  next   leave it out"
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"the dataset is a {type(dataset).__name__}; expected one with dataset[i] and len(dataset)\n"

@@ -250,6 +250,7 @@ def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
     [
         ({"shuffle": True}, "shuffle = True: an ElasticLoader takes none"),
         ({"sampler": [1]}, "deals the examples out"),
+        ({"in_order": False}, "would lose some on a resume"),
         ({"batch_sampler": [[1]]}, "give batch_size="),
         ({"drop_last": True}, 'last_batch="drop"'),
         ({"rank": 1}, "rank = 1 and world_size = None"),
