@@ -12,6 +12,7 @@ It is no DataLoader itself: Trainers would shard it a second time.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.data.data_plan import DataPlan, LastBatch, StepPlan
-from elastic.errors import ConfigError, IdentityMismatch
+from elastic.errors import ConfigError, IdentityMismatch, LoaderTimeout
 from elastic.membership import environment
 
 STATE_VERSION = 1
 TIMEOUT_S = 600
+
+_POLL_S = 5.0
 
 _STEPS_MAX = 2**48
 _NEXT = "  next   hand over what ElasticLoader.state_dict() gave"
@@ -86,7 +89,7 @@ class ElasticLoader:
         read_ahead: bool = False,
         **options: Any,
     ) -> None:
-        _check(dataset, options)
+        _check(dataset, batch_size, last_batch, options)
         self.dataset = dataset
         self.batch_size = batch_size
         self._plan = DataPlan(
@@ -104,8 +107,10 @@ class ElasticLoader:
         self._step = 0
         self._counted = False
         self._pass = _Pass(0, 0)
-        timeout = {"timeout": TIMEOUT_S} if options.get("num_workers") else {}
-        self._batches = DataLoader(dataset, batch_sampler=_Parts(self._requests), **{**timeout, **options})
+        # DataLoader looks whether its processes live when a wait is over, or every 5 s where there is no timeout.
+        self._timeout_s = options.pop("timeout", TIMEOUT_S) if options.get("num_workers") else 0
+        polled = {"timeout": min(self._timeout_s, _POLL_S)} if self._timeout_s else {}
+        self._batches = DataLoader(dataset, batch_sampler=_Parts(self._requests), **{**options, **polled})
         _loaders.add(self)
 
     @property
@@ -197,12 +202,28 @@ class ElasticLoader:
             if batches is None:  # only now: an iterator that is dropped unused starts no process
                 batches = iter(self._batches)
             try:
-                batch = next(batches)
+                batch = self._next(batches, current)
             except StopIteration:
                 current.ended = True
                 return
             current.given += 1
             yield batch
+
+    def _next(self, batches: Iterator[Any], current: _Pass) -> Any:
+        until_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return next(batches)
+            except RuntimeError as error:  # DataLoader raises nothing narrower
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+                if time.monotonic() >= until_s:
+                    raise LoaderTimeout(
+                        f"the loader processes gave no batch within timeout = {self._timeout_s:g} s\n"
+                        "  state  nothing of it was trained on: a resume goes on with this batch\n"
+                        "  next   look at what dataset[i] waits for; timeout= for reads that may take longer",
+                        request=self._request(current, current.first + current.given),
+                    ) from error
 
     @property
     def _beginning(self) -> int:
@@ -231,9 +252,12 @@ class ElasticLoader:
         """Of the iteration that begins."""
         current = self._pass
         for step in range(current.first, current.end):
-            plan = self._plan.step(step)
-            # Whoever has no part computes with rank 0's, at weight 0: DDP needs a backward pass of it.
-            yield _part_of(plan, current.rank, current.world_size) or _part_of(plan, 0, current.world_size)
+            yield self._request(current, step)
+
+    def _request(self, current: _Pass, step: int) -> list[int]:
+        plan = self._plan.step(step)
+        # Whoever has no part computes with rank 0's, at weight 0: DDP needs a backward pass of it.
+        return _part_of(plan, current.rank, current.world_size) or _part_of(plan, 0, current.world_size)
 
 
 @dataclass
@@ -297,7 +321,7 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
     return rank, world_size
 
 
-def _check(dataset: Any, options: Mapping[str, Any]) -> None:
+def _check(dataset: Any, batch_size: int, last_batch: LastBatch, options: Mapping[str, Any]) -> None:
     for name in options.keys() & _INSTEAD:
         raise ConfigError(f"{name} = {options[name]!r}: an ElasticLoader takes none\n  next   {_INSTEAD[name]}")
     if not options.get("in_order", True):
@@ -309,6 +333,11 @@ def _check(dataset: Any, options: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"the dataset is a {type(dataset).__name__}; expected one with dataset[i] and len(dataset)\n"
             "  next   an order that resumes at any number of ranks needs random access: index the stream's examples"
+        )
+    if last_batch == "carry" and isinstance(batch_size, int) and batch_size > len(dataset):
+        raise ConfigError(
+            f'last_batch = "carry" and batch_size = {batch_size} of {len(dataset)} examples: some epochs would have no '
+            f"batch of their own\n  next   batch_size <= {len(dataset)}, or a ConcatDataset of the data several times"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from types import FrameType
 
@@ -17,15 +18,17 @@ class SignalPipe:
     """From its making until `restore` these signals do nothing but arrive here. Main thread only.
 
     Of several (two runs that are open at once) the newest gets them. They may be restored in any order.
+    A forked child hears its signals as if there were none; what it does with its copies reaches nobody.
 
-    fd  can be read from when one has arrived
+    fd        can be read from when one has arrived
+    handlers  by signal: what restoring gives back
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.fd, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, _nothing) for number in numbers}
+        self.handlers = {number: signal.signal(number, _nothing) for number in numbers}
         _pipes.append(self)
 
     def read(self) -> bytes:
@@ -33,26 +36,56 @@ class SignalPipe:
         return os.read(self.fd, _READ)
 
     def wake(self) -> None:
-        os.write(self._write, bytes([WOKEN]))
+        if self._write >= 0:
+            os.write(self._write, bytes([WOKEN]))
 
     def restore(self) -> None:
         """The signals belong to whom they belonged before, but for those that somebody has taken since: where that is a
         newer pipe, it has them until it is restored itself."""
+        if self not in _pipes:
+            return
         _pipes.remove(self)
         newer = next((pipe for pipe in _pipes if pipe._wakeup == self._write), None)
         if newer is None:
             signal.set_wakeup_fd(self._wakeup)
         else:
             newer._wakeup = self._wakeup  # and not this pipe, which is about to be closed
-        for number, handler in self._handlers.items():
-            if newer is not None and number in newer._handlers:
-                newer._handlers[number] = handler
+        for number, handler in self.handlers.items():
+            if newer is not None and number in newer.handlers:
+                newer.handlers[number] = handler
             elif signal.getsignal(number) is _nothing:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def close(self) -> None:
-        os.close(self.fd)
-        os.close(self._write)
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self._write)
+            self.fd = self._write = -1
+
+
+class _Fork:
+    """In the thread that forks: no handler runs in the child as long as it would write to the parent."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+
+    def begin(self) -> None:
+        numbers = {number for pipe in _pipes for number in pipe.handlers}
+        self._here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+    def end(self) -> None:
+        if self._here.mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
+
+    def end_in_child(self) -> None:
+        for pipe in reversed([*_pipes]):
+            pipe.restore()
+            pipe.close()
+        self.end()
+
+
+_fork = _Fork()
+os.register_at_fork(before=_fork.begin, after_in_parent=_fork.end, after_in_child=_fork.end_in_child)
 
 
 def is_taken(number: signal.Signals) -> bool:

@@ -20,6 +20,7 @@ class ProcessNotices:
     def __init__(self, signals: SignalNotices, sources: Sequence[Source] = (), *, say: Callable[[str], None]) -> None:
         self.leave: Notice | None = None
         self._signals = signals
+        self._say = say
         self._watcher = Watcher(sources, tell=self._on_notice, say=say)
         self._tell: Callable[[Notice], None] | None = None
         self._hints: list[Notice] = []
@@ -28,7 +29,11 @@ class ProcessNotices:
     def install(self, tell: Callable[[Notice], None] | None = None) -> None:
         """tell  called with each notice to leave, in the thread that it comes in"""
         self._tell = tell
-        self._signals.install(self._on_notice)
+        if not self._signals.install(self._on_notice):
+            self._say(
+                "notices begin in a thread that is not the main one, where Python takes no signals: SIGTERM ends this "
+                "process at once; enter the with-block in the main thread"
+            )
         self._watcher.start()
 
     def close(self, *, gone: bool = False) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from checkpoint import linux
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.membership.signal_pipe import WOKEN, SignalPipe
+from elastic.preemption import loader_processes
 from elastic.preemption.notice import Notice
 
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -58,22 +59,25 @@ class SignalNotices:
         self._taken: list[signal.Signals] = []
         self._tell: Callable[[Notice], None]
 
-    def install(self, tell: Callable[[Notice], None]) -> None:
-        """tell  called with each notice, in the thread that reads them
+    def install(self, tell: Callable[[Notice], None]) -> bool:
+        """False: outside the main thread Python cannot take signals, and there will be no notices.
 
-        Outside the main thread Python cannot take signals: then there are no notices.
+        tell  called with each notice, in the thread that reads them
         """
         self._tell = tell
         if threading.current_thread() is not threading.main_thread():
-            return
+            return False
         self._taken = [one for one in self._numbers if one != signal.SIGUSR1 or _is_free(one)]
         self._pipe = SignalPipe(self._taken)
+        loader_processes.keep(self._taken)
         self._thread = threading.Thread(target=self._watch, args=[self._pipe], name="elastic-notices", daemon=True)
         self._thread.start()
+        return True
 
     def close(self) -> None:
         if self._thread is None or self._pipe is None:
             return
+        loader_processes.let_go(self._taken)
         self._pipe.restore()
         self._pipe.wake()
         self._thread.join(timeout=5)

@@ -90,6 +90,29 @@ def test_a_job_leaves_whole_is_queued_again_and_goes_on(
     assert re.findall(r"^begun (\d+)$", said, re.M) == [str(again) for again in range(len(left) + 1)], said
 
 
+OWN_LOOP = """
+export TMPDIR=/var/tmp OMP_NUM_THREADS=1 ELASTIC_NOTICES=none
+cd {root}
+srun --mpi=none --kill-on-bad-exit=0 {python} -m tests.kit.programs.preempted {folder} {left}
+echo "ended with $?"
+"""
+
+
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+def test_a_loop_of_ones_own_leaves_at_a_signal_to_every_process_of_its_step(slurm: Slurm, tmp_path: Path) -> None:
+    """Its loader process is among them, and hears it twice."""
+    (tmp_path / "notes").mkdir()
+    job = slurm.submit(
+        OWN_LOOP.format(root=ROOT, python=sys.executable, folder=tmp_path, left=LEFT), "--ntasks=1", "--time=30"
+    )
+    _until(slurm, "a batch", (tmp_path / "stepped").exists)
+    slurm.ask("scancel", "--signal=TERM", f"{job}.0")
+    _until(slurm, "an empty queue", lambda: not slurm.states())
+    assert f"ended with {LEFT}" in slurm.said(), slurm.said()
+    assert "Traceback" not in slurm.said()
+    assert (tmp_path / "notes" / "left").read_text().endswith(" leaves: SIGTERM\n")
+
+
 def _job(folder: Path, url: Path, hurry: Path, *, flags: str) -> str:
     drill = DrillFolder(folder)
     drill.begin_launch()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Dataset
 
-from elastic import ElasticLoader
+from elastic import ElasticLoader, LoaderTimeout
 from elastic.data.elastic_loader import TIMEOUT_S
 from tests.kit.launch import Launch
 from tests.kit.programs import own_loop, stock_trainer
@@ -209,6 +210,33 @@ class Hanging(Rows):
 
 
 def test_a_loader_process_that_hangs_is_not_waited_for_for_ever() -> None:
-    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
-        next(iter(ElasticLoader(Hanging(40), 4, num_workers=1, timeout=1)))
-    assert ElasticLoader(Rows(40), 4, num_workers=1)._batches.timeout == TIMEOUT_S
+    loader = ElasticLoader(Hanging(40), 4, num_workers=1, timeout=1)
+    with pytest.raises(LoaderTimeout, match="gave no batch within timeout = 1 s") as timeout:
+        next(iter(loader))
+    assert timeout.value.request == next(iter(loader.shares(0)))
+    assert ElasticLoader(Rows(40), 4, num_workers=1)._timeout_s == TIMEOUT_S
+
+
+class Slow(Rows):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.15)
+        return index
+
+
+def test_a_batch_that_takes_longer_than_a_look_at_the_processes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic.data.elastic_loader._POLL_S", 0.1)
+    assert sorted(trained_epoch(ElasticLoader(Slow(8), 4, num_workers=1))) == list(range(8))
+
+
+class Ends(Rows):
+    """As a library does that ends its process in its own way."""
+
+    def __getitem__(self, index: int) -> int:
+        os._exit(0)
+
+
+@pytest.mark.timeout(TIMEOUT_S / 4)
+def test_a_loader_process_that_ends_without_an_error_is_noticed_long_before_the_timeout() -> None:
+    """SIGCHLD's handler, DataLoader's, passes over status 0; what looks at the processes is a wait that ends."""
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(iter(ElasticLoader(Ends(40), 4, num_workers=1)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -112,6 +115,69 @@ def test_without_a_process_group_sigterm_is_a_notice_and_ends_nothing() -> None:
     assert answer == (True, "SIGTERM", None, True)
 
 
+def _with_helper(rank: int, world_size: int) -> Any:
+    """A process of the script's own is ended, as multiprocessing does, and leaves the with-block itself."""
+    with elastic.Preemption(notices="none") as preemption:
+        helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(WITHIN_S,))
+        helper.start()
+        helper.terminate()
+        helper.join(WITHIN_S)
+        if os.fork() == 0:
+            preemption.__exit__(None, None, None)
+            os._exit(0)
+        os.wait()
+        told_falsely = preemption.agreed()
+        os.kill(os.getpid(), signal.SIGTERM)
+        until_s = time.monotonic() + WITHIN_S
+        while not preemption.leaving and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return helper.exitcode, told_falsely, preemption.leaving
+
+
+def test_a_forked_helper_ends_at_its_own_sigterm_which_is_no_notice_to_the_loop() -> None:
+    (answer,) = run_ranks(_with_helper, 1, within_s=WITHIN_S)
+    assert answer == (-signal.SIGTERM, False, True)
+
+
+HANGS = """
+import os, signal, time, elastic
+from torch.utils.data import DataLoader
+
+class Hangs:
+    def __init__(self, writes):
+        self.writes = writes
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        os.write(self.writes, b"!")
+        while True:
+            time.sleep(60)
+
+os.setpgrp()
+with elastic.Preemption(notices="none") as preemption:
+    reads, writes = os.pipe()
+    batches = iter(DataLoader(Hangs(writes), num_workers=1, {options}))
+    os.read(reads, 1)
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(1)
+    assert all(process.is_alive() for process in batches._workers), "a loader process has left"
+    preemption.exit()
+"""
+
+
+@pytest.mark.parametrize("options", ["", "persistent_workers=True"])
+def test_a_loader_process_that_hangs_stays_at_its_groups_signal_and_ends_with_the_script(options: str) -> None:
+    script = subprocess.run(
+        [sys.executable, "-c", HANGS.format(options=options)],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert script.returncode == 75, script.stderr
+    assert "Traceback" not in script.stderr
+
+
 @pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize(
     ("workers", "by_signal", "statuses"),
@@ -120,7 +186,10 @@ def test_without_a_process_group_sigterm_is_a_notice_and_ends_nothing() -> None:
 def test_who_starts_jobs_learns_that_this_one_has_left_and_why(
     tmp_path: Path, workers: int | None, by_signal: bool, statuses: set[int]
 ) -> None:
-    """torchrun's own status says nothing: 0 where all workers have left, 1 where it was told itself."""
+    """torchrun's own status says nothing: 0 where all workers have left, 1 where it was told itself.
+
+    It passes the signal on to the whole process group of each worker, loader processes included.
+    """
     note, says = tmp_path / "notes" / "left", tmp_path / "says"
     note.parent.mkdir()
     note.write_text("of an earlier start")

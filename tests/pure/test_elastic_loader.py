@@ -259,6 +259,7 @@ def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
         ({"batch_size": 0}, "batch_size = 0"),
         ({"seed": -1}, "seed = -1"),
         ({"last_batch": "pad"}, "last_batch = 'pad'"),
+        ({"last_batch": "carry", "batch_size": 41}, "some epochs would have no batch of their own"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any], said: str) -> None:

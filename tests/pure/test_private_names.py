@@ -105,6 +105,11 @@ ALLOWED = (
         "_utils _workers _worker_pids_set _remove_worker_pids _try_put_index _shutdown_workers",
         "elastic/data/loader_process.py",
     ),
+    Allowed(
+        "what a DataLoader does first in a process, and once it has started some",
+        "_utils _remove_worker_pids _set_worker_pids _set_worker_signal_handlers",
+        "elastic/preemption/loader_processes.py",
+    ),
     Allowed("where multiprocessing puts its files", "_config", "elastic/data/scratch.py"),
     Allowed("torchrun's flags", "_actions _local_ranks_filter _redirects _tee", "elastic/launch/arguments.py"),
     Allowed(
