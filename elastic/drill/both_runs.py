@@ -259,7 +259,7 @@ class Drill:
         hosting = None
         if plan is not None and plan.hosts:
             orphans_s = ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in plan.faults) else 0.0)
-            hosting = OnHosts(self.hosts(nodes, self.folder / "hosts", orphans_s=orphans_s), url)
+            hosting = OnHosts(self.hosts(nodes, self.folder / "hosts", orphans_s=orphans_s))
         cluster = Cluster(
             options.script,
             options.args,

@@ -111,6 +111,7 @@ class Cluster:
             observed=observed,
             overrides=overrides or Overrides(),
             hosting=self._hosting,
+            found_at=self.url if launcher == "elastic" and local_folder(self.url) and "," not in self.url else None,
         )
         self._lifeline = Lifeline(self.folder, at=local_folder(self.url))
         self._joining = JoiningNodes(self.drill, self._start_later, ready=ready and launcher == "elastic")

@@ -185,6 +185,17 @@ def test_a_disk_that_is_full_and_one_that_is_read_only_cost_saves_and_no_step(
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
+def test_a_node_that_comes_when_the_first_is_gone_finds_the_others(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the first one's port, where all of them met, nobody listens any more."""
+    script = [SMALL, "--", "own", "--steps", "60"]
+    faults = "--kill-agent 0@step=20 --join @step=30"
+    assert main(["--workers", "2", "--nodes", "2", *faults.split(), *script]) == HOLDS, capsys.readouterr().out
+    assert re.search(r"workers +1 +2 → 1 → 2 ", capsys.readouterr().out)
+
+
+@pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_what_has_no_end_of_its_own_is_ended_by_the_drill(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A disk is whole for the next launch; who has not left in time is killed, which the run is not blamed for."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -320,3 +322,26 @@ def test_workers_whose_torchrun_is_killed_while_they_start_end(tmp_path: Path) -
         output = launch.output
 
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["events"], output  # no claim in the way
+
+
+GOES_ON = """
+import threading
+from elastic.launch.processes import ending
+
+ending._PATIENCE_S = 0.1
+print("ends")
+release = threading.Event()
+threading.Thread(target=release.wait, name="uploader").start()
+threading.Timer(2.0, release.set).start()
+ending.end(3)
+"""
+
+
+def test_a_worker_whose_script_left_a_thread_that_goes_on_says_whom_it_waits_for() -> None:
+    """It waits, as python does: the thread may write what nobody should miss."""
+    worker = subprocess.run(
+        [sys.executable, "-c", GOES_ON], capture_output=True, text=True, timeout=AT_ONCE_S, check=False
+    )
+    assert worker.returncode == 3
+    assert "waits for threads that go on, as python does: uploader, Thread-1" in worker.stderr
+    assert worker.stdout == "ends\n"

@@ -173,7 +173,7 @@ class Recorded:
 def struck(*faults: Fault, ranks: list[str], tmp_path: Path) -> list[tuple[Any, ...]]:
     """What the drill does as each of them is recorded, by its worker, in that view."""
     hosts = Recorded()
-    on_hosts = OnHosts(cast(Hosts, hosts), "run")
+    on_hosts = OnHosts(cast(Hosts, hosts))
     (tmp_path / "let_go").mkdir()
     cluster = SimpleNamespace(drill=DrillFolder(tmp_path))
     plan = DrillPlan(workers=5, nodes=5, hosts=True, faults=faults)

@@ -1,6 +1,7 @@
 """The nodes of a drill's run on hosts: each is the machine of one, and those that join come on new ones.
 
-They meet at the first host, and at the run's folder, which all of them have: whatever becomes of a cable, it is there.
+They meet at the first host. The run's folder, by which they find each other later, all of them have: whatever becomes
+of a cable, it is there.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ PORT = 29400
 
 
 class OnHosts:
-    """url: the run's folder"""
-
-    def __init__(self, hosts: Hosts, url: str) -> None:
+    def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        self.endpoint = f"{name(1)}:{PORT},{url}"
+        self.endpoint = f"{name(1)}:{PORT}"
         self.machines: dict[int, Machine] = {}  # of this launch, by host
 
     def begin(self) -> None:

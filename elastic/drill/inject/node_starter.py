@@ -29,8 +29,9 @@ Launcher = Literal["elastic", "torchrun"]
 class NodeStarter:
     """Of one run, for all its launches; see Cluster for the meanings.
 
-    script   with its arguments, as for python
-    launches so far
+    script    with its arguments, as for python
+    launches  so far
+    found_at  the run's folder, where nodes find the others once the first, at which they met, is gone; None: nowhere
     """
 
     script: Sequence[str]
@@ -45,6 +46,7 @@ class NodeStarter:
     observed: bool
     overrides: Overrides
     hosting: NodeHosting
+    found_at: str | None
     launches: int = 0
     _secret: str = field(default_factory=generated_secret, repr=False)
 
@@ -96,7 +98,8 @@ class NodeStarter:
             meet = ["--standalone"]
         else:
             nodes = str(self.nodes) if self.nodes == self.nodes_max else f"1:{self.nodes_max}"
-            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.hosting.endpoint}"]
+            endpoint = ",".join(at for at in (self.hosting.endpoint, self.found_at) if at is not None)
+            meet = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
             meet += [f"--rdzv-id=launch-{self.launches}"]
         module = ["elastic", "run"] if self.launcher == "elastic" else ["torch.distributed.run"]
         flags = [*meet, f"--nproc-per-node={workers or per_node}", f"--max-restarts={self.restarts}"]

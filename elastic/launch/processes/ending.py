@@ -18,9 +18,15 @@ import threading
 from typing import NoReturn
 
 _NOT_FLUSHED = 120  # python's
+_PATIENCE_S = 10.0  # with threads of the script's, before it is said who is waited for
 
 
 def end(status: int) -> NoReturn:
+    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
+    if threads:
+        teller = threading.Timer(_PATIENCE_S, _tell, args=(threads,))
+        teller.daemon = True
+        teller.start()
     # Both are private, and what multiprocessing's children end with (CPython 3.10 to 3.14).
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -30,6 +36,14 @@ def end(status: int) -> NoReturn:
     if not _flush() and status == 0:
         status = _NOT_FLUSHED
     os._exit(status & 0xFF)
+
+
+def _tell(threads: list[threading.Thread]) -> None:
+    names = ", ".join(thread.name for thread in threads if thread.is_alive())
+    sys.stderr.write(
+        f"elastic: the script has ended, and its process waits for threads that go on, as python does: {names}\n"
+        "  next   end them, or make them with daemon=True\n"
+    )
 
 
 def _flush() -> bool:
