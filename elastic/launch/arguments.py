@@ -47,9 +47,9 @@ _HELP = {
     "while they were imported. (Unlike torchrun's, which is multiprocessing's start method.)",
     "monitor_interval": "Accepted for torchrun's sake, without effect: deaths are noticed at once.",
     "run_path": "Accepted for torchrun's sake, without effect: the script runs in the worker's interpreter anyway.",
-    "shutdown_timeout": "How long workers may take to leave, or to end after another one of the run, in seconds, before they "
-    f"are killed; a machine that a notice says is there for longer gives them that. They leave at a step boundary, so "
-    f"more than the longest step and a save. Default {LEAVE_S}.",
+    "shutdown_timeout": "How long workers may take to leave, or to end after another one, in seconds, before they are "
+    "killed; a machine that a notice says is there for longer gives them that. They leave at a step boundary, "
+    f"so more than the longest step and a save. Default {LEAVE_S}.",
     "signals_to_handle": "Signals that make this node's workers leave at the next step boundary; SIGTERM, SIGUSR1 and "
     "SIGINT always do. ELASTIC_GRACE_S says how many seconds they have then.",
     "log_dir": "Folder for log files: LOG_DIR/<rdzv id>_<random>/attempt_<n>/<local rank>/stdout.log, where n counts "
