@@ -59,7 +59,6 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     alone = _prepare_torch()
     preloaded = alone if preloaded is None else preloaded
     from elastic.launch.arguments import parse
-    from elastic.launch.meeting import NodesMissing
     from elastic.launch.processes.ending import end
 
     try:
@@ -73,9 +72,6 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     except ConfigError as wrong:
         print(f"elastic run: {wrong}", file=sys.stderr)
         return _USAGE
-    except NodesMissing as missing:
-        print(f"elastic run: {missing}", file=sys.stderr)
-        end(_FAILED)
     except KeyboardInterrupt:  # before the agent takes signals
         return INTERRUPTED
 
@@ -114,20 +110,10 @@ def _run(
     *,
     preloaded: bool,
 ) -> int:
-    from elastic.launch.agent import Agent
-    from elastic.launch.hub.link import HubLink
     from elastic.launch.net.event_loop import EventLoop
-    from elastic.launch.node.notice_hook import NoticeHook
-    from elastic.launch.node.notices import NodeNotices
-    from elastic.launch.node_rules import NodeRules, ThisNode
-    from elastic.launch.processes import children
-    from elastic.launch.processes.quiet_torch import say_errors_only
     from elastic.launch.read_ahead import ReadAhead, known_url
-    from elastic.launch.workers.logs import Logs
     from elastic.launch.workers.start_times import LOADED, StartTimes
     from elastic.launch.workers.starter import Starter
-    from elastic.preemption.setting import sources
-    from elastic.status.terminal import wanted
 
     node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
     timing = StartTimes(arguments.workers, say) if arguments.timing else None
@@ -136,6 +122,20 @@ def _run(
     loop = EventLoop()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
     read_ahead = ReadAhead(known_url(arguments.rdzv_endpoint, environ) if preloaded else None)
+
+    # The rest of this process's imports, while the warm process makes the script's.
+    from elastic.launch.agent import Agent
+    from elastic.launch.hub.link import HubLink
+    from elastic.launch.meeting import NodesMissing
+    from elastic.launch.node.notice_hook import NoticeHook
+    from elastic.launch.node.notices import NodeNotices
+    from elastic.launch.node_rules import NodeRules, ThisNode
+    from elastic.launch.processes import children
+    from elastic.launch.processes.quiet_torch import say_errors_only
+    from elastic.launch.workers.logs import Logs
+    from elastic.preemption.setting import sources
+    from elastic.status.terminal import wanted
+
     hook = NoticeHook(arguments.on_notice, environ, say=say)
     notices = NodeNotices(sources(arguments.notices, environ), hook)
     with contextlib.ExitStack() as stack:
@@ -155,9 +155,12 @@ def _run(
         except LeftEarly as told:
             starter.close()
             return _leave_early(told.number, arguments, hook, say)
-        except BaseException:
+        except BaseException as failure:
             starter.close()
             children.end_all(within_s=0.0)
+            if isinstance(failure, NodesMissing):
+                print(f"elastic run: {failure}", file=sys.stderr)
+                return _FAILED
             raise
         this_node = ThisNode(
             node=node,

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.start [--workers 4] [--quick]
 
 Each is timed from its start until all of its workers have said that they have applied a step; one process's imports,
-until it has said that they are made. Ratios are to those of the same turn: the median, and quartiles. `elastic run
---timing` says of any script where the time went.
+until it has said that they are made: of torch alone, and with those of `elastic.Run` and of the first optimizer, which
+imports torch's compiler. Ratios are to those of the same turn: the median, and quartiles. `elastic run --timing` says
+of any script where the time went.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def main() -> None:
     workers = chosen.workers
     python, standalone = [sys.executable], ["--standalone", f"--nproc-per-node={workers}"]
     ways = {
-        "one process: imports": ([*python, _SCRIPT, "imports"], IMPORTED, 1),
+        "one process: torch": ([*python, _SCRIPT, "imports"], IMPORTED, 1),
+        "one process: all its imports": ([*python, _SCRIPT, "all"], IMPORTED, 1),
         "one process: a step": ([*python, _SCRIPT, "alone"], APPLIED, 1),
         f"torchrun, {workers} workers, DDP": (
             [*python, "-m", "torch.distributed.run", *standalone, _SCRIPT, "ddp"],
@@ -100,14 +102,20 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _show(taken: dict[str, list[float]]) -> None:
-    first = next(iter(taken))
+    torch_alone, all_imports = list(taken)[:2]
     for name, all_s in taken.items():
-        line = f"{name:30} {statistics.median(all_s):6.2f} s"
-        if name != first:
-            ratios = [one / other for one, other in zip(all_s, taken[first], strict=False)]
-            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-            line += f"   ratio {middle:.2f} ({low:.2f} ... {high:.2f})"
+        line = f"{name:32} {statistics.median(all_s):6.2f} s"
+        for other in (torch_alone, all_imports):
+            if name not in (torch_alone, all_imports):
+                line += f"   {_ratio(all_s, taken[other])}"
         print(line)
+    print(f"ratios: to {torch_alone}, to {all_imports}")
+
+
+def _ratio(these_s: Sequence[float], those_s: Sequence[float]) -> str:
+    ratios = [one / other for one, other in zip(these_s, those_s, strict=False)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return f"{middle:.2f} ({low:.2f} ... {high:.2f})"
 
 
 if __name__ == "__main__":

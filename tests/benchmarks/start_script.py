@@ -17,6 +17,12 @@ def main(how: str, url: str) -> None:
     if how == "imports":
         _say(IMPORTED)
         return
+    if how == "all":
+        import elastic
+
+        _ = elastic.Run, torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+        _say(IMPORTED)
+        return
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(512, 32), torch.randint(4, (512,)))
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
