@@ -138,6 +138,26 @@ def part(rank: int, size: int, folder: str) -> tuple[int, list[int]] | None:
         return runs.load(here), here["w"][-2:].tolist()
 
 
+def untied(rank: int, size: int, folder: str) -> None:
+    with ranks_of(folder, rank, size, name="untied") as (runs, _):
+        mesh = init_device_mesh("cpu", (size,))
+        same = torch.arange(4.0)
+        runs.save(1, {"a": same, "b": torch.tensor([0.0, 1, 2, 9]), "p": same, "w": torch.ones(2)})
+        runs.save(2, {"a": same, "b": same.clone(), "p": same.clone(), "w": torch.ones(2)})
+        part, w = distribute_tensor(torch.zeros(4), mesh, [Shard(0)]), torch.zeros(2)
+        here = {"a": part, "b": part, "p": torch.zeros(4), "w": w}
+        with pytest.raises(StateMismatch, match="a: shares memory with b here"):  # which differ on the last rank
+            runs.load(here, step=1)
+        assert not w.any(), "nothing is touched on any rank"
+        assert not part.to_local().any()
+        assert runs.load(here) == 2
+        assert torch.equal(part.full_tensor(), same)
+
+
+def test_two_values_for_one_part_of_a_tensor_are_loaded_on_no_rank(tmp_path: Path) -> None:
+    returned(run_ranks(untied, 2, str(tmp_path)))
+
+
 def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
     assert returned(run_ranks(part, 3, str(tmp_path))) == [None, *[(1, [39_998, 39_999])] * 2]
 
