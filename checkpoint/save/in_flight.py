@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from checkpoint import arguments
 from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
 from checkpoint.format.manifest import Commit
 from checkpoint.net.errors import error_from
@@ -38,10 +39,12 @@ class Rules:
     budget_bytes: int
 
     def __post_init__(self) -> None:
-        if self.when_busy not in ("wait", "skip", "replace"):
-            raise CheckpointError(f"when_busy is {self.when_busy!r}; it can be 'wait', 'skip' or 'replace'")
-        if self.failures_max < 1 or self.finish_s <= 0 or self.budget_bytes < 1:
-            raise CheckpointError("failures_max, finish_s and budget_bytes must be positive")
+        arguments.refuse(
+            arguments.choice("when_busy", self.when_busy, "wait", "skip", "replace"),
+            arguments.count("failures_max", self.failures_max, "after how many failed saves in a row one raises"),
+            arguments.seconds("finish_s", self.finish_s, zero=False),
+            arguments.count("budget_bytes", self.budget_bytes, "how many bytes may be on their way"),
+        )
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import logging
 import os
 import secrets
@@ -190,9 +191,13 @@ class FsspecStorage:
         if self._exclusive is None:
             key = f"claims/probe-{secrets.token_hex(8)}"
             try:
-                self._exclusive = self._honours_create(key)
-            finally:
-                self.delete(key)
+                try:
+                    self._exclusive = self._honours_create(key)
+                finally:
+                    self.delete(key)
+            except NotImplementedError as error:
+                self._exclusive = None
+                raise io.UnsupportedOperation(f"fsspec's {self.url.partition('://')[0]}:// only reads") from error
             if self._exclusive:  # what is lacking, and what follows from it, whoever claims says
                 _log.info("%s creates an object only if it is absent: tried with %s", self.url, key)
         return self._exclusive
