@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from checkpoint import arguments
-from checkpoint.errors import CheckpointError, NoCheckpoint
+from checkpoint.errors import CheckpointError, ClaimLost, NoCheckpoint, SaveDropped
 from checkpoint.format.document import Tree
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Patterns
@@ -426,13 +426,19 @@ class Checkpointer:
             RunMovedOn: Another job has gone on with the run since this one loaded.
             RanksDiffer: Ranks hold different values of what counts as the same; nothing is committed.
             ClaimLost: A newer claim was taken; nothing is committed.
+            SaveDropped: Another thread saved an earlier step meanwhile; nothing is committed.
             StorageError: The storage failed; nothing is committed. With blocking=False only what was known before is
                 raised: the claim was lost, or failures_max saves have failed.
         """
         self._check_open()
         if not blocking:
             return self._here().pipeline().begin(step, state, meta or {}, self._context(step), steady)
-        commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
+        try:
+            commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
+        except ClaimLost as lost:
+            if self._group() is not None or not self._tenure.passed(lost):
+                raise
+            raise _outrun(step, lost) from lost
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
 
@@ -596,8 +602,16 @@ class Checkpointer:
 
     def _context(self, step: int | None) -> Context:
         """step  to be saved; None: nothing is"""
-        claim = self.claim if step is None else functools.partial(self._tenure.for_step, step)
+        claim = self.claim if step is None else functools.partial(self._claim_for, step)
         return Context(claim, self._save_time_s, self._sweeps.saved_beside, self._sweeper.sparing)
+
+    def _claim_for(self, step: int) -> Claim:
+        """To save this step under; what is under way of an older one counts if it was committed before."""
+        before = self._tenure.number
+        claim = self._tenure.for_step(step)
+        if before not in (None, claim.number):
+            self._goes_on_under(claim)
+        return claim
 
     def _save_time_s(self) -> float:
         """Now, but later than at the last save, so that of two saves of one step the second is the newer."""
@@ -609,6 +623,17 @@ class Checkpointer:
         if self._tenure.held is None:  # else it has waited for them
             self._tenure.wait_for_orphans()
         self._settle()
+
+
+def _outrun(step: int, lost: ClaimLost) -> SaveDropped:
+    return SaveDropped(
+        f"step {step} was not saved: another thread of this process saved an earlier step meanwhile, for which it went "
+        f"on from claim {lost.ours} to claim {lost.newest}\n"
+        "  state  nothing of this save was committed; what that thread saved is the run's newest\n"
+        "  next   save from one thread at a time, in the order in which the run goes on; or give each thread's run a "
+        "URL of its own",
+        step=step,
+    )
 
 
 def _opened(url: str | os.PathLike[str] | Storage, options: dict[str, Any] | None, retry_s: float) -> Storage:

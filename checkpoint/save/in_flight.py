@@ -108,6 +108,11 @@ class InFlightSaves:
         """Whether a save has lost a claim that is this process's no more, since it has a newer one."""
         return isinstance(error, ClaimLost) and error.ours < self._under
 
+    def _dropped_if_passed(self, step: int, error: CheckpointError | None) -> CheckpointError | None:
+        if error is None or not self._is_passed(error):
+            return error
+        return dropped(step, f"it is of an older claim, and the job goes on under {self._under}")
+
     # Halves
 
     def free(self) -> list[int]:
@@ -188,6 +193,7 @@ class InFlightSaves:
     def report(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
         """What came of a save."""
         with self._changed:
+            error = self._dropped_if_passed(saving.step, error)
             self._note(saving, commit, error)
         self._tell(saving, error)
 
@@ -255,8 +261,7 @@ class InFlightSaves:
             one.saving.helped = helped or {}
             if error is None:
                 one.committed(not helped)
-            elif self._is_passed(error):
-                error = dropped(one.saving.step, f"it is of an older claim, and the job goes on under {self._under}")
+            error = self._dropped_if_passed(one.saving.step, error)
             self._note(one.saving, one.commit, error)
             self._free(half, number)
         self._tell(one.saving, error)
