@@ -361,6 +361,28 @@ def test_a_rank_that_dies_in_a_save_means_no_commit_and_the_others_say_who(
         assert runs.read().tree["w"].eq(1).all()
 
 
+def never(rank: int, size: int, folder: str, absent: int) -> str:
+    rank_channel._JOIN_S = 1.0
+    with ranks_of(folder, rank, size, finish_s=1.0, name=f"never-{absent}") as (runs, _):
+        told = ""
+        if rank != absent:
+            with pytest.raises(CheckpointError) as caught:
+                runs.save(1, {"w": torch.ones(3)})
+            told = str(caught.value)
+        dist.barrier()
+        return told
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_never_calls_the_first_save_is_named(absent: int, tmp_path: Path) -> None:
+    """The others could only say that nobody was to be reached."""
+    answers = returned(run_ranks(never, 3, str(tmp_path), absent))
+    for rank, told in enumerate(answers):
+        if rank != absent:
+            assert f"rank {absent} of 3 did not come to save or load with the others; rank {rank} waited" in told
+    assert Checkpointer(tmp_path / "run").list() == []
+
+
 def late(rank: int, size: int, folder: str) -> str:
     with ranks_of(folder, rank, size, finish_s=2.0, name="late") as (runs, _):
         runs.save(0, {"w": torch.ones(30_000)})
