@@ -37,6 +37,7 @@ _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is
 _TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 
 _ABSENT = (404, 410)
+_ONLY_READ = {"http", "https"}
 
 DELETED_AT_ONCE = 1000  # S3's own limit
 _CONNECT_S, _READ_S = 5.0, 15.0
@@ -189,6 +190,8 @@ class FsspecStorage:
 
     def exclusive(self) -> bool:
         if self._exclusive is None:
+            if _ONLY_READ & {name for one in _layers(self._root()[0]) for name in _protocols(one)}:
+                raise self._only_reads()  # fsspec writes to some of these servers, and removes from none
             key = f"claims/probe-{secrets.token_hex(8)}"
             try:
                 try:
@@ -197,7 +200,7 @@ class FsspecStorage:
                     self.delete(key)
             except NotImplementedError as error:
                 self._exclusive = None
-                raise io.UnsupportedOperation(f"fsspec's {self.url.partition('://')[0]}:// only reads") from error
+                raise self._only_reads() from error
             if self._exclusive:  # what is lacking, and what follows from it, whoever claims says
                 _log.info("%s creates an object only if it is absent: tried with %s", self.url, key)
         return self._exclusive
@@ -209,6 +212,9 @@ class FsspecStorage:
         filesystem = opened[1]
         if filesystem._s3 is not None:
             filesystem.close_session(filesystem.loop, filesystem._s3)
+
+    def _only_reads(self) -> OSError:
+        return io.UnsupportedOperation(f"fsspec's {self.url.partition('://')[0]}:// only reads")
 
     def _honours_create(self, key: str) -> bool:
         try:
