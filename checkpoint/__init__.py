@@ -32,7 +32,7 @@ sources       what other tools wrote
 cli           the command
 testing       storage that fails as planned
 
-errors        what can go wrong
+errors        what can go wrong; arguments: what is wrong with one
 linux         processes and signals, as Linux has them; mounts: what is mounted where
 memory        how much there is, and files that are mapped; forks: what a forked child must not keep
 """

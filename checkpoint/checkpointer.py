@@ -9,9 +9,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from checkpoint.errors import CheckpointError, NoCheckpoint
+from checkpoint import arguments
+from checkpoint.errors import CheckpointError, ClaimLost, NoCheckpoint, SaveDropped
 from checkpoint.format.document import Tree
 from checkpoint.format.manifest import Commit
 from checkpoint.format.marks import Patterns
@@ -132,20 +133,28 @@ class Checkpointer:
                 raises StateMismatch that names them; "keep" leaves what the state holds here, and says so.
 
         Raises:
-            CheckpointError: An argument is none of what it may be, or `url` is none that fsspec knows.
+            CheckpointError: An argument is none of what it may be, or no storage can be opened at `url`.
         """
-        if replicas not in ("compared", "trusted") or per_rank_resized not in ("refuse", "keep"):
-            raise CheckpointError(
-                f"replicas is 'compared' or 'trusted', per_rank_resized 'refuse' or 'keep'; got {replicas!r} and "
-                f"{per_rank_resized!r}"
-            )
+        arguments.refuse(
+            arguments.count("shard_bytes", shard_bytes, "the most tensor bytes in one object"),
+            arguments.seconds("grace_s", grace_s),
+            arguments.seconds("retry_s", retry_s),
+            arguments.seconds("orphan_grace_s", orphan_grace_s),
+            arguments.choice("replicas", replicas, "compared", "trusted"),
+            arguments.choice("per_rank_resized", per_rank_resized, "refuse", "keep"),
+            arguments.options("storage_options", storage_options),
+            None if job is None or isinstance(job, str) else f"job={job!r}; expected a name, or None",
+            None if log is None or callable(log) else f"log={log!r}; expected a function of a line, or None",
+        )
+        if group is not None:
+            from checkpoint.distributed import GroupMember, check_group  # torch's planner takes a while to import
+
+            check_group(group)
         own = Patterns(per_rank, "per_rank")
         self._resized = per_rank_resized
         self._shard_bytes = shard_bytes
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
-        self._storage = (
-            open_storage(url, storage_options, retry_s=retry_s) if isinstance(url, str | os.PathLike) else url
-        )
+        self._storage = _opened(url, storage_options, retry_s)
         opening = opening_of(url, self._storage, storage_options or {}, retry_s)
         self._log = log or logging.getLogger("checkpoint").warning
         self._sweeper = Sweeper(
@@ -160,8 +169,6 @@ class Checkpointer:
         self._local = LocalProcess(self._storage, opening, self._rules, Planner(shard_bytes, own), log=self._log)
         self._distributed: GroupMember | None = None
         if group is not None:
-            from checkpoint.distributed import GroupMember  # torch's planner takes a while to import
-
             self._distributed = GroupMember(
                 group,
                 self._storage,
@@ -419,13 +426,19 @@ class Checkpointer:
             RunMovedOn: Another job has gone on with the run since this one loaded.
             RanksDiffer: Ranks hold different values of what counts as the same; nothing is committed.
             ClaimLost: A newer claim was taken; nothing is committed.
+            SaveDropped: Another thread saved an earlier step meanwhile; nothing is committed.
             StorageError: The storage failed; nothing is committed. With blocking=False only what was known before is
                 raised: the claim was lost, or failures_max saves have failed.
         """
         self._check_open()
         if not blocking:
             return self._here().pipeline().begin(step, state, meta or {}, self._context(step), steady)
-        commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
+        try:
+            commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
+        except ClaimLost as lost:
+            if self._group() is not None or not self._tenure.passed(lost):
+                raise
+            raise _outrun(step, lost) from lost
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
 
@@ -589,8 +602,16 @@ class Checkpointer:
 
     def _context(self, step: int | None) -> Context:
         """step  to be saved; None: nothing is"""
-        claim = self.claim if step is None else functools.partial(self._tenure.for_step, step)
+        claim = self.claim if step is None else functools.partial(self._claim_for, step)
         return Context(claim, self._save_time_s, self._sweeps.saved_beside, self._sweeper.sparing)
+
+    def _claim_for(self, step: int) -> Claim:
+        """To save this step under; what is under way of an older one counts if it was committed before."""
+        before = self._tenure.number
+        claim = self._tenure.for_step(step)
+        if before not in (None, claim.number):
+            self._goes_on_under(claim)
+        return claim
 
     def _save_time_s(self) -> float:
         """Now, but later than at the last save, so that of two saves of one step the second is the newer."""
@@ -602,6 +623,24 @@ class Checkpointer:
         if self._tenure.held is None:  # else it has waited for them
             self._tenure.wait_for_orphans()
         self._settle()
+
+
+def _outrun(step: int, lost: ClaimLost) -> SaveDropped:
+    return SaveDropped(
+        f"step {step} was not saved: another thread of this process saved an earlier step meanwhile, for which it went "
+        f"on from claim {lost.ours} to claim {lost.newest}\n"
+        "  state  nothing of this save was committed; what that thread saved is the run's newest\n"
+        "  next   save from one thread at a time, in the order in which the run goes on; or give each thread's run a "
+        "URL of its own",
+        step=step,
+    )
+
+
+def _opened(url: str | os.PathLike[str] | Storage, options: dict[str, Any] | None, retry_s: float) -> Storage:
+    """What is neither is refused as a URL."""
+    if not isinstance(url, str | os.PathLike) and hasattr(url, "put_new"):
+        return url
+    return open_storage(cast(str, url), options, retry_s=retry_s)
 
 
 def _ignored(*what: object, **how: object) -> None:

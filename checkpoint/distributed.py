@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 
+from checkpoint import arguments
 from checkpoint.errors import CheckpointError
 from checkpoint.format.document import Tree
 from checkpoint.format.marks import Patterns
@@ -29,6 +30,14 @@ from checkpoint.save.pipeline import SavePipeline
 from checkpoint.storage import Scrubber, Storage
 
 Group = dist.ProcessGroup | Literal["auto"]
+
+
+def check_group(given: Any) -> None:
+    """Raises CheckpointError for what is none."""
+    expected = "'auto', a process group of torch.distributed that this process is in, or None"
+    arguments.refuse(
+        None if given == "auto" or isinstance(given, dist.ProcessGroup) else f"group={given!r}; expected {expected}"
+    )
 
 
 class GroupMember:

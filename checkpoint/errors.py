@@ -171,7 +171,7 @@ class WriterDied(CheckpointError):
 
 class SaveDropped(CheckpointError):
     """A save in the background was not made because saves are due faster than they can be written; or because its job
-    has gone on under another claim meanwhile (`Checkpointer.succeed`).
+    has gone on under another claim meanwhile (`Checkpointer.succeed`, or an earlier step that another thread saved).
 
     Attributes:
         step: The step that it would have been of.

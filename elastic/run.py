@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elastic.config import Config, Mode
-from elastic.config.checks import check_world, length_of, named
+from elastic.config.checks import check_url, check_world, length_of, named
 from elastic.config.config import absolute, device_of, dict_of, order_of, save_rules
 from elastic.data.data_plan import DataPlan, LastBatch
 from elastic.data.loader import OnBadExample
@@ -194,6 +194,7 @@ class Run:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_torch()
+        check_url(url, storage_options)
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
         where, options = self._observer.storage(os.fspath(url), storage_options)

@@ -20,6 +20,7 @@ from checkpoint.runs.history import History, list_commits, read_history, read_ma
 from checkpoint.sources.source import some
 from checkpoint.storage import Buffer, Storage, open_storage
 from checkpoint.storage.redact import Scrubber, redact
+from checkpoint.storage.urls import EXPECTED, Refusal, refusal
 
 _SHOWN = 5  # names in an error
 ANSWER_S = 30.0  # to whoever waits at a terminal
@@ -32,7 +33,7 @@ class BadUrl(CheckpointError):
 @contextlib.contextmanager
 def opened(url: str, options: dict[str, Any], *, retry_s: float, screen: Screen) -> Iterator[OpenedRun]:
     """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`."""
-    _check(url)
+    _check(url, options)
     inner = open_storage(url, options, retry_s=retry_s, answer_s=max(ANSWER_S, retry_s))
     try:
         try:
@@ -162,23 +163,12 @@ class WatchedStorage:
             self._advance = before
 
 
-def _check(url: str) -> None:
+def _check(url: str, options: dict[str, Any]) -> None:
     """Raises `BadUrl` for what can be judged without contacting anything."""
-    if not url.strip():
-        raise _bad(url, "it is empty", "give a folder or a URL; is a variable of your shell unset?")
+    if (wrong := refusal(url, options)) is not None:
+        raise BadUrl(str(wrong.error()))
     path = _local(url)
     if path is None:
-        import fsspec
-
-        protocol = url.partition("://")[0].split("::")[-1]
-        try:
-            fsspec.get_filesystem_class(protocol)
-        except ValueError:
-            raise _bad(
-                url, f"nothing here opens {protocol}://", "correct the URL, or install its fsspec package"
-            ) from None
-        except ImportError as error:
-            raise _bad(url, f"a package is missing: {error}", "install it, then try again") from None
         return
     for folder in (path, *(path / name for name in (COMMITS, DATA))):
         try:
@@ -226,8 +216,4 @@ def _local(url: str) -> Path | None:
 
 
 def _bad(url: str, found: str, advice: str) -> BadUrl:
-    return BadUrl(
-        f"{redact(url) or 'the URL'} cannot be opened\n"
-        f"  found     {found}\n  expected  a folder, or a URL that fsspec opens, such as s3://bucket/runs/lm7\n"
-        f"  state     nothing was read or changed\n  next      {advice}"
-    )
+    return BadUrl(str(Refusal(f"{redact(url)} cannot be opened", found, EXPECTED, advice).error()))

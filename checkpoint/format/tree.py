@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from checkpoint.errors import UnsupportedValue
 from checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree, child
@@ -157,6 +158,10 @@ class _Encoder:
         ]
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Document:
+        if is_lazy(tensor):
+            raise _unsupported(
+                path, tensor, "is uninitialized and has no values yet; run a forward pass first, which gives it some"
+            )
         shard = self._sharded and is_sharded(tensor)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not shard:
             raise _unsupported(

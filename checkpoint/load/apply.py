@@ -1,8 +1,9 @@
 """A checkpoint's tree into live objects: first everything is matched, then everything is applied.
 
-Matched before anything is touched: names, shapes and dtypes of modules, tensors and arrays; the groups of an optimizer,
-and the shapes of its element-wise state. What other objects accept only their load_state_dict() knows; if one of them
-refuses, the error says which entries already hold the checkpoint.
+Matched before anything is touched: names, shapes and dtypes of modules, tensors and arrays, and whether those that
+share memory here were saved alike (aliases.py); the groups of an optimizer, and the shapes of its element-wise state.
+What other objects accept only their load_state_dict() knows; if one of them refuses, the error says which entries
+already hold the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from checkpoint.errors import StateMismatch
 from checkpoint.format.document import Tree, child
 from checkpoint.format.kinds import is_sharded, is_stateful
 from checkpoint.format.marks import KEPT
+from checkpoint.load.aliases import Aliases
 from checkpoint.load.cast import Cast, Casts
 from checkpoint.load.loaded import Skipped
 
@@ -47,7 +50,7 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, k
     raises   StateMismatch, listing everything that differs; nothing was touched then
     """
     matched = match(state, saved, strict=strict, cast=cast, kept=kept)
-    matched.casts.refuse_overflow()
+    matched.refuse_values()
     try:
         with _one_thread():
             _act(matched.actions)
@@ -100,11 +103,13 @@ class Match:
     sharded  each saved tensor of which no more is needed than this rank's part of a DTensor, and that DTensor; as often
              as it is met
     used     the parts of what was saved that are loaded; the rest need not be read
+    aliases  where what is loaded into lies
     """
 
     def __init__(self, strict: bool, casts: Casts, *, some_kept: bool = False) -> None:
         self.strict = strict
         self.casts = casts
+        self.aliases = Aliases()
         self._some_kept = some_kept
         self.sharded: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.used: list[Any] = []
@@ -122,10 +127,12 @@ class Match:
         if isinstance(target, torch.Tensor):
             if self._same_tensor(target, saved, path):
                 self._note(saved, target)
+                self._place(path, target, saved)
                 self.used.append(saved)
                 self.actions.append((path, lambda: _copy_tensor(target, saved)))
         elif isinstance(target, np.ndarray):
             if self._same_array(target, saved, path):
+                self.aliases.array(path, target, saved)
                 self.used.append(saved)
                 self.actions.append((path, lambda: np.copyto(target, saved)))
         elif isinstance(target, torch.nn.Module):
@@ -166,6 +173,19 @@ class Match:
         if is_sharded(target):
             self.sharded.append((saved, target))
 
+    def _place(self, path: str, target: torch.Tensor, saved: torch.Tensor) -> None:
+        self.aliases.tensor(path, _local(target), saved, lambda: _local(_sharded_as(saved, target)))
+
+    @property
+    def values_decide(self) -> bool:
+        """Whether `refuse_values` has anything to look at."""
+        return self.casts.any or self.aliases.any
+
+    def refuse_values(self) -> None:
+        """What is seen in values only, so that `saved` must hold data. Raises StateMismatch."""
+        self.casts.refuse_overflow()
+        self.aliases.refuse_two_values()
+
     def refuse_if_different(self) -> None:
         missing, unexpected = (self.missing, self.unexpected) if self.strict else ([], [])
         if not (missing or unexpected or self.misshaped):
@@ -199,6 +219,8 @@ class Match:
     def _same_tensor(self, target: torch.Tensor, saved: Any, path: str) -> bool:
         if not isinstance(saved, torch.Tensor):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a tensor"
+        elif is_lazy(target):  # has no shape that could be compared
+            self.misshaped[path] = f"saved {_describe(saved)}, here {_cannot_hold(target)}"
         elif saved.shape != target.shape or not self.casts.tensor(path, saved, target.dtype):
             self.misshaped[path] = f"saved {_describe(saved)}, here {_describe(target)}"
         elif (why := _cannot_hold(target)) is not None:
@@ -223,6 +245,7 @@ class Match:
                 continue
             if self._same_tensor(value, saved[name], child(path, name)):
                 self._note(saved[name], value)
+                self._place(child(path, name), value, saved[name])
         self.used += [saved[name] for name in here if name in saved]
         self.actions.append((path, lambda: module.load_state_dict(_as_here(saved, here), strict=self.strict)))
 
@@ -242,7 +265,7 @@ class Match:
                 return
         dtypes: dict[tuple[Any, str], torch.dtype] = {}
         for key, param in _parameters(optimizer, saved):
-            if key in saved["state"] and param.is_meta:
+            if key in saved["state"] and (param.is_meta or is_lazy(param)):
                 self.misshaped[child(child(path, "state"), key)] = f"here the parameter is {_cannot_hold(param)}"
                 continue
             for name, value in saved["state"].get(key, {}).items():
@@ -340,6 +363,8 @@ def _holds_kept(saved: Any) -> bool:
 
 def _cannot_hold(tensor: torch.Tensor) -> str | None:
     """Why nothing can be loaded into this tensor, if so."""
+    if is_lazy(tensor):
+        return "uninitialized, without a shape yet: run a forward pass first, which gives a lazy module its parameters"
     if tensor.is_meta:
         return "on the meta device, which has no memory: give it some first (`module.to_empty(device=...)`)"
     if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
@@ -404,6 +429,16 @@ def _assigner(container: Any, key: Any) -> Callable[[Any], None]:
         container[key] = value
 
     return assign
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, all of any other tensor; it shares memory with it."""
+    if not is_sharded(tensor):
+        return tensor.detach()
+    from checkpoint.format.dtensor import local_part
+
+    with torch.no_grad():
+        return local_part(tensor)
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -90,6 +90,11 @@ class Casts:
                 "  state  nothing was changed\n  next   correct the pattern: it is compared with whole names"
             )
 
+    @property
+    def any(self) -> bool:
+        """Whether anything is to be cast."""
+        return bool(self.names)
+
     def refuse_overflow(self) -> None:
         """Raises StateMismatch where a value is too large for the dtype that it is to become."""
         bad = {

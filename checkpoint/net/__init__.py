@@ -8,4 +8,5 @@ secret         of a run; certificate: what proves that both ends know it
 keepalive      how the loss of a machine is noticed
 machine        which machine is this, and how do others reach it?
 rank_channel   ranks that save and load together agree; rank_messages: what they say; failures: what of a failure
+arrivals       which of them have come
 """

@@ -30,6 +30,15 @@ def missing(what: str, ranks: list[int] | dict[int, str], size: int, wait_s: flo
     return CheckpointError(f"{names(ranks)} of {size} {how}: {what}{next_lines(state)}")
 
 
+def never_came(ranks: list[int], to: int, size: int, waited_s: float) -> CheckpointError:
+    """to  the rank that has waited for them to save or load with it, for the first time in this group"""
+    return CheckpointError(
+        f"{names(ranks)} of {size} did not come to save or load with the others; rank {to} waited {waited_s:.0f} s\n"
+        f"  state  {UNTOUCHED}\n"
+        "  next   call save, load and warm on all ranks, in the same order; look for a rank that ended, too"
+    )
+
+
 def next_lines(state: str) -> str:
     return (
         f"\n  state  {state}\n  next   look at that rank's output; start the job again, on as many ranks as there are"

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,10 +29,11 @@ import torch
 import torch.distributed as dist
 
 from checkpoint.errors import CheckpointError
+from checkpoint.net.arrivals import Arrivals
 from checkpoint.net.client import Client
 from checkpoint.net.codec import parse
 from checkpoint.net.errors import Scrub, error_document, error_from, reason
-from checkpoint.net.failures import UNTOUCHED, next_lines, of_rank
+from checkpoint.net.failures import UNTOUCHED, never_came, next_lines, of_rank
 from checkpoint.net.failures import missing as missing_ranks
 from checkpoint.net.framing import Message, NotAMessage
 from checkpoint.net.rank_messages import (
@@ -93,6 +95,7 @@ class RankChannel:
         self._answers: dict[int, Answer | Refused] = {}  # by call; on the others
         self._lost: dict[int, str] = {}  # ranks that rank 0 has lost; on the others, rank 0
         if self.size > 1:
+            arrivals, begun_s = Arrivals(group, self.rank, self.size), time.monotonic()
             try:
                 self._gloo = dist.new_group(
                     dist.get_process_group_ranks(group),
@@ -102,6 +105,8 @@ class RankChannel:
                 )
                 self._end = self._host() if self.rank == 0 else self._join()
             except (RuntimeError, OSError) as error:
+                if missing := arrivals.missing():
+                    raise never_came(missing, self.rank, self.size, time.monotonic() - begun_s) from error
                 raise CheckpointError(
                     f"rank {self.rank} of {self.size} cannot reach the others, to save or load with them: {error}\n"
                     "  state  nothing was saved or loaded\n"

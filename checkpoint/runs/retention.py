@@ -30,7 +30,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageError
+from checkpoint import arguments
+from checkpoint.errors import CorruptCheckpoint, StorageError
 from checkpoint.format.names import DATA, CommitId, data_owner
 from checkpoint.runs.fence import is_there, newer_claim
 from checkpoint.runs.history import History, Log, Resumed, read_history, read_manifest
@@ -121,13 +122,9 @@ class Sweeper:
         """
         finish_s  how long a save of this claim may take; 0 where it makes none
         once      this sweeps once, for a person: commits outside the lineage are as old as their names say
-        raises    CheckpointError where keep_every is no number of steps
+        raises    CheckpointError where one of keep, keep_every and keep_multiple is no count
         """
-        if keep_every is not None and (type(keep_every) is not int or keep_every < 1):
-            raise CheckpointError(
-                f"keep_every is {keep_every!r}; it is a number of steps: of every so many, the first checkpoint stays "
-                "for good. None keeps only the newest"
-            )
+        arguments.refuse(arguments.keeping(keep, keep_every, keep_multiple))
         self._storage = storage
         self._keep = keep
         self._keep_every = keep_every

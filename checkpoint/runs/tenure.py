@@ -15,11 +15,12 @@ import contextlib
 import functools
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from checkpoint.errors import CheckpointError
+from checkpoint.errors import CheckpointError, ClaimLost
 from checkpoint.format.names import CLAIMS, COMMITS, CommitId, beacon_key, claim_key, commit_id, sign_of_life_key
 from checkpoint.net.machine import boot_id
 from checkpoint.runs.beacon import Beacon
@@ -71,6 +72,8 @@ class Tenure:
         self._replaced: set[int] = set()
         self._given_up: list[Callable[[], None]] = []  # what withdraws claims of attempts that failed with the storage
         self._begun_step = self._committed_step = -1  # under this claim, the highest
+        self._branching = threading.Lock()  # of several threads that save, one at a time takes the next claim
+        self._branched = 0  # the newest claim that was taken so
         self._end_sign_of_life: weakref.finalize[[], Tenure] | None = None
         self._stop_beacon: weakref.finalize[[], Tenure] | None = None  # also when nobody calls close()
 
@@ -121,6 +124,11 @@ class Tenure:
                 claim = self._branch(claim)
         self._begun_step = step
         return claim
+
+    def passed(self, lost: ClaimLost) -> bool:
+        """Whether this process itself has the newer claim, taken by another thread for a save of an earlier step."""
+        with self._branching:  # it may lie in storage, and not be known here yet
+            return lost.ours < lost.newest <= self._branched
 
     def committed(self, id: CommitId) -> None:
         """This was committed. From any thread."""
@@ -179,9 +187,13 @@ class Tenure:
     def _branch(self, held: Claim) -> Claim:
         """The next claim for this process, which goes on from what was loaded, or from its own newest commit."""
         self._settle()
-        if (newer := newer_claim(self._storage, held.number, held.nonce)) is not None:
-            raise lost(ours=held.number, newest=newer, doing="nothing was saved")
-        return self._take(held.endpoint, held.nonce, held.job, held.world)
+        with self._branching:
+            held = self.held or held  # another thread may have been here
+            if (newer := newer_claim(self._storage, held.number, held.nonce)) is not None:
+                raise lost(ours=held.number, newest=newer, doing="nothing was saved")
+            claim = self._take(held.endpoint, held.nonce, held.job, held.world)
+            self._branched = claim.number
+        return claim
 
     def _listed_step(self, claim: int) -> int:
         """The highest that is committed under this claim: of a save that was reported as failed, too, because the
@@ -218,6 +230,8 @@ class Tenure:
         return claim
 
     def _hold(self, claim: Claim, *, adopted: bool = False) -> None:
+        if self._pid != os.getpid():  # of a fork, whose parent may have held the lock
+            self._branching, self._branched = threading.Lock(), 0
         self._claim, self._pid = claim, os.getpid()
         if self._end_sign_of_life is not None:
             self._end_sign_of_life()

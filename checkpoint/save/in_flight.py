@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from checkpoint import arguments
 from checkpoint.errors import CheckpointError, ClaimLost, SaveDropped, WriterDied
 from checkpoint.format.manifest import Commit
 from checkpoint.net.errors import error_from
@@ -38,10 +39,12 @@ class Rules:
     budget_bytes: int
 
     def __post_init__(self) -> None:
-        if self.when_busy not in ("wait", "skip", "replace"):
-            raise CheckpointError(f"when_busy is {self.when_busy!r}; it can be 'wait', 'skip' or 'replace'")
-        if self.failures_max < 1 or self.finish_s <= 0 or self.budget_bytes < 1:
-            raise CheckpointError("failures_max, finish_s and budget_bytes must be positive")
+        arguments.refuse(
+            arguments.choice("when_busy", self.when_busy, "wait", "skip", "replace"),
+            arguments.count("failures_max", self.failures_max, "after how many failed saves in a row one raises"),
+            arguments.seconds("finish_s", self.finish_s, zero=False),
+            arguments.count("budget_bytes", self.budget_bytes, "how many bytes may be on their way"),
+        )
 
 
 @dataclass(eq=False)
@@ -104,6 +107,11 @@ class InFlightSaves:
     def _is_passed(self, error: CheckpointError | None) -> bool:
         """Whether a save has lost a claim that is this process's no more, since it has a newer one."""
         return isinstance(error, ClaimLost) and error.ours < self._under
+
+    def _dropped_if_passed(self, step: int, error: CheckpointError | None) -> CheckpointError | None:
+        if error is None or not self._is_passed(error):
+            return error
+        return dropped(step, f"it is of an older claim, and the job goes on under {self._under}")
 
     # Halves
 
@@ -185,6 +193,7 @@ class InFlightSaves:
     def report(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
         """What came of a save."""
         with self._changed:
+            error = self._dropped_if_passed(saving.step, error)
             self._note(saving, commit, error)
         self._tell(saving, error)
 
@@ -252,8 +261,7 @@ class InFlightSaves:
             one.saving.helped = helped or {}
             if error is None:
                 one.committed(not helped)
-            elif self._is_passed(error):
-                error = dropped(one.saving.step, f"it is of an older claim, and the job goes on under {self._under}")
+            error = self._dropped_if_passed(one.saving.step, error)
             self._note(one.saving, one.commit, error)
             self._free(half, number)
         self._tell(one.saving, error)

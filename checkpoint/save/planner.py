@@ -75,8 +75,7 @@ def documents(
 
     Raises `UnsupportedValue`, and `CheckpointError` for a bad step or meta.
     """
-    if type(step) is not int or not 0 <= step < STEP_MAX:
-        raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
+    check_step(step)
     document, tensors = encode(state, sharded=sharded, marks=marks)
     meta_document, meta_tensors = encode(meta)
     if type(meta) is not dict or meta_tensors:
@@ -84,6 +83,12 @@ def documents(
             f"meta must be a dict of plain values, found tensors: {', '.join(meta_tensors) or meta!r}"
         )
     return document, tensors, meta_document
+
+
+def check_step(step: Any) -> None:
+    """Raises CheckpointError for what no checkpoint can be named by."""
+    if type(step) is not int or not 0 <= step < STEP_MAX:
+        raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
 
 
 class UnderClaim(Protocol):

@@ -17,7 +17,7 @@ from checkpoint.net.errors import Scrub
 from checkpoint.net.framing import Message
 from checkpoint.runs.claims import Claim
 from checkpoint.save.foreground import save_now
-from checkpoint.save.planner import Plan, Planner, Save
+from checkpoint.save.planner import Plan, Planner, Save, check_step
 from checkpoint.storage import Storage
 
 Say = Callable[[], Message]
@@ -100,6 +100,7 @@ class OneRank:
         return self._planner.plan
 
     def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+        check_step(asked.step)
         claim, now_s = asked.context.claim(), asked.context.now_s()
         save = self._planner.save(claim=claim, step=asked.step, state=asked.state, meta=asked.meta, now_s=now_s)
         answer = decide([say()], save.draft)

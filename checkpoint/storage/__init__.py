@@ -6,16 +6,15 @@ fsspec     any URL of fsspec's; obstore: S3 through that package; ranges: parts 
 retry      tries again what may heal; again: reads once more what came back damaged
 answering  an answer within a time, or none, for whoever waits at a terminal
 bounded    small objects, whatever lies under their key
+urls       can one be opened at this URL?
 redact     URLs and errors without secrets
 """
 
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
-from checkpoint.errors import CheckpointError
 from checkpoint.storage.base import (
     AlreadyThere,
     Buffer,
@@ -33,6 +32,7 @@ from checkpoint.storage.bounded import TooLarge, get_bounded
 from checkpoint.storage.local import LocalStorage
 from checkpoint.storage.redact import Scrubber, redact
 from checkpoint.storage.retry import RetryingStorage
+from checkpoint.storage.urls import refusal
 
 __all__ = [
     "AlreadyThere",
@@ -68,20 +68,14 @@ def open_storage(
     retry_s          how long one operation is tried again while its error looks transient
     answer_s         how long listing or looking up may take, with all attempts; None: as long as the client library
                      lets an attempt take
+
+    Raises CheckpointError where the URL says that none can be opened there.
     """
+    if (wrong := refusal(url, storage_options)) is not None:
+        raise wrong.error()
     text, options = os.fspath(url), storage_options or {}
     protocol, separator, path = text.partition("://")
     inner: Storage
-    typo = re.match(r"([A-Za-z][\w+.-]+)(:/?)(?!//)", text)
-    if typo and not separator and _is_protocol(typo[1]):
-        meant = redact(text.replace(typo[2], "://", 1))  # which knows secrets in URLs
-        raise CheckpointError(
-            f"{typo[1]}{typo[2]} begins a path here, and would be a folder of that name\n"
-            f"  found     {meant.replace('://', typo[2], 1)}\n"
-            f"  expected  {meant}\n"
-            "  state     nothing was read or written\n"
-            f"  next      for a URL, write {typo[1]}:// with two slashes; for a folder, write ./{typo[1]}:"
-        )
     if not separator:
         inner = LocalStorage(text)
     elif protocol in ("file", "local"):
@@ -97,9 +91,3 @@ def open_storage(
 
         inner = FsspecStorage(text, options)
     return RetryingStorage(inner, retry_s=retry_s, scrub=Scrubber(text, options), answer_s=answer_s)
-
-
-def _is_protocol(name: str) -> bool:
-    from fsspec import available_protocols
-
-    return name in available_protocols()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import logging
 import os
 import secrets
@@ -36,6 +37,7 @@ _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is
 _TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
 
 _ABSENT = (404, 410)
+_ONLY_READ = {"http", "https"}
 
 DELETED_AT_ONCE = 1000  # S3's own limit
 _CONNECT_S, _READ_S = 5.0, 15.0
@@ -188,11 +190,17 @@ class FsspecStorage:
 
     def exclusive(self) -> bool:
         if self._exclusive is None:
+            if _ONLY_READ & {name for one in _layers(self._root()[0]) for name in _protocols(one)}:
+                raise self._only_reads()  # fsspec writes to some of these servers, and removes from none
             key = f"claims/probe-{secrets.token_hex(8)}"
             try:
-                self._exclusive = self._honours_create(key)
-            finally:
-                self.delete(key)
+                try:
+                    self._exclusive = self._honours_create(key)
+                finally:
+                    self.delete(key)
+            except NotImplementedError as error:
+                self._exclusive = None
+                raise self._only_reads() from error
             if self._exclusive:  # what is lacking, and what follows from it, whoever claims says
                 _log.info("%s creates an object only if it is absent: tried with %s", self.url, key)
         return self._exclusive
@@ -204,6 +212,9 @@ class FsspecStorage:
         filesystem = opened[1]
         if filesystem._s3 is not None:
             filesystem.close_session(filesystem.loop, filesystem._s3)
+
+    def _only_reads(self) -> OSError:
+        return io.UnsupportedOperation(f"fsspec's {self.url.partition('://')[0]}:// only reads")
 
     def _honours_create(self, key: str) -> bool:
         try:

@@ -85,6 +85,7 @@ _ADVICE_BY_NAME = {
     "PartialCredentialsError": "the credentials are incomplete: give them in storage_options or in the environment",
     "ProfileNotFound": "correct the profile's name",
     "ParamValidationError": "correct the URL: the client library refuses the bucket's or the object's name",
+    "UnsupportedOperation": "load from here as from anywhere, and save to a folder or an object store",
     "NoSuchBucket": "create the bucket, or correct the URL",
     "InvalidAccessKeyId": _WRONG_KEY,
     "SignatureDoesNotMatch": _WRONG_KEY,

@@ -14,7 +14,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 
+from checkpoint import arguments
 from checkpoint.storage import redact
+from checkpoint.storage.urls import refusal
 from elastic.data.order import Order
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
@@ -76,14 +78,18 @@ def check_rollback(rule: OnBad | None, every_steps: int | None, save_every: Any)
 
 
 def check_saves(keep: Any, keep_every: Any, save_failures_max: Any) -> None:
-    if not _counts(keep):
-        raise ConfigError(f"keep={keep!r}; expected how many checkpoints stay, 1 or more")
-    if keep_every is not None and not _counts(keep_every):
-        meaning = "a number of steps, of which the first checkpoint stays for good"
-        raise ConfigError(f"keep_every={keep_every!r}; expected {meaning}, 1 or more, or None")
-    if save_failures_max is not None and not _counts(save_failures_max):
-        meaning = "after how many failed saves in a row the run stops"
-        raise ConfigError(f"save_failures_max={save_failures_max!r}; expected {meaning}, 1 or more, or None")
+    meaning = "after how many failed saves in a row the run stops"
+    wrong = arguments.keeping(keep, keep_every) or arguments.count(
+        "save_failures_max", save_failures_max, meaning, none=True
+    )
+    if wrong is not None:
+        raise ConfigError(wrong)
+
+
+def check_url(url: Any, storage_options: Mapping[str, Any] | None) -> None:
+    """What no storage can be opened at."""
+    if (wrong := refusal(url, storage_options)) is not None:
+        raise ConfigError(str(wrong.error()))
 
 
 def check_numerics(mode: Any, threads: Any) -> None:
@@ -225,7 +231,3 @@ def _check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Mapping
                         f"{names[id(parameter)]} is in optimizers {owner[id(parameter)]!r} and {key!r}; one step would "
                         "update it twice"
                     )
-
-
-def _counts(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 1

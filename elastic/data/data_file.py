@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from checkpoint.storage import Missing, open_storage, redact, version
+from checkpoint.storage.urls import refusal
 from elastic.errors import DataFileError
 
 _BLOCK_BYTES = 2**16
@@ -41,6 +42,8 @@ class DataFile:
             self.path = os.path.abspath(os.path.expanduser(rest if separator else text))
         folder, _, self._key = (self.path or text).rpartition("/")
         self.url = redact(text)
+        if (wrong := refusal(folder or "/", storage_options)) is not None:
+            raise self.error(wrong.found, wrong.advice)
         self._storage = open_storage(folder or "/", dict(storage_options or {}))
         try:
             self.version = version(self._storage, self._key)

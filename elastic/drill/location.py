@@ -16,6 +16,7 @@ from typing import Any
 
 from checkpoint.storage.base import Storage
 from checkpoint.storage.redact import redact
+from checkpoint.storage.urls import refusal
 from elastic.errors import ConfigError
 
 _REMOVE_WITHIN_S = 60.0
@@ -80,7 +81,11 @@ class Location:
 
     def check(self) -> None:
         """That it takes an object, before anything runs. Raises ConfigError; waits no longer than a minute."""
-        if self._root is not None and (why := _in_time(self._try, _ANSWER_WITHIN_S)) is not None:
+        if self._root is None:
+            return
+        wrong = refusal(self._root, self.options)
+        why = wrong.found if wrong is not None else _in_time(self._try, _ANSWER_WITHIN_S)
+        if why is not None:
             raise ConfigError(
                 f"--storage {self.elsewhere}: no object could be written there\n"
                 f"  found  {why.partition(_THEN)[0]}\n"

@@ -223,15 +223,12 @@ def _check_urls(endpoint: str) -> None:
     named = [("--rdzv-endpoint", part.strip()) for part in endpoint.split(",")]
     for name, url in (*named, ("ELASTIC_URL", environment.url_and_virtual_workers()[0])):
         if "://" in url:
-            from fsspec import available_protocols
+            from checkpoint.storage import redact
+            from checkpoint.storage.urls import EXPECTED, unknown_protocol
 
-            protocol = url.partition("://")[0].partition("::")[0]
-            if protocol not in available_protocols():
-                from checkpoint.storage import redact
-
+            if (protocol := unknown_protocol(url)) is not None:
                 raise ConfigError(
-                    f"{name}={redact(url)}: nothing here opens {protocol}://; expected a folder, or a URL that fsspec "
-                    "opens, such as s3://bucket/runs/lm7\n"
+                    f"{name}={redact(url)}: nothing here opens {protocol}://; expected {EXPECTED}\n"
                     "  state  nothing was started\n"
                     "  next   correct the URL, or install the package that brings its filesystem to fsspec"
                 )

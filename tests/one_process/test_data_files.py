@@ -111,6 +111,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for url in (str(tmp_path / "none.npy"), "memory://none/none.npy", str(tmp_path)):
         with pytest.raises(DataFileError, match="there is no such file"):
             TokenDataset(url, 10)
+    with pytest.raises(DataFileError, match=r"nosuch://x/none\.npy: nothing here opens nosuch://"):
+        TokenDataset("nosuch://x/none.npy", 10)
 
 
 def test_a_token_file_that_was_cut_since_is_an_error_and_no_shorter_window(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_storage_that_takes_no_object_is_told_before_anything_runs(
     shown = capsys.readouterr()
 
     assert "--storage nosuch://a/b/elastic-drill-" in shown.err
-    assert "found  Protocol not known: nosuch\n  state  nothing was run" in shown.err
+    assert "found  nothing here opens nosuch://\n  state  nothing was run" in shown.err
     assert "Without faults" not in shown.out
     assert list((here / "drills").iterdir()) == []
 

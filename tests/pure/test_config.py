@@ -46,6 +46,26 @@ def refused(url: Path, match: str, **changes: Any) -> None:
     assert not url.exists(), "a refused run wrote something"
 
 
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("", r"the URL cannot be opened\n  found     it is empty"),
+        ("nosuch://x", r"nosuch://x cannot be opened\n  found     nothing here opens nosuch://"),
+        ("nul\0", "holds the character of number 0"),
+        (b"bytes", "it is of type bytes"),
+        (3, "it is of type int"),
+    ],
+)
+def test_a_url_at_which_no_storage_can_be_opened_is_refused_as_a_checkpointer_refuses_it(
+    url: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one was the current folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=match):
+        elastic.Run(url, **arguments())
+    assert list(tmp_path.iterdir()) == []
+
+
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(40))

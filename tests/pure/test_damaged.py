@@ -131,7 +131,7 @@ def test_text_that_no_terminal_should_get_is_shown_without(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["foo://bar"], "Protocol not known"),
+        (["foo://bar"], "nothing here opens foo:"),
         (["memory://x", "--storage-options", "[1]"], "a JSON object is needed"),
         (["memory://x", "--storage-options", "{"], "no JSON"),
     ],

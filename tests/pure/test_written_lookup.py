@@ -65,7 +65,7 @@ def test_a_url_that_no_storage_has_ends_the_search_with_why() -> None:
     looks = LookupByUrl("nosuch://bucket/run", None, OWN)
     assert looks.looked.wait(WITHIN_S)
     looks.end()
-    assert "Protocol not known: nosuch" in str(looks.failure)
+    assert "nothing here opens nosuch://" in str(looks.failure)
 
 
 def test_an_agent_asks_neither_itself_nor_goes_there() -> None:

@@ -114,13 +114,6 @@ def test_credentials_reach_the_writer_by_no_command_line_and_no_environment(
     assert s3.options["key"] not in seen
 
 
-def test_bad_arguments_are_refused_at_once() -> None:
-    with pytest.raises(CheckpointError, match="'wait', 'skip' or 'replace'"):
-        Checkpointer("memory://x", when_busy="later")  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="must be positive"):
-        Checkpointer("memory://x", failures_max=0)
-
-
 def test_a_handle_of_a_finished_save_answers_at_once(tmp_path: Path, checkpointer: Make) -> None:
     saving = checkpointer(tmp_path).save(1, state(1), blocking=False)
     commit = saving.wait(WITHIN_S)

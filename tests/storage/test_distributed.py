@@ -138,6 +138,26 @@ def part(rank: int, size: int, folder: str) -> tuple[int, list[int]] | None:
         return runs.load(here), here["w"][-2:].tolist()
 
 
+def untied(rank: int, size: int, folder: str) -> None:
+    with ranks_of(folder, rank, size, name="untied") as (runs, _):
+        mesh = init_device_mesh("cpu", (size,))
+        same = torch.arange(4.0)
+        runs.save(1, {"a": same, "b": torch.tensor([0.0, 1, 2, 9]), "p": same, "w": torch.ones(2)})
+        runs.save(2, {"a": same, "b": same.clone(), "p": same.clone(), "w": torch.ones(2)})
+        part, w = distribute_tensor(torch.zeros(4), mesh, [Shard(0)]), torch.zeros(2)
+        here = {"a": part, "b": part, "p": torch.zeros(4), "w": w}
+        with pytest.raises(StateMismatch, match="a: shares memory with b here"):  # which differ on the last rank
+            runs.load(here, step=1)
+        assert not w.any(), "nothing is touched on any rank"
+        assert not part.to_local().any()
+        assert runs.load(here) == 2
+        assert torch.equal(part.full_tensor(), same)
+
+
+def test_two_values_for_one_part_of_a_tensor_are_loaded_on_no_rank(tmp_path: Path) -> None:
+    returned(run_ranks(untied, 2, str(tmp_path)))
+
+
 def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
     assert returned(run_ranks(part, 3, str(tmp_path))) == [None, *[(1, [39_998, 39_999])] * 2]
 
@@ -339,6 +359,28 @@ def test_a_rank_that_dies_in_a_save_means_no_commit_and_the_others_say_who(
     with Checkpointer(tmp_path / "run") as runs:
         assert [commit.step for commit in runs.list()] == [1]
         assert runs.read().tree["w"].eq(1).all()
+
+
+def never(rank: int, size: int, folder: str, absent: int) -> str:
+    rank_channel._JOIN_S = 1.0
+    with ranks_of(folder, rank, size, finish_s=1.0, name=f"never-{absent}") as (runs, _):
+        told = ""
+        if rank != absent:
+            with pytest.raises(CheckpointError) as caught:
+                runs.save(1, {"w": torch.ones(3)})
+            told = str(caught.value)
+        dist.barrier()
+        return told
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_never_calls_the_first_save_is_named(absent: int, tmp_path: Path) -> None:
+    """The others could only say that nobody was to be reached."""
+    answers = returned(run_ranks(never, 3, str(tmp_path), absent))
+    for rank, told in enumerate(answers):
+        if rank != absent:
+            assert f"rank {absent} of 3 did not come to save or load with the others; rank {rank} waited" in told
+    assert Checkpointer(tmp_path / "run").list() == []
 
 
 def late(rank: int, size: int, folder: str) -> str:

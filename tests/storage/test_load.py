@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint import Checkpointer, NoCheckpoint, StateMismatch, digest
+from checkpoint import Checkpointer, NoCheckpoint, StateMismatch, UnsupportedValue, digest
 
 Make = Callable[..., Checkpointer]
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -272,6 +272,109 @@ def test_nothing_is_loaded_into_what_cannot_hold_it(tmp_path: Path, checkpointer
     here["optimizer"] = torch.optim.SGD(empty.parameters(), momentum=0.9)
     assert runs.load(here) == 1
     assert torch.equal(empty.weight, model.weight)
+
+
+def test_a_parameter_without_a_shape_yet_is_named_with_the_way_to_one(tmp_path: Path, checkpointer: Make) -> None:
+    """torch cannot say the shape of what a lazy module has not made yet, and said so from deep inside."""
+    runs = checkpointer(tmp_path)
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())
+    with pytest.raises(UnsupportedValue, match=r"model\.0\.weight is uninitialized.*forward pass first"):
+        runs.save(1, {"model": model})
+    inputs = torch.randn(4, 2)
+    model(inputs)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(inputs).sum().backward()
+    optimizer.step()
+    runs.save(1, {"w": torch.ones(2), "model": model, "optimizer": optimizer})
+
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())
+    of_lazy = torch.optim.SGD(lazy.parameters(), momentum=0.9)
+    here: dict[str, Any] = {"w": torch.zeros(2), "model": lazy, "optimizer": of_lazy}
+    with pytest.raises(StateMismatch, match=r"uninitialized.*run a forward pass first") as caught:
+        runs.load(here)
+    of_model = {f"model.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")}
+    buffers = {"model.1.running_mean", "model.1.running_var"}
+    assert set(caught.value.misshaped) == of_model | buffers | {f"optimizer.state[{key}]" for key in range(4)}
+    assert not here["w"].any()
+
+    lazy(inputs)
+    assert runs.load(here) == 1
+    assert digest(lazy) == digest(model)
+    assert digest(of_lazy) == digest(optimizer)
+
+
+class TwoEnds(torch.nn.Module):
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.emb, self.head = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
+        if tied:
+            self.head.weight = self.emb.weight
+
+
+def test_two_values_are_not_loaded_into_one_tensor(tmp_path: Path, checkpointer: Make) -> None:
+    """Of weights that were saved untied, a model that ties them kept the last one; the other was gone in silence."""
+    runs = checkpointer(tmp_path)
+    runs.save(1, {"model": TwoEnds(tied=False), "a": torch.ones(2), "b": torch.full((2,), 2.0), "w": torch.ones(1)})
+    model, one = TwoEnds(tied=True), torch.zeros(2)
+    before = digest(model)
+    with pytest.raises(StateMismatch, match=r"read\(\)\.tree") as caught:
+        runs.load({"model": model, "a": one, "b": one, "w": (w := torch.zeros(1))})
+    assert caught.value.misshaped.keys() == {"model.emb.weight", "a"}
+    assert "shares memory with model.head.weight here" in caught.value.misshaped["model.emb.weight"]
+    assert "shares memory with b here" in caught.value.misshaped["a"]
+    assert (digest(model), one.tolist(), w.item()) == (before, [0.0, 0.0], 0.0)
+
+
+def test_equal_bytes_may_be_tied_and_a_tied_tensor_fills_both(tmp_path: Path, checkpointer: Make) -> None:
+    """Bytes, and not values: what is no number equals nothing, and the two zeros are equal."""
+    runs = checkpointer(tmp_path)
+    apart = TwoEnds(tied=False)
+    with torch.no_grad():
+        apart.emb.weight[0, 0] = torch.nan
+        apart.head.weight.copy_(apart.emb.weight)
+    runs.save(1, apart)
+    tied = TwoEnds(tied=True)
+    assert runs.load(tied) == 1
+    assert digest(tied) == digest(apart)
+
+    with torch.no_grad():
+        tied.emb.weight.fill_(7)
+    runs.save(2, tied)
+    assert runs.load(apart) == 2
+    assert apart.emb.weight is not apart.head.weight
+    assert bool((apart.emb.weight == 7).all() and (apart.head.weight == 7).all())
+
+    runs.save(3, {"a": torch.zeros(2), "b": -torch.zeros(2)})
+    one = torch.ones(2)
+    with pytest.raises(StateMismatch, match="shares memory with b here"):
+        runs.load({"a": one, "b": one})
+    assert one.tolist() == [1.0, 1.0]
+
+
+def test_parts_of_one_memory_are_filled_where_all_of_them_can_be(tmp_path: Path, checkpointer: Make) -> None:
+    """Parameters may be slices of one buffer, or columns of a matrix, and a view may be an entry beside its base."""
+    runs = checkpointer(tmp_path)
+    values = torch.arange(6.0)
+    slices = {"flat": values, "one": values[:2], "other": values[2:], "array": values[4:].numpy()}
+    columns = {"left": values.view(3, 2)[:, 0], "right": values.view(3, 2)[:, 1]}
+    runs.save(1, {**slices, **columns, "turned": values.view(3, 2).t()})
+    flat = torch.zeros(6)
+    here = {"flat": flat, "one": flat[:2], "other": flat[2:], "array": flat[4:].numpy(), "turned": flat.view(3, 2).t()}
+    here |= {"left": flat.view(3, 2)[:, 0], "right": flat.view(3, 2)[:, 1]}
+    assert runs.load(here) == 1
+    assert torch.equal(flat, values)
+
+    columns["right"] = torch.full((3,), 9.0)
+    runs.save(2, {**slices, **columns, "turned": values.view(3, 2).t()})
+    flat.zero_()
+    with pytest.raises(StateMismatch, match="shares memory with") as caught:
+        runs.load(here)
+    assert {"flat", "right"} & caught.value.misshaped.keys()
+    assert "left" not in caught.value.misshaped
+    assert not flat.any()
+    columns_here = {"left": here["left"], "right": here["right"]}
+    assert runs.load(columns_here, step=2, strict=False) == 2
+    assert flat.tolist() == [0.0, 9.0, 2.0, 9.0, 4.0, 9.0]
 
 
 def test_load_takes_the_newest_whole_one_or_the_step_that_is_asked_for(tmp_path: Path, checkpointer: Make) -> None:

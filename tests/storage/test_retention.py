@@ -52,7 +52,7 @@ def test_saves_in_the_background_keep_them_too(tmp_path: Path, checkpointer: Mak
 
 @pytest.mark.parametrize("bad", [0, -5, 2.5, True, "10"])
 def test_what_is_no_number_of_steps_is_refused(bad: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="it is a number of steps"):
+    with pytest.raises(CheckpointError, match="expected a number of steps"):
         Checkpointer(tmp_path, keep_every=bad)
 
 

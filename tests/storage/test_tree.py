@@ -232,7 +232,8 @@ CYCLE.append(CYCLE)
         (np.array([object()]), "dtype object"),
         (np.zeros(2, dtype=[("a", "i4")]), "dtype"),
         (np.longdouble(1), "no fixed meaning"),
-        (torch.nn.parameter.UninitializedParameter(), "subclass"),
+        (torch.nn.parameter.UninitializedParameter(), "run a forward pass first"),
+        (torch.nn.parameter.UninitializedBuffer(), "run a forward pass first"),
     ],
 )
 def test_what_has_no_exact_form_is_refused_with_its_path_and_a_way_out(value: Any, advice: str) -> None:

@@ -127,7 +127,7 @@ def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest
     id = manifest.id
     mine: Message | BaseException
     try:
-        names, sharded = _wants(channel, state, manifest, rules)
+        names, sharded, values_decide = _wants(channel, state, manifest, rules)
         wanted = Wanted(manifest, names, sharded)
         mine = {"damage": None, "runs": wanted.runs}
     except CorruptCheckpoint as error:
@@ -141,9 +141,9 @@ def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest
     try:
         exchange(channel, storage, manifest, wanted, ReadPlan.of(assigned))
         tensors = _as_here(manifest, sharded, wanted)
-        if rules.cast is not None:  # whether values fit is seen in them only, and nobody has changed anything yet
+        if values_decide:  # now, when nobody has changed anything yet
             filled, kept = _resolved(channel, manifest, tensors, rules)
-            match(state, filled, strict=rules.strict, cast=rules.cast, kept=kept).casts.refuse_overflow()
+            match(state, filled, strict=rules.strict, cast=rules.cast, kept=kept).refuse_values()
         mine = {"damage": None}
     except CorruptCheckpoint as error:
         mine = {"damage": str(error)}
@@ -189,9 +189,9 @@ def _empty(stored: StoredTensor) -> torch.Tensor:
 
 def _wants(
     channel: RankChannel, state: Tree, manifest: Manifest, rules: LoadRules
-) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """The tensors that this rank loads; and those of which it wants no more than its part of a DTensor, each with that
-    DTensor.
+) -> tuple[list[str], dict[str, torch.Tensor], bool]:
+    """The tensors that this rank loads; those of which it wants no more than its part of a DTensor, each with that
+    DTensor; and whether they fit is seen in their values only.
 
     Raises `StateMismatch` where the checkpoint is of another state, `CorruptCheckpoint` where it is none of ours.
     """
@@ -209,7 +209,8 @@ def _wants(
         name = names.get(id(saved))
         if name is not None and _same_part(found.setdefault(name, target), target):
             often[name] += 1
-    return list(met), {name: target for name, target in found.items() if often[name] == met[name]}
+    parts = {name: target for name, target in found.items() if often[name] == met[name]}
+    return list(met), parts, matched.values_decide
 
 
 def _same_part(one: Any, other: Any) -> bool:
