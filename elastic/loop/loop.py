@@ -28,6 +28,7 @@ from elastic.loop.plain.loop import PlainLoop
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, Recovery
+from elastic.loop.refusals.kept_copies import KeptCopies
 from elastic.loop.refusals.other_averages import OtherAverages
 from elastic.loop.refusals.other_loaders import Body, OtherLoaders
 from elastic.loop.refusals.other_modules import OtherModules
@@ -94,6 +95,12 @@ class Loop:
         config = context.config
         self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
         self._other_averages = OtherAverages(config.parameters, config.extra)
+        self._kept_copies = KeptCopies(
+            lambda: roots(config.models, config.extra),
+            config.extra,
+            in_body=lambda: self.step is not None and not self.step.applied,
+            tell=context.console.warn,
+        )
         handed = (*config.models.values(), *config.schedulers.values(), *config.extra.values(), config.scaler)
         self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
 
@@ -134,6 +141,7 @@ class Loop:
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
         session.on_close(self._other_modules.open())
+        session.on_close(self._kept_copies.close)
         if context.live is None:
             self._take_notices()
         session.seed(start_seed(context.config.plan.seed))
@@ -278,7 +286,7 @@ class Loop:
         self._plain_steps += 1
         in_hand, counted = self._step_in_hand(), self._plain_steps
         first = counted <= _LOOK_FIRST or in_hand.step_in_epoch == 0
-        closely = first or counted % _LOOK_EVERY == 0
+        closely = first or counted % _LOOK_EVERY == 0 or self._kept_copies.looks_again
         step = PlainStep(
             in_hand,
             count=self._count,
@@ -302,6 +310,7 @@ class Loop:
         except StepError as found:
             trained_by = self.own_update.stranger() if self.own_update is not None else None
             raise (trained_by or found) from None
+        self._kept_copies.look(step)
         if self._plain_steps <= _LOOK_FIRST:
             self._other_averages.look(step)
             self._wrapped_optimizers.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,6 +241,31 @@ def test_options_of_an_s3_storage(tmp_path: Path) -> None:
             block, **{"http://127.0.0.1:9000": server.endpoint_url, '"key": "...", "secret": "..."': given}
         )
         page.train(run)
+
+
+def test_the_best_weights(tmp_path: Path) -> None:
+    """docs/how-to/write-the-loop.md: they are those that got most right."""
+    (block,) = [one for one in blocks(HOW_TO / "write-the-loop.md", "python") if "best.load_state_dict" in one.text]
+    page, copies = Fragments(tmp_path), []
+    page.arguments |= {"steps": None, "epochs": 2}
+
+    def deepcopy(model: Any) -> Any:
+        copies.append(copy.deepcopy(model))
+        return copies[-1]
+
+    def train(x: torch.Tensor, y: torch.Tensor) -> None:
+        page.arguments["optimizer"].zero_grad()
+        F.cross_entropy(page.model(x), y).backward()  # type: ignore[no-untyped-call]
+        page.arguments["optimizer"].step()
+
+    def count(x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        return {"right": (page.model(x).argmax(dim=1) == y).sum()}
+
+    data = page.arguments["dataset"]
+    page.names |= {"copy": SimpleNamespace(deepcopy=deepcopy), "train": train, "count": count, "held_out": data}
+    page.shown(block)
+    (best,) = copies
+    assert sum(int(best(x).argmax() == y) for x, y in data) == best.right > 0
 
 
 def test_the_loop_that_is_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 script_variables    where it is looked for
 other_modules       a module of the script's own that changes
+kept_copies         copies of the run's weights that it takes while it trains
 other_averages      an average of weights that is no module
 other_loaders       a DataLoader that is read on from body to body
 wrapped_optimizers  what steps the run's optimizer, and counts
