@@ -15,17 +15,19 @@ up in `signal_handling`, and torchdata's StatefulDataLoader as well. Checked aga
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
+from weakref import WeakSet
 
 from torch.utils.data._utils import signal_handling
 
 _kept: list[Sequence[signal.Signals]] = []  # of each `keep` whose `let_go` is to come
 _keys: set[int] = set()  # torch's, of the iterators whose processes were forked meanwhile
-_pids: set[int] = set()
+_processes: WeakSet[multiprocessing.process.BaseProcess] = WeakSet()  # a number may be another one's by the end
 _as_torch_begins_one = signal_handling._set_worker_signal_handlers
 _as_torch_notes_them = signal_handling._set_worker_pids
 
@@ -56,10 +58,10 @@ def _begin() -> None:
 
 
 def _note(key: int, child_pids: tuple[int, ...]) -> None:
-    if not _pids:
+    if not _keys:
         multiprocessing.util.Finalize(None, _kill_those_left, exitpriority=100)
     _keys.add(key)
-    _pids.update(child_pids)
+    _processes.update(process for process in multiprocessing.active_children() if process.pid in child_pids)
     _as_torch_notes_them(key, child_pids)
 
 
@@ -68,8 +70,8 @@ def _kill_those_left() -> None:
     for key in _keys:
         with suppress(ValueError):  # its DataLoader has ended them
             signal_handling._remove_worker_pids(key)  # or it would raise an error for each that is killed
-    for process in multiprocessing.active_children():
-        if process.pid in _pids:
+    for process in list(_processes):
+        if process.is_alive():
             process.kill()
 
 
