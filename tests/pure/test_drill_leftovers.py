@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elastic.drill.machine import leftovers
 from elastic.drill.machine.holdings import OF_A_GROUP, Holdings, here, leaks
 from elastic.drill.machine.leftovers import Snapshot
 from elastic.events.event import Event
@@ -35,6 +37,19 @@ def test_the_folder_of_a_killed_worker_s_loaders_is_the_next_worker_s_to_remove(
 def test_what_was_there_before_is_nobody_s(tmp_path: Path) -> None:
     (tmp_path / "tmp" / "old").mkdir(parents=True)
     assert Snapshot.take(tmp_path).new(tmp_path, []) == []
+
+
+def test_shared_memory_that_is_gone_soon_is_somebody_else_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that ended meanwhile has its semaphores removed a moment later, by what maps none of them."""
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(leftovers, "_GONE_S", 1.0)
+    (tmp_path / "shm").mkdir()
+    before = Snapshot.take(tmp_path)
+    theirs, ours = tmp_path / "shm" / "sem.mp-theirs", tmp_path / "shm" / "sem.mp-ours"
+    theirs.touch()
+    ours.touch()
+    monkeypatch.setattr(time, "sleep", lambda _: theirs.unlink(missing_ok=True))
+    assert before.new(tmp_path, []) == [f"shared memory {ours}"]
 
 
 def look(generation: int, size: int, sockets: int, *, rank: int = 1, last: bool = False, **more: Any) -> Event:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from elastic.data.scratch import CHILD
 SHARED_MEMORY = Path("/dev/shm")
 _NAMED = re.compile(r"torch_(\d+)_")
 OF_LOADERS = "elst-"
+_GONE_S, _LOOK_S = 5.0, 0.1
 TORCH_S_OWN = "torchinductor_"  # the folder of torch's compile cache, which an optimizer makes in every script
 
 
@@ -37,7 +39,8 @@ class Snapshot:
                 memory, is removed by the next worker that starts on the machine (data/scratch.py), so it is no leak
                 once its lock is free
         pids    of the launch's processes. Shared memory that names another process, or that a living process holds,
-              is somebody else's
+              is somebody else's; so is what is gone soon: semaphores of a program that has ended are removed by
+              multiprocessing's resource tracker, which maps none of them
         """
         files = sorted(_names(folder / "tmp") - self.temporary)
         removable = {name for name in files if killed and _next_worker_removes(folder / "tmp" / name)}
@@ -46,8 +49,14 @@ class Snapshot:
         noted = {child for name in removable for child in _names(folder / "tmp" / name) if child.startswith(CHILD)}
         candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
         candidates = [name for name in candidates if f"{CHILD}{_pid_in(name)}" not in noted]
-        held = _held() if candidates else set()
-        return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates if name not in held]
+        until_s = time.monotonic() + _GONE_S
+        while candidates := [name for name in candidates if (SHARED_MEMORY / name).exists()]:
+            held = _held()
+            candidates = [name for name in candidates if name not in held]
+            if time.monotonic() >= until_s:
+                break
+            time.sleep(_LOOK_S)
+        return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates]
 
     def remove(self, pids: Collection[int]) -> None:
         """The shared memory that names these processes, which have ended, and was not there before."""
