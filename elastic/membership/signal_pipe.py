@@ -1,15 +1,26 @@
-"""Signals as bytes in a pipe: they are read at once by a thread or a selector, whatever the main thread waits for."""
+"""Signals as bytes in a pipe: they are read at once by a thread or a selector, whatever the main thread waits for.
+
+A forked child writes into no pipe of its parent's. What is sent to everybody, as torchrun and Slurm do, is for the
+parent to act on, which may need its children until it has: data readers, say. So where a pipe says so they stay at
+it; a signal that is sent to one of them alone (`Process.terminate`) is its own. No handler in Python learns who has
+sent a signal: a child looks whether its parent hears of one, too.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any
 
 WOKEN = 0
 _READ = 4096
+ALONE_S = 0.5  # a signal that the parent has not heard of by then was sent to the child alone
+_LOOK_S = 0.01
 
 _pipes: list[SignalPipe] = []
 
@@ -18,22 +29,27 @@ class SignalPipe:
     """From its making until `restore` these signals do nothing but arrive here. Main thread only.
 
     Of several (two runs that are open at once) the newest gets them. They may be restored in any order.
-    A forked child hears its signals as if there were none; what it does with its copies reaches nobody.
 
-    fd        can be read from when one has arrived
-    handlers  by signal: what restoring gives back
+    children_stay  what a forked child does at a signal that this process hears of, too: nothing; else what it would do
+                   if there were no pipe
+    fd             can be read from when one has arrived
+    handlers       by signal: what restoring gives back
     """
 
-    def __init__(self, numbers: Iterable[int]) -> None:
+    def __init__(self, numbers: Iterable[int], *, children_stay: bool = False) -> None:
+        self.children_stay = children_stay
         self.fd, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self.handlers = {number: signal.signal(number, _nothing) for number in numbers}
         _pipes.append(self)
+        _heard.opened()
 
     def read(self) -> bytes:
         """Waits. The numbers of signals that arrived, others of this process among them; WOKEN: of `wake`."""
-        return os.read(self.fd, _READ)
+        data = os.read(self.fd, _READ)
+        _heard.count(data)
+        return data
 
     def wake(self) -> None:
         if self._write >= 0:
@@ -45,6 +61,8 @@ class SignalPipe:
         if self not in _pipes:
             return
         _pipes.remove(self)
+        if not _pipes:
+            _heard.closed()
         newer = next((pipe for pipe in _pipes if pipe._wakeup == self._write), None)
         if newer is None:
             signal.set_wakeup_fd(self._wakeup)
@@ -63,6 +81,60 @@ class SignalPipe:
             self.fd = self._write = -1
 
 
+class _Heard:
+    """How often each signal has arrived in a pipe of this process, in memory that it shares with its forked children.
+
+    _numbers  by signal; at 0 whether there is a pipe
+    """
+
+    def __init__(self) -> None:
+        self._numbers: memoryview[int] | None = None
+
+    def opened(self) -> None:
+        if self._numbers is None:
+            self._numbers = memoryview(mmap.mmap(-1, 8 * signal.NSIG)).cast("q")
+        self._numbers[WOKEN] = 1
+
+    def closed(self) -> None:
+        if self._numbers is not None:
+            self._numbers[WOKEN] = 0
+
+    def count(self, data: bytes) -> None:
+        for number in data:
+            if number != WOKEN and self._numbers is not None:
+                self._numbers[number] += 1
+
+    def leave(self) -> memoryview[int]:
+        """In a forked child: it is its parent's."""
+        numbers, self._numbers = self._numbers, None
+        assert numbers is not None, "only what has a pipe is asked for it"
+        return numbers
+
+
+class OfParent:
+    """A forked child's handler of a signal that its parent hears by a pipe."""
+
+    def __init__(self, number: int, heard: memoryview[int], before: Any) -> None:
+        """before: what the signal does where it is sent to this process alone"""
+        self.before = before
+        self._parents = heard
+        self._known = heard[number]
+        self._count = 0
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        until_s = time.monotonic() + ALONE_S
+        while self._parents[WOKEN] and time.monotonic() < until_s:
+            if self._parents[number] - self._known >= self._count:
+                return
+            time.sleep(_LOOK_S)
+        if callable(self.before) and not isinstance(self.before, signal.Handlers):
+            self.before(number, _frame)
+        elif self.before != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
 class _Fork:
     """In the thread that forks: no handler runs in the child as long as it would write to the parent."""
 
@@ -78,19 +150,28 @@ class _Fork:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
 
     def end_in_child(self) -> None:
-        for pipe in reversed([*_pipes]):
+        if self._here.mask is None:
+            return
+        pipes, heard = [*_pipes], _heard.leave()
+        for pipe in reversed(pipes):
             pipe.restore()
             pipe.close()
+        for number in {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
+            signal.signal(number, OfParent(number, heard, signal.getsignal(number)))
         self.end()
 
 
+_heard = _Heard()
 _fork = _Fork()
 os.register_at_fork(before=_fork.begin, after_in_parent=_fork.end, after_in_child=_fork.end_in_child)
 
 
 def is_taken(number: signal.Signals) -> bool:
     """Whether the script has a handler of its own for it."""
-    return signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, _nothing)
+    handler = signal.getsignal(number)
+    while isinstance(handler, OfParent):
+        handler = handler.before
+    return handler not in (signal.SIG_DFL, signal.SIG_IGN, _nothing)
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

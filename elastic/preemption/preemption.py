@@ -40,8 +40,8 @@ class Preemption:
 
     Inside the with-block SIGTERM and SIGUSR1 end nothing: they are notices, as are those of the machine's cloud, of
     Slurm, of a file or a command. On each node the process of local rank 0 watches these. Ctrl-C stays Python's.
-    Enter it in the main thread, elsewhere Python takes no signals, and before DataLoaders begin: processes that they
-    fork within it stay at a signal to everybody, as torchrun and Slurm send it.
+    Enter it in the main thread, elsewhere Python takes no signals, and before DataLoaders and pools begin: processes
+    that are forked within it stay at a signal to everybody, as torchrun and Slurm send it.
 
     Args:
         notices: Which sources are watched, as for `elastic run --notices`. Default: ELASTIC_NOTICES, or "auto".

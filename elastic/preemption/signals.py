@@ -68,8 +68,8 @@ class SignalNotices:
         if threading.current_thread() is not threading.main_thread():
             return False
         self._taken = [one for one in self._numbers if one != signal.SIGUSR1 or _is_free(one)]
-        self._pipe = SignalPipe(self._taken)
-        loader_processes.keep(self._taken)
+        loader_processes.stay_with_parent()
+        self._pipe = SignalPipe(self._taken, children_stay=True)
         self._thread = threading.Thread(target=self._watch, args=[self._pipe], name="elastic-notices", daemon=True)
         self._thread.start()
         return True
@@ -77,7 +77,6 @@ class SignalNotices:
     def close(self) -> None:
         if self._thread is None or self._pipe is None:
             return
-        loader_processes.let_go(self._taken)
         self._pipe.restore()
         self._pipe.wake()
         self._thread.join(timeout=5)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import elastic
 from elastic.errors import RendezvousTimeout
+from elastic.membership.signal_pipe import ALONE_S
 from tests.kit.launch import Launch
 from tests.kit.ranks import Raised, run_ranks
 
@@ -140,7 +141,7 @@ def test_a_forked_helper_ends_at_its_own_sigterm_which_is_no_notice_to_the_loop(
 
 
 HANGS = """
-import os, signal, time, elastic
+import concurrent.futures, multiprocessing, os, signal, sys, time, elastic
 from torch.utils.data import DataLoader
 
 class Hangs:
@@ -156,19 +157,35 @@ class Hangs:
 os.setpgrp()
 with elastic.Preemption(notices="none") as preemption:
     reads, writes = os.pipe()
-    batches = iter(DataLoader(Hangs(writes), num_workers=1, {options}))
+    fork, hangs = multiprocessing.get_context("fork"), Hangs(writes)
+    begun = {begun}
     os.read(reads, 1)
     os.killpg(0, signal.SIGTERM)
-    time.sleep(1)
-    assert all(process.is_alive() for process in batches._workers), "a loader process has left"
+    while not preemption.agreed():
+        time.sleep(0.01)
+    time.sleep(2 * {alone_s})
+    assert multiprocessing.active_children(), "it has ended"
+    {end}
     preemption.exit()
 """
 
 
-@pytest.mark.parametrize("options", ["", "persistent_workers=True"])
-def test_a_loader_process_that_hangs_stays_at_its_groups_signal_and_ends_with_the_script(options: str) -> None:
+@pytest.mark.parametrize(
+    ("begun", "end"),
+    [
+        ("iter(DataLoader(hangs, num_workers=1))", ""),
+        ("iter(DataLoader(hangs, num_workers=1))", "del begun"),
+        ("iter(DataLoader(hangs, num_workers=1, persistent_workers=True))", ""),
+        ("fork.Pool(1).map_async(hangs.__getitem__, [0])", ""),
+        ("fork.Process(target=hangs.__getitem__, args=(0,)); begun.start()", "begun.terminate()"),
+    ],
+)
+def test_what_is_forked_stays_at_its_groups_signal_even_where_it_hangs_and_ends_with_the_script(
+    begun: str, end: str
+) -> None:
+    """As readers of data do, which the loop needs until all have agreed; and nothing is left when it has."""
     script = subprocess.run(
-        [sys.executable, "-c", HANGS.format(options=options)],
+        [sys.executable, "-c", HANGS.format(begun=begun, end=end, alone_s=ALONE_S)],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,

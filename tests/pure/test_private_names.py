@@ -106,8 +106,8 @@ ALLOWED = (
         "elastic/data/loader_process.py",
     ),
     Allowed(
-        "what a DataLoader does first in a process, and once it has started some",
-        "_utils _remove_worker_pids _set_worker_pids _set_worker_signal_handlers",
+        "what a DataLoader does first in a process",
+        "_utils _set_worker_signal_handlers",
         "elastic/preemption/loader_processes.py",
     ),
     Allowed("where multiprocessing puts its files", "_config", "elastic/data/scratch.py"),
