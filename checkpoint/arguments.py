@@ -5,6 +5,7 @@ Of any type, for people give what they like. `Checkpointer` raises it by `refuse
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,16 +19,20 @@ def refuse(*wrong: str | None) -> None:
             raise CheckpointError(f"{text}\n  state  nothing was read or written")
 
 
-def count(name: str, given: Any, meaning: str, *, none: bool = False) -> str | None:
-    """none  whether it may be None"""
-    if (given is None and none) or (isinstance(given, int) and not isinstance(given, bool) and given >= 1):
+def count(name: str, given: Any, meaning: str, *, none: bool = False, bound: bool = False) -> str | None:
+    """
+    none   whether it may be None
+    bound  it is only compared with: 8e9 is as good as 8 * 10**9 then, and so is infinity
+    """
+    is_number = isinstance(given, numbers.Real if bound else numbers.Integral) and not isinstance(given, bool)
+    if (given is None and none) or (is_number and given >= 1):
         return None
-    return f"{name}={given!r}; expected {meaning}, 1 or more{', or None' if none else ''}"
+    return f"{name}={given!r}; expected {meaning}, an integer of 1 or more{', or None' if none else ''}"
 
 
 def seconds(name: str, given: Any, *, zero: bool = True) -> str | None:
     """zero  whether it may be 0"""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
     if is_number and (given > 0 or (zero and given == 0)):
         return None
     return f"{name}={given!r}; expected a number of seconds{', 0 or more' if zero else ' above 0'}"

@@ -143,7 +143,7 @@ class Checkpointer:
             arguments.choice("replicas", replicas, "compared", "trusted"),
             arguments.choice("per_rank_resized", per_rank_resized, "refuse", "keep"),
             arguments.options("storage_options", storage_options),
-            None if job is None or isinstance(job, str) else f"job={job!r}; expected a name, or None",
+            None if job is None or isinstance(job, str | int) else f"job={job!r}; expected a name, or None",
             None if log is None or callable(log) else f"log={log!r}; expected a function of a line, or None",
         )
         if group is not None:
@@ -182,7 +182,7 @@ class Checkpointer:
             )
         self._tenure = Tenure(
             self._storage,
-            job=job,
+            job=None if job is None else str(job),
             take_over=take_over,
             grace_s=grace_s,
             retry_s=retry_s,

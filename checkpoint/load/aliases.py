@@ -54,15 +54,27 @@ class _Place:
         """The same for entries that are one tensor here and were saved as one."""
         return self.device, self.address, self.shape, self.strides, self.itemsize, id(self.saved)
 
+    @property
+    def _in_one_piece(self) -> bool:
+        expected = self.itemsize
+        for size, step in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size > 1 and step != expected:
+                return False
+            expected *= size
+        return True
+
     def within(self, memory: NDArray[np.uint8], first: int) -> NDArray[np.uint8]:
-        """Its bytes in `memory`, which begins at the address `first`."""
+        """Its bytes in `memory`, which begins at the address `first`; of the shape that `bytes` gives."""
+        if self._in_one_piece:  # ten times as fast
+            return memory[self.start - first : self.end - first]
         shape, strides = (*self.shape, self.itemsize), (*self.strides, 1)
         return np.lib.stride_tricks.as_strided(memory[self.address - first :], shape, strides)
 
     def bytes(self) -> NDArray[np.uint8]:
         value = self.value()
-        flat = flat_bytes(value) if isinstance(value, torch.Tensor) else value.tobytes()
-        return np.frombuffer(flat, np.uint8).reshape(*self.shape, self.itemsize)
+        flat = flat_bytes(value) if isinstance(value, torch.Tensor) else np.ascontiguousarray(value).data
+        found = np.frombuffer(flat, np.uint8)
+        return found if self._in_one_piece else found.reshape(*self.shape, self.itemsize)
 
 
 class Aliases:
@@ -104,11 +116,11 @@ class Aliases:
 
     def refuse_two_values(self) -> None:
         """Raises StateMismatch where one place would have to hold two values."""
-        lost = {
-            place.path: f"shares memory with {_over(place, group).path} here, and was saved with another value"
-            for group in self._groups()
-            for place in _lost(group)
-        }
+        lost: dict[str, str] = {}
+        for group in self._groups():
+            for place in _lost(group):
+                other = _over(place, group).path if len(lost) < _SHOWN else "another entry"
+                lost[place.path] = f"shares memory with {other} here, and was saved with another value"
         if not lost:
             return
         lines = [f"  {path}: {what}" for path, what in lost.items()]
@@ -145,7 +157,13 @@ def _lost(group: list[_Place]) -> list[_Place]:
     memory = np.zeros(max(place.end for place in group) - first, np.uint8)
     for place in group:
         place.within(memory, first)[...] = place.bytes()
-    return [place for place in group if not np.array_equal(place.within(memory, first), place.bytes())]
+    return [place for place in group if not _equal(place.within(memory, first), place.bytes())]
+
+
+def _equal(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+    if one.ndim == 1 and one.size % 8 == 0:  # what is compared at a time takes no memory to speak of
+        return np.array_equal(one.view(np.uint64), other.view(np.uint64))
+    return np.array_equal(one, other)
 
 
 def _over(lost: _Place, group: list[_Place]) -> _Place:

@@ -239,13 +239,15 @@ class Match:
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a module"
             return
         here = module.state_dict()
+        is_filled_in_place = type(module).load_state_dict is torch.nn.Module.load_state_dict
         self._names(set(here), set(saved), path)
         for name, value in here.items():
             if name not in saved or saved[name] is KEPT or not isinstance(value, torch.Tensor):
                 continue
             if self._same_tensor(value, saved[name], child(path, name)):
                 self._note(saved[name], value)
-                self._place(child(path, name), value, saved[name])
+                if is_filled_in_place:
+                    self._place(child(path, name), value, saved[name])
         self.used += [saved[name] for name in here if name in saved]
         self.actions.append((path, lambda: module.load_state_dict(_as_here(saved, here), strict=self.strict)))
 

@@ -72,8 +72,9 @@ class Tenure:
         self._replaced: set[int] = set()
         self._given_up: list[Callable[[], None]] = []  # what withdraws claims of attempts that failed with the storage
         self._begun_step = self._committed_step = -1  # under this claim, the highest
-        self._branching = threading.Lock()  # of several threads that save, one at a time takes the next claim
-        self._branched = 0  # the newest claim that was taken so
+        self._taking = threading.Lock()  # of several threads that save, one at a time takes a claim
+        self._taking_pid = os.getpid()
+        self._branched = 0  # the newest claim that was taken for a save of an earlier step
         self._end_sign_of_life: weakref.finalize[[], Tenure] | None = None
         self._stop_beacon: weakref.finalize[[], Tenure] | None = None  # also when nobody calls close()
 
@@ -97,8 +98,14 @@ class Tenure:
             self._given_up[-1]()
             self._given_up.pop()
         held = self.held
-        if held is not None:
-            return held if self._origin is None else self._branch(held)
+        if held is None:
+            with self._one_takes():
+                held = self.held  # another thread may have been here
+                if held is None:
+                    return self._first(world, answers_for_others=answers_for_others)
+        return held if self._origin is None else self._branch(held)
+
+    def _first(self, world: dict[str, Any] | None, *, answers_for_others: bool) -> Claim:
         self._claim = None
         if not self._storage.exclusive():
             self._log(
@@ -127,7 +134,7 @@ class Tenure:
 
     def passed(self, lost: ClaimLost) -> bool:
         """Whether this process itself has the newer claim, taken by another thread for a save of an earlier step."""
-        with self._branching:  # it may lie in storage, and not be known here yet
+        with self._one_takes():  # it may lie in storage, and not be known here yet
             return lost.ours < lost.newest <= self._branched
 
     def committed(self, id: CommitId) -> None:
@@ -187,13 +194,18 @@ class Tenure:
     def _branch(self, held: Claim) -> Claim:
         """The next claim for this process, which goes on from what was loaded, or from its own newest commit."""
         self._settle()
-        with self._branching:
+        with self._one_takes():
             held = self.held or held  # another thread may have been here
             if (newer := newer_claim(self._storage, held.number, held.nonce)) is not None:
                 raise lost(ours=held.number, newest=newer, doing="nothing was saved")
             claim = self._take(held.endpoint, held.nonce, held.job, held.world)
             self._branched = claim.number
         return claim
+
+    def _one_takes(self) -> threading.Lock:
+        if self._taking_pid != os.getpid():  # a fork, whose parent may have held it
+            self._taking, self._taking_pid, self._branched = threading.Lock(), os.getpid(), 0
+        return self._taking
 
     def _listed_step(self, claim: int) -> int:
         """The highest that is committed under this claim: of a save that was reported as failed, too, because the
@@ -230,8 +242,6 @@ class Tenure:
         return claim
 
     def _hold(self, claim: Claim, *, adopted: bool = False) -> None:
-        if self._pid != os.getpid():  # of a fork, whose parent may have held the lock
-            self._branching, self._branched = threading.Lock(), 0
         self._claim, self._pid = claim, os.getpid()
         if self._end_sign_of_life is not None:
             self._end_sign_of_life()

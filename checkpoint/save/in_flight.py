@@ -41,9 +41,11 @@ class Rules:
     def __post_init__(self) -> None:
         arguments.refuse(
             arguments.choice("when_busy", self.when_busy, "wait", "skip", "replace"),
-            arguments.count("failures_max", self.failures_max, "after how many failed saves in a row one raises"),
+            arguments.count(
+                "failures_max", self.failures_max, "after how many failed saves in a row one raises", bound=True
+            ),
             arguments.seconds("finish_s", self.finish_s, zero=False),
-            arguments.count("budget_bytes", self.budget_bytes, "how many bytes may be on their way"),
+            arguments.count("budget_bytes", self.budget_bytes, "how many bytes may be on their way", bound=True),
         )
 
 

@@ -86,10 +86,12 @@ def check_saves(keep: Any, keep_every: Any, save_failures_max: Any) -> None:
         raise ConfigError(wrong)
 
 
-def check_url(url: Any, storage_options: Mapping[str, Any] | None) -> None:
+def check_url(url: Any, storage_options: Any) -> None:
     """What no storage can be opened at."""
-    if (wrong := refusal(url, storage_options)) is not None:
-        raise ConfigError(str(wrong.error()))
+    if (wrong := arguments.options("storage_options", storage_options)) is not None:
+        raise ConfigError(wrong)
+    if (found := refusal(url, storage_options)) is not None:
+        raise ConfigError(str(found.error()))
 
 
 def check_numerics(mode: Any, threads: Any) -> None:

@@ -107,9 +107,11 @@ class ElasticLoader:
         self._step = 0
         self._counted = False
         self._pass = _Pass(0, 0)
-        # DataLoader looks whether its processes live when a wait is over, or every 5 s where there is no timeout.
+        # DataLoader looks whether its processes live when a wait is over, or every 5 s where there is no timeout. Where
+        # they persist, it also waits before an iteration, once, and cannot begin that again.
         self._timeout_s = options.pop("timeout", TIMEOUT_S) if options.get("num_workers") else 0
-        polled = {"timeout": min(self._timeout_s, _POLL_S)} if self._timeout_s else {}
+        poll_s = self._timeout_s if options.get("persistent_workers") else _POLL_S
+        polled = {"timeout": min(self._timeout_s, poll_s)} if self._timeout_s else {}
         self._batches = DataLoader(dataset, batch_sampler=_Parts(self._requests), **{**options, **polled})
         _loaders.add(self)
 

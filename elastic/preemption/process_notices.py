@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,7 @@ class ProcessNotices:
     def install(self, tell: Callable[[Notice], None] | None = None) -> None:
         """tell  called with each notice to leave, in the thread that it comes in"""
         self._tell = tell
-        if not self._signals.install(self._on_notice):
+        if not self._signals.install(self._on_notice) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._say(
                 "notices begin in a thread that is not the main one, where Python takes no signals: SIGTERM ends this "
                 "process at once; enter the with-block in the main thread"

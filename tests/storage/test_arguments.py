@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -97,13 +99,13 @@ def test_what_is_served_over_http_is_only_read_from(
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"keep": "a"}, "keep='a'; expected how many checkpoints stay, 1 or more"),
+        ({"keep": "a"}, "keep='a'; expected how many checkpoints stay, an integer of 1 or more"),
         ({"keep": 0}, "keep=0; expected how many"),
         ({"keep": 2.5}, "keep=2.5; expected how many"),
         ({"keep": True}, "keep=True; expected how many"),
         ({"keep_every": 0}, "keep_every=0; expected a number of steps, .* or None"),
         ({"keep_multiple": "9"}, "keep_multiple='9'; expected a number of steps, .* or None"),
-        ({"shard_bytes": 0}, "shard_bytes=0; expected the most tensor bytes in one object, 1 or more"),
+        ({"shard_bytes": 0}, "shard_bytes=0; expected the most tensor bytes in one object, an integer of 1 or more"),
         ({"shard_bytes": 2.0**20}, "shard_bytes=1048576.0; expected"),
         ({"budget_bytes": -1}, "budget_bytes=-1; expected"),
         ({"failures_max": "3"}, "failures_max='3'; expected"),
@@ -118,7 +120,7 @@ def test_what_is_served_over_http_is_only_read_from(
         ({"replicas": None}, "replicas=None; expected 'compared' or 'trusted'"),
         ({"per_rank_resized": "drop"}, "per_rank_resized='drop'; expected 'refuse' or 'keep'"),
         ({"storage_options": "key"}, "storage_options=str; expected a dict"),
-        ({"job": 7}, "job=7; expected a name, or None"),
+        ({"job": 7.5}, "job=7.5; expected a name, or None"),
         ({"log": "print"}, "log='print'; expected a function"),
     ],
     ids=str,
@@ -131,6 +133,15 @@ def test_an_argument_that_cannot_work_is_refused_before_anything_is_made(
     with pytest.raises(CheckpointError, match=expected):
         Checkpointer(tmp_path / "run", **wrong)
     assert made(tmp_path) == before
+
+
+def test_numbers_of_other_types_are_taken_and_a_bound_may_be_infinite(tmp_path: Path) -> None:
+    """As NumPy gives them, or one writes them; a job's number is its name."""
+    given: dict[str, Any] = {"keep": np.int64(3), "grace_s": np.float32(3), "job": 12345}
+    given |= {"failures_max": math.inf, "budget_bytes": 8e9}
+    with Checkpointer(tmp_path / "run", **given) as runs:
+        runs.save(1, STATE)
+        assert runs.claim().job == "12345"
 
 
 @pytest.mark.parametrize("step", ["3", 3.0, True, -1, None])

@@ -23,12 +23,14 @@ _PATIENCE_S = 10.0  # with threads of the script's, before it is said who is wai
 
 def end(status: int) -> NoReturn:
     threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
+    teller = threading.Timer(_PATIENCE_S, _tell, args=(threads,))
+    teller.daemon = True
     if threads:
-        teller = threading.Timer(_PATIENCE_S, _tell, args=(threads,))
-        teller.daemon = True
-        teller.start()
+        with contextlib.suppress(RuntimeError):  # there may be too many
+            teller.start()
     # Both are private, and what multiprocessing's children end with (CPython 3.10 to 3.14).
     threading._shutdown()  # type: ignore[attr-defined]
+    teller.cancel()
     atexit._run_exitfuncs()
     _flush()  # before the collector may close a file's bytes ahead of its text, which would be lost
     sys.modules.pop("__main__", None)
@@ -39,11 +41,11 @@ def end(status: int) -> NoReturn:
 
 
 def _tell(threads: list[threading.Thread]) -> None:
-    names = ", ".join(thread.name for thread in threads if thread.is_alive())
-    sys.stderr.write(
-        f"elastic: the script has ended, and its process waits for threads that go on, as python does: {names}\n"
-        "  next   end them, or make them with daemon=True\n"
-    )
+    if names := ", ".join(thread.name for thread in threads if thread.is_alive()):
+        sys.stderr.write(
+            f"elastic: the script has ended, and its process waits for threads that go on, as python does: {names}\n"
+            "  next   end them, or make them with daemon=True\n"
+        )
 
 
 def _flush() -> bool:
