@@ -142,17 +142,15 @@ def _read(
 def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | None, examples_most: int) -> None:
     """One epoch."""
     examples: list[int] = []
-    given = 0
-    stream = iter(batches)
-    for batch in islice(stream, batches_most):
-        given += 1
-        record.largest = max(record.largest, len(batch))
+    sizes: list[int] = []
+    for batch in islice(batches, batches_most):
+        sizes.append(len(batch))
         examples += batch
         if len(examples) >= examples_most:
             break
-    record.whole &= (batches_most is None or given < batches_most) and len(examples) < examples_most
+    record.whole &= (batches_most is None or len(sizes) < batches_most) and len(examples) < examples_most
     record.epochs.append(np.array(examples, dtype=np.int64))
-    record.batches.append(given)
+    record.sizes.append(np.array(sizes, dtype=np.int64))
 
 
 def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
@@ -172,7 +170,12 @@ def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
 def _record(loader: Any, indices: bool) -> Record:
     if not indices:
         return Record(compared="digests", length=None)
-    return Record(compared="indices", length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None)
+    size = getattr(getattr(loader, "batch_sampler", loader), "batch_size", None)
+    return Record(
+        compared="indices",
+        length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
+        batch_size=size if type(size) is int and isinstance(loader, DataLoader) else None,
+    )
 
 
 @contextmanager

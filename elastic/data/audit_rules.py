@@ -1,6 +1,13 @@
 """What is wrong with what the ranks' loaders give? Pure: records in, findings out.
 
 Reading the loaders and bringing the records together is audit.py's work.
+
+Slight is what padding and dropping explain, as samplers do both so that every rank gives batches of one size. They do
+either, never both: one that pads reads everything, one that drops reads nothing twice. W ranks whose batches hold B
+examples, as many on every rank, and all of them full, pad or drop fewer than W * B, or there would be a batch more or
+less of each. Where the last batches are not full, only the ranks' numbers of examples were made equal: fewer than W.
+What is padded comes last: without the ranks' last batches nothing is read twice. And neither concerns half of the data,
+however short it is.
 """
 
 from __future__ import annotations
@@ -8,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -25,19 +33,19 @@ _SPLIT = "give each rank its own part: ElasticLoader, DistributedSampler, or an 
 class Record:
     """What one rank's loader gives.
 
-    compared  "indices", or "digests" of examples
-    length    of the dataset, where its indices are known
-    epochs    of each, its examples in order: int64, or the 64 bits of their digests
-    batches   of each epoch, how many
-    largest   examples in the largest batch
-    whole     the epochs were seen to their ends
+    compared    "indices", or "digests" of examples
+    length      of the dataset, where its indices are known
+    epochs      of each, its examples in order: int64, or the 64 bits of their digests
+    sizes       of each epoch, the examples in each batch
+    whole       the epochs were seen to their ends
+    batch_size  of a full batch, where the loader says it: whether an epoch's only one is full cannot be seen
     """
 
     compared: str
     length: int | None
+    batch_size: int | None = None
     epochs: list[NDArray[np.int64]] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
-    largest: int = 0
+    sizes: list[NDArray[np.int64]] = field(default_factory=list)
     whole: bool = True
 
 
@@ -48,8 +56,10 @@ class Finding:
     Attributes:
         kind: Its name, for `allow=`.
         message: What was found, and what to do next.
-        slight: It is no more than what samplers do on purpose to give every rank batches of one size: a few examples
-            twice, or the tail of an epoch left out. `check` does not mind.
+        slight: It is what samplers do on purpose to give every rank batches of one size, and no more: the last batches
+            are filled with examples that were read already, or the tail of an epoch that fills none is left out. Fewer
+            examples than ranks, or than a batch of every rank where all are full; never both, and never half of the
+            data. `check` does not mind.
     """
 
     kind: Kind
@@ -91,9 +101,61 @@ class _Epoch:
         self.everything, self.times = np.unique(np.concatenate(self.own), return_counts=True)
         self.whole = all(record.whole for record in records)
 
-    def slight(self, count: int) -> bool:
-        slack = len(self.records) * max(record.largest for record in self.records)
-        return count < slack and 2 * count < len(self.everything)
+    @cached_property
+    def again(self) -> int:
+        """Readings beyond the first of each example, by whichever rank."""
+        return sum(map(len, self.read)) - len(self.everything)
+
+    @cached_property
+    def padded(self) -> bool:
+        """All that is read twice is padding."""
+        return (
+            self.whole
+            and self._few(self.again)
+            and self.missing <= self._carried()
+            and np.unique(bodies := np.concatenate(self._bodies()), return_counts=True)[1].max(initial=1) == 1
+            and len(bodies) > 0
+        )
+
+    @property
+    def dropped(self) -> bool:
+        """All that nobody reads is a tail, or was carried into the epoch before."""
+        return self._few(self.missing) and (self.again == 0 or (self.missing <= self._carried() and self.padded))
+
+    @property
+    def missing(self) -> int:
+        """Examples that no rank reads, where their number is known."""
+        length = self.records[0].length
+        return length - len(self.everything) if length is not None and self.whole else 0
+
+    def _few(self, count: int) -> bool:
+        sizes = [record.sizes[self.number] for record in self.records]
+        even = len({len(of_rank) for of_rank in sizes}) == 1
+        steps = np.sum(sizes, axis=0) if even else np.zeros(0, dtype=np.int64)
+        asked = sum(record.batch_size or 0 for record in self.records)
+        full = len(steps) > 0 and steps.min() == steps.max() and (len(steps) > 1 or steps[0] == asked)
+        bound = int(steps[0]) if full else len(sizes)
+        return count < bound and 2 * count < len(self.everything)
+
+    def _bodies(self) -> list[NDArray[np.int64]]:
+        """What each rank reads before its last batch or, of one batch, its last example."""
+        return [
+            read[: len(read) - (int(record.sizes[self.number][-1]) if len(record.sizes[self.number]) > 1 else 1)]
+            for read, record in zip(self.read, self.records, strict=True)
+            if len(read)
+        ]
+
+    def _carried(self) -> int:
+        """Of the missing ones, those that the epoch before read in its last batches, to fill them up."""
+        if not self.number:
+            return 0
+        last = self.number - 1
+        before = [
+            record.epochs[last][len(record.epochs[last]) - int(record.sizes[last][-1]) :]
+            for record in self.records
+            if len(record.sizes[last])
+        ]
+        return len(np.setdiff1d(np.concatenate(before), self.everything)) if before else 0
 
 
 def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
@@ -119,7 +181,7 @@ def _read_twice(seen: _Epoch) -> Iterator[Finding]:
         both = [rank for rank, examples in enumerate(own) if shared[0] in examples]
         yield Finding(
             kind="overlap",
-            slight=seen.slight(len(shared)),
+            slight=seen.padded,
             message=f"{len(shared)} of {len(seen.everything)} examples are read by more than one rank, one of them by "
             f"ranks {_listed(both)} (epoch {epoch})\n"
             f"  next   {_SPLIT}",
@@ -128,7 +190,7 @@ def _read_twice(seen: _Epoch) -> Iterator[Finding]:
     if repeated:
         yield Finding(
             kind="repeats",
-            slight=seen.slight(repeated),
+            slight=seen.padded,
             message=f"{repeated} of {sum(map(len, read))} examples are read again by the same rank (epoch {epoch})\n"
             "  next   an IterableDataset is read whole by every loader process: split it by get_worker_info(), too; "
             'allow=("repeats",) if a sampler draws with replacement',
@@ -136,19 +198,17 @@ def _read_twice(seen: _Epoch) -> Iterator[Finding]:
 
 
 def _left_out(seen: _Epoch) -> Iterator[Finding]:
-    length = seen.records[0].length
-    if length is not None and seen.whole and len(seen.everything) < length:
-        missing = length - len(seen.everything)
+    if seen.missing:
         yield Finding(
             kind="gap",
-            slight=seen.slight(missing),
-            message=f"{missing} of {length} examples are read by no rank (epoch {seen.number})\n"
+            slight=seen.dropped,
+            message=f"{seen.missing} of {seen.records[0].length} examples are read by no rank (epoch {seen.number})\n"
             "  next   drop_last=False reads the tail",
         )
 
 
 def _of_batches(seen: _Epoch) -> Iterator[Finding]:
-    counts = [record.batches[seen.number] for record in seen.records]
+    counts = [len(record.sizes[seen.number]) for record in seen.records]
     least, most = min(counts), max(counts)
     # Else the epoch was bounded by the number of indices, and so not at one batch.
     comparable = seen.whole or seen.records[0].compared != "indices"

@@ -124,6 +124,71 @@ def test_padding_and_a_dropped_tail_are_slight() -> None:
         assert f"{found[0][:-1]} (slight): " in str(report)
 
 
+@pytest.mark.parametrize(("length", "world_size", "batch_size"), [(1000, 2, 128), (2000, 4, 256), (40, 2, 8)])
+def test_a_seed_of_its_own_on_each_rank_is_not_slight(length: int, world_size: int, batch_size: int) -> None:
+    """A quarter of the data twice and a quarter never: less than a batch of each rank, and no padding."""
+    dataset = TensorDataset(torch.arange(length))
+    loaders: list[DataLoader[Any]] = [
+        DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, world_size, rank, seed=rank))
+        for rank in range(world_size)
+    ]
+    report = audit(loaders, set_epoch=set_epoch(loaders))
+    assert kinds(report) == ["overlap", "gap"]
+    with pytest.raises(AuditFailed):
+        report.check()
+
+
+def part(rank: int, world_size: int, length: int, **options: Any) -> DataLoader[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(range(length), world_size, rank)  # type: ignore[arg-type]
+    return DataLoader(range(length), sampler=sampler, **options)  # type: ignore[arg-type]
+
+
+class Evened:
+    """Batches of one size and as many on every rank, as of accelerate's `even_batches`: the last ones begin anew."""
+
+    def __init__(self, rank: int, world_size: int, length: int, batch_size: int) -> None:
+        order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).tolist()
+        batches = -(-length // (world_size * batch_size))
+        order += order[: batches * world_size * batch_size - length]
+        self.batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)][rank::world_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "found"),
+    [
+        ([part(rank, 3, 95, batch_size=7, drop_last=True) for rank in range(3)], ["gap?"]),
+        ([part(rank, 4, 1000, batch_size=128, drop_last=True) for rank in range(4)], ["gap"]),  # a half
+        ([part(rank, 4, 1000, batch_size=90, drop_last=True) for rank in range(4)], ["gap?"]),
+        ([part(rank, 1, 10, batch_size=8, drop_last=True) for rank in range(1)], ["gap?"]),
+        ([part(rank, 4, 100, batch_size=30) for rank in range(3)], ["gap"]),  # and one batch, which is not full
+        ([part(rank, 3, 95, batch_size=64) for rank in range(3)], ["overlap?"]),
+        (
+            [DataLoader(DATASET, batch_sampler=Evened(rank, 3, 96, 10)) for rank in range(3)],
+            ["overlap?", "repeats?"],
+        ),
+    ],
+    ids=["dropped", "half dropped", "a batch each dropped", "one batch", "a rank missing", "padded", "batches padded"],
+)
+def test_slight_is_what_padding_and_dropping_explain(loaders: list[DataLoader[Any]], found: list[str]) -> None:
+    assert kinds(audit(loaders, epochs=1)) == found
+
+
+def test_a_batch_that_is_filled_up_from_the_next_epoch_is_slight() -> None:
+    """What that epoch then lacks was read already."""
+    report = audit([ElasticLoader(DATASET, 20, rank=rank, world_size=3, last_batch="carry") for rank in range(3)])
+    assert kinds(report) == ["overlap?", "repeats?", "gap?"]
+
+
+def test_two_examples_in_common_before_the_last_batches_are_not_slight() -> None:
+    """As few as padding would be, in a place where none is."""
+    orders = [[0, 1, *range(10, 28)], [0, 1, *range(30, 48)]]
+    loaders = [DataLoader(DATASET, batch_size=8, sampler=order) for order in orders]
+    assert kinds(audit(loaders, epochs=1, allow=("unshuffled", "gap"))) == ["overlap"]
+
+
 def test_examples_that_nobody_reads_are_a_gap() -> None:
     """As with a world size of which one rank is missing."""
     report = audit(distributed(3)[:2], epochs=1)
