@@ -2,8 +2,9 @@
 
 Promises  nothing is guessed from how a loader was made: compared are the indices that its sampler gives or, where it
           has none, digests of the examples that it gives.
-          Looking leaves samplers and random generators as they were. A loader without indices is read from, and what
-          it cannot take back (a stream that is read once) is gone: audit before training, or another such loader.
+          Looking leaves loaders and random generators as they were (audit_state.py). What gives its values once is
+          refused before anything is read. That the rest was put back is seen: the first epoch is looked at once more,
+          and where it is another one, that is found.
           Every rank comes to the same report, and every wait for another rank has a deadline.
 Leaves    what is wrong with the answers to audit_rules.py, how a right loader is made to its user.
 
@@ -13,9 +14,7 @@ data look like it.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -28,6 +27,7 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.data.audit_rules import Finding, Kind, Record, judge
+from elastic.data.audit_state import KeptState
 from elastic.errors import ConfigError, ElasticError
 from elastic.membership.worker.missing import ranks_named_by_torch
 
@@ -89,6 +89,8 @@ def audit(
 
         elastic.audit(loader, set_epoch=sampler.set_epoch).check()
 
+    Afterwards loaders, samplers and random generators are as they were: each epoch is what it would have been.
+
     Args:
         loader: This rank's, and every rank calls this; or a list of loaders, one for each rank, to compare them in one
             process. A DataLoader, an ElasticLoader, or anything that gives batches.
@@ -96,20 +98,23 @@ def audit(
             come.
         epochs: Looked at. With 1, whether the order changes is not.
         batches: Looked at in an epoch, where there are no indices and batches must be read.
-        allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader.
+        allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader. With "changed" among
+            them a loader is read that gives its values once, and none is looked at again.
         timeout_s: How long to wait for the other ranks.
 
     Raises:
         AuditTimeout: Some rank did not call it in time, or was not done reading.
-        ConfigError: The loaders give nothing that can be compared.
+        ConfigError: The loaders give nothing that can be compared, or their values only once, as generators do.
     """
     here = list(loader) if isinstance(loader, list | tuple) else [loader]
     _check(here, epochs, batches, allow)
     alone = len(here) > 1 or not (dist.is_available() and dist.is_initialized())
     if alone:
-        records = _read(here, len(here), epochs, batches, set_epoch)
+        records = _read(here, len(here), epochs, batches, set_epoch, "changed" in allow)
     else:
-        records = _of_all_ranks(lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch), timeout_s)
+        records = _of_all_ranks(
+            lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch, "changed" in allow), timeout_s
+        )
     findings = [finding for finding in judge(records) if finding.kind not in allow]
     return Audit(
         findings=tuple(findings),
@@ -120,22 +125,57 @@ def audit(
 
 
 def _read(
+    loaders: Sequence[Any],
+    ranks: int,
+    epochs: int,
+    batches: int,
+    set_epoch: Callable[[int], object] | None,
+    changed_is_meant: bool,
+) -> list[Record]:
+    kept = _kept(loaders, set_epoch)
+    try:
+        if kept.once and not changed_is_meant:
+            raise ConfigError(
+                f"{kept.once[0]}, gives its values once: an audit would take them from the training\n"
+                "  state  nothing was read\n"
+                "  next   keep what makes it in the loader, and make it in __iter__; or audit another loader that is "
+                'made like this one, with allow=("changed",)'
+            )
+        kept.let_alone()
+        records = _records(loaders, ranks, epochs, batches, set_epoch)
+        if not changed_is_meant:
+            kept.put_back()
+            kept.let_alone()
+            for record, again in zip(records, _records(loaders, ranks, 1, batches, set_epoch), strict=True):
+                record.changed = not np.array_equal(record.epochs[0], again.epochs[0])
+    finally:
+        kept.put_back()
+    return records
+
+
+def _kept(loaders: Sequence[Any], set_epoch: Callable[[int], object] | None) -> KeptState:
+    names = ["loader"] if len(loaders) == 1 else [f"rank {rank}'s loader" for rank in range(len(loaders))]
+    named = dict(zip(names, loaders, strict=True))
+    reads = [name for name, loader in named.items() if not _tells_indices(loader)]
+    return KeptState(named, reads, () if set_epoch is None else (set_epoch,))
+
+
+def _records(
     loaders: Sequence[Any], ranks: int, epochs: int, batches: int, set_epoch: Callable[[int], object] | None
 ) -> list[Record]:
     most = EXAMPLES_MAX // ranks
     records: list[Record] = []
-    with _undisturbed(loaders):
-        for epoch in range(epochs):
-            if set_epoch is not None:
-                set_epoch(epoch)
-            for rank, loader in enumerate(loaders):
-                indices = _indices(loader, epoch)
-                if epoch == 0:
-                    records.append(_record(loader, indices is not None))
-                if indices is None:
-                    _note(records[rank], (_digests(batch) for batch in loader), batches, most)
-                else:
-                    _note(records[rank], indices, None, most)
+    for epoch in range(epochs):
+        if set_epoch is not None:
+            set_epoch(epoch)
+        for rank, loader in enumerate(loaders):
+            indices = _indices(loader, epoch)
+            if epoch == 0:
+                records.append(_record(loader, indices is not None))
+            if indices is None:
+                _note(records[rank], (_digests(batch) for batch in loader), batches, most)
+            else:
+                _note(records[rank], indices, None, most)
     return records
 
 
@@ -155,16 +195,21 @@ def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | 
 
 def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
     """The batches of an epoch as lists of indices, where the loader can tell them without reading."""
-    shares = getattr(loader, "shares", None)
-    if callable(shares):
+    if not _tells_indices(loader):
+        return None
+    if callable(shares := getattr(loader, "shares", None)):
         parts: Iterator[list[int]] = iter(shares(epoch))
         return parts
-    # Of accelerate's loaders, which wrap others, one gives other ranks what its sampler says.
-    if not issubclass(type(loader), DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return None
     if loader.batch_sampler is None:
         return ([index] for index in loader.sampler)
     return (list(batch) for batch in loader.batch_sampler)
+
+
+def _tells_indices(loader: Any) -> bool:
+    if callable(getattr(loader, "shares", None)):
+        return True
+    # Of accelerate's loaders, which wrap others, one gives other ranks what its sampler says.
+    return issubclass(type(loader), DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
 def _record(loader: Any, indices: bool) -> Record:
@@ -176,41 +221,6 @@ def _record(loader: Any, indices: bool) -> Record:
         length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
         batch_size=size if type(size) is int and isinstance(loader, DataLoader) else None,
     )
-
-
-@contextmanager
-def _undisturbed(loaders: Iterable[Any]) -> Iterator[None]:
-    """Samplers and generators end as they began: training must not depend on whether it was audited."""
-    samplers = [sampler for loader in loaders for sampler in _samplers(loader)]
-    attributes = [(sampler, dict(vars(sampler))) for sampler in samplers if hasattr(sampler, "__dict__")]
-    generators = {id(one): one for _, values in attributes for one in values.values() if type(one) is torch.Generator}
-    states = [(generator, generator.get_state()) for generator in generators.values()]
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        for generator, state in states:
-            generator.set_state(state)
-        for sampler, values in attributes:
-            vars(sampler).clear()
-            vars(sampler).update(values)
-
-
-def _samplers(loader: Any) -> Iterator[Any]:
-    """A DataLoader, and the samplers within it."""
-    if isinstance(loader, DataLoader):
-        yield loader
-    waiting, seen = [loader], set()
-    while waiting:
-        one = waiting.pop()
-        for inner in (getattr(one, "batch_sampler", None), getattr(one, "sampler", None)):
-            if inner is not None and id(inner) not in seen:
-                seen.add(id(inner))
-                waiting.append(inner)
-                yield inner
 
 
 def _digests(batch: Any) -> list[int]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from elastic.errors import ConfigError
 
-Kind = Literal["same_data", "overlap", "repeats", "gap", "uneven", "unshuffled", "same_order"]
+Kind = Literal["same_data", "overlap", "repeats", "gap", "uneven", "unshuffled", "same_order", "changed"]
 
 _ORDERED = 5  # so few examples may come in the same order by chance
 _SPLIT = "give each rank its own part: ElasticLoader, DistributedSampler, or an IterableDataset that is split by rank"
@@ -38,12 +38,14 @@ class Record:
     epochs      of each, its examples in order: int64, or the 64 bits of their digests
     sizes       of each epoch, the examples in each batch
     whole       the epochs were seen to their ends
+    changed     epoch 0 was another one when it was read again, after all had been put back
     batch_size  of a full batch, where the loader says it: whether an epoch's only one is full cannot be seen
     """
 
     compared: str
     length: int | None
     batch_size: int | None = None
+    changed: bool = False
     epochs: list[NDArray[np.int64]] = field(default_factory=list)
     sizes: list[NDArray[np.int64]] = field(default_factory=list)
     whole: bool = True
@@ -81,6 +83,15 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     if "unshuffled" not in findings:  # which says it already
         for finding in _same_order(records):
             findings.setdefault(finding.kind, finding)
+    if changed := [rank for rank, record in enumerate(records) if record.changed]:
+        findings["changed"] = Finding(
+            kind="changed",
+            message=f"ranks {_listed(changed)} of {len(records)} give another epoch 0 when it is read again, and the "
+            "loaders are changed now: they keep their place where an audit does not find it, or draw from the "
+            "system's entropy\n"
+            "  next   make the loaders anew; keep such a place in the sampler's attributes, and seed its generators; "
+            'allow=("changed",) if no order needs to be repeated',
+        )
     return list(findings.values())
 
 

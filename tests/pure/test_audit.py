@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,6 +254,211 @@ def test_a_sampler_s_place_stays() -> None:
     loader = DataLoader(DATASET, batch_size=8, sampler=Sampler())
     audit(loader)
     assert len(list(loader.sampler)) == 91
+
+
+class Order:
+    """Of 40 examples, another one each epoch; what `draw` draws from is the sampler's."""
+
+    count = 0
+
+    def __init__(self, held: Any, draw: Callable[[Any], Iterator[int]]) -> None:
+        self.held, self.draw = held, draw
+
+    def __iter__(self) -> Iterator[int]:
+        return self.draw(self.held)
+
+    def __len__(self) -> int:
+        return 40
+
+
+class Slotted:
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(random.Random(self.epoch).sample(range(40), 40))
+
+    def __len__(self) -> int:
+        return 40
+
+
+class Holder:
+    """Something else that a sampler asks for its order."""
+
+    def __init__(self) -> None:
+        self.generators = {"order": torch.Generator().manual_seed(0)}
+
+
+def permuted(generator: torch.Generator) -> Iterator[int]:
+    return iter(torch.randperm(40, generator=generator).tolist())
+
+
+def counted() -> Callable[[Any], Iterator[int]]:
+    """A closure's own count."""
+    epoch = 0
+
+    def draw(held: Any) -> Iterator[int]:
+        nonlocal epoch
+        epoch += 1
+        return iter(random.Random(epoch).sample(range(40), 40))
+
+    return draw
+
+
+def counted_by_the_class(held: Any) -> Iterator[int]:
+    held.count += 1
+    return iter(random.Random(held.count).sample(range(40), 40))
+
+
+def shuffled_in_place(order: Any) -> Iterator[int]:
+    if isinstance(order, torch.Tensor):
+        order.copy_(order[torch.randperm(40, generator=torch.Generator().manual_seed(0))])
+    else:
+        random.Random(0).shuffle(order)
+    return iter([int(i) for i in order])
+
+
+def rotated(order: deque[int]) -> Iterator[int]:
+    order.rotate(7)
+    order.append(order.popleft())
+    return iter(list(order))
+
+
+OF_THE_MODULE = random.Random(0)
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "Python's generator": lambda: Order(random.Random(0), lambda one: iter(one.sample(range(40), 40))),
+    "NumPy's generator": lambda: Order(np.random.default_rng(0), lambda one: iter(one.permutation(40).tolist())),
+    "NumPy's RandomState": lambda: Order(np.random.RandomState(0), lambda one: iter(one.permutation(40).tolist())),
+    "a list in place": lambda: Order(list(range(40)), shuffled_in_place),
+    "an array in place": lambda: Order(np.arange(40), shuffled_in_place),
+    "a tensor in place": lambda: Order(torch.arange(40), shuffled_in_place),
+    "a deque in place": lambda: Order(deque(range(40)), rotated),
+    "a dict's": lambda: Order({"order": torch.Generator().manual_seed(0)}, lambda held: permuted(held["order"])),
+    "a helper's": lambda: Order(Holder(), lambda held: permuted(held.generators["order"])),
+    "a slot": Slotted,
+    "a closure's count": lambda: Order(None, counted()),
+    "a class's count": lambda: Order(Order, counted_by_the_class),
+    "a module's generator": lambda: Order(None, lambda held: iter(OF_THE_MODULE.sample(range(40), 40))),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_wherever_a_sampler_keeps_its_place_the_order_stays(kind: str) -> None:
+    """A run must not depend on whether it was audited, and the audit sees both epochs as they would have been."""
+    made = Order.count, OF_THE_MODULE.getstate()
+    unaudited: DataLoader[Any] = DataLoader(range(40), batch_size=8, sampler=SAMPLERS[kind]())  # type: ignore[arg-type]
+    expected = [batch.tolist() for _ in range(2) for batch in unaudited]
+    Order.count = made[0]
+    OF_THE_MODULE.setstate(made[1])
+    audited: DataLoader[Any] = DataLoader(range(40), batch_size=8, sampler=SAMPLERS[kind]())  # type: ignore[arg-type]
+    assert kinds(audit(audited)) == []
+    assert [batch.tolist() for _ in range(2) for batch in audited] == expected
+
+
+def test_what_set_epoch_changes_is_put_back_in_its_place() -> None:
+    """It holds the samplers themselves: it takes effect on what is audited, and on nothing afterwards."""
+
+    class Data(TensorDataset):
+        epoch = 0
+
+    dataset, calls, asked = Data(torch.arange(40)), [], {"epoch": -1}
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, 2, 0)
+    loader = DataLoader(dataset, batch_size=5, sampler=sampler)
+
+    def announce(epoch: int) -> None:
+        calls.append(epoch)
+        dataset.epoch = asked["epoch"] = epoch
+        sampler.set_epoch(epoch)
+
+    sampler.set_epoch(9)
+    expected = list(sampler)
+    assert kinds(audit(loader, set_epoch=announce, epochs=3, allow=("gap",))) == []
+    assert list(sampler) == expected
+    assert (sampler.epoch, dataset.epoch, asked, calls) == (9, 0, {"epoch": -1}, [])
+
+
+def test_a_data_set_that_a_sampler_holds_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be as large as the memory."""
+    monkeypatch.setattr("elastic.data.audit_state.BYTES_MAX", 40 * 8)
+    dataset = TensorDataset(torch.arange(10**6))
+    sampler = Order((dataset, dataset.tensors[0], torch.arange(40)), lambda held: shuffled_in_place(held[2]))
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    assert kinds(audit(loader, allow=("gap",))) == []
+    assert sampler.held[2].tolist() == list(range(40))
+
+
+class Once:
+    """A sampler whose numbers come from a generator that has begun."""
+
+    def __init__(self) -> None:
+        self.numbers = (k * 7 % 40 for k in range(10**6))
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self.numbers, 41)
+
+    def __len__(self) -> int:
+        return 41
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: DataLoader(DATASET, sampler=Once()), "loader.sampler.numbers, a generator"),
+        (lambda: DataLoader(DATASET, sampler=iter(range(40))), "loader.sampler, a range_iterator"),
+        (lambda: (torch.arange(4) for _ in range(9)), "loader, a generator"),
+        (lambda: DataLoader(Stream(0, 1), collate_fn=partial(next, count())), "loader.collate_fn, a count"),
+    ],
+    ids=["a sampler's", "the sampler itself", "the loader itself", "a stream's"],
+)
+def test_what_gives_its_values_once_is_refused_before_it_is_read(make: Callable[[], Any], named: str) -> None:
+    loader = make()
+    with pytest.raises(ConfigError, match=f"^{named}, gives its values once") as caught:
+        audit(loader)
+    assert isinstance(caught.value, ValueError)
+    assert "nothing was read" in str(caught.value)
+    if isinstance(getattr(loader, "sampler", None), Once):
+        assert next(loader.sampler.numbers) == 0
+        assert kinds(audit(loader, epochs=1, allow=("changed",))) == ["repeats", "gap"]
+        assert next(loader.sampler.numbers) == 42 * 7 % 40
+
+
+def test_a_place_that_is_not_found_is_said() -> None:
+    """In a global variable, say, or in a library that is not Python: never in silence."""
+    globals()["place"] = 0
+
+    def draw(held: Any) -> Iterator[int]:
+        globals()["place"] += 1
+        return iter(random.Random(globals()["place"]).sample(range(40), 40))
+
+    loader: DataLoader[Any] = DataLoader(range(40), batch_size=8, sampler=Order(None, draw))  # type: ignore[arg-type]
+    report = audit(loader)
+    assert kinds(report) == ["changed"]
+    with pytest.raises(AuditFailed, match="the loaders are changed now"):
+        report.check()
+    assert kinds(audit(loader, allow=("changed",))) == []
+
+
+def test_a_stream_s_own_generator_and_file_stay(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"".join(b"%d\n" % i for i in range(99)))
+
+    class Lines(IterableDataset[Any]):
+        def __init__(self) -> None:
+            self.random, self.file = random.Random(0), (tmp_path / "lines").open("rb", buffering=0)
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from (float(line) + self.random.random() for line in self.file)
+
+    dataset = Lines()
+    with dataset.file:
+        loader = DataLoader(dataset, batch_size=4)
+        audit(loader, epochs=1, batches=5)
+        assert dataset.file.tell() == 0
+        assert dataset.random.getstate() == random.Random(0).getstate()
+        assert len(list(loader)) == 25
 
 
 @pytest.mark.parametrize(
