@@ -16,5 +16,5 @@ file_streams     lines and archives as streams; parquet_rows, hugging_face: like
 
 elastic_loader   the loader for loops of one's own
 audit            do a script's ranks read what they should? audit_rules: what is wrong with what they give;
-                 audit_state: what they hold, put back
+                 audit_state: what they hold, put back; audit_sources: are their data sets the same?
 """

@@ -8,6 +8,8 @@ Promises  nothing is guessed from how a loader was made: compared are the indice
           Every rank comes to the same report, and every wait for another rank has a deadline.
 Leaves    what is wrong with the answers to audit_rules.py, how a right loader is made to its user.
 
+Indices of ranks whose data sets differ are not compared: those of Subsets are taken back to what they are parts of, and
+of wholly other data sets the first examples are read (audit_sources.py).
 Digests tell examples apart by their bits: random augmentation hides that two ranks read the same, and doubles in the
 data look like it.
 """
@@ -18,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -26,12 +28,16 @@ import torch.distributed as dist
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from elastic.data.audit_rules import Finding, Kind, Record, judge
+from elastic.data.audit_rules import Finding, Kind, Record, apart, compared, judge
+from elastic.data.audit_sources import described, digests, parts_of, sample
 from elastic.data.audit_state import KeptState
 from elastic.errors import ConfigError, ElasticError
 from elastic.membership.worker.missing import ranks_named_by_torch
 
 EXAMPLES_MAX = 2**22  # indices compared in an epoch, of all ranks together: 32 MB on each of them
+
+
+_T = TypeVar("_T")
 
 
 class AuditFailed(ElasticError):
@@ -57,7 +63,7 @@ class Audit:
     Attributes:
         findings: Nothing that was named in `allow=` is among them.
         ranks: Loaders that were compared.
-        compared: "indices", or "digests" of examples.
+        compared: "indices", or "digests" of examples; of ranks with other data sets also what was across them.
         examples: Looked at in an epoch, of all ranks together.
     """
 
@@ -115,11 +121,16 @@ def audit(
         records = _of_all_ranks(
             lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch, "changed" in allow), timeout_s
         )
+
+    def of_all(read: Callable[[], list[_T]]) -> list[_T]:
+        return read() if alone else _of_all_ranks(read, timeout_s)
+
+    _tell_sources_apart(here, records, of_all, allow, batches)
     findings = [finding for finding in judge(records) if finding.kind not in allow]
     return Audit(
         findings=tuple(findings),
         ranks=len(records),
-        compared=records[0].compared,
+        compared=compared(records),
         examples=sum(len(record.epochs[0]) for record in records),
     )
 
@@ -179,6 +190,47 @@ def _records(
     return records
 
 
+def _tell_sources_apart(
+    loaders: Sequence[Any],
+    records: Sequence[Record],
+    of_all: Callable[[Callable[[], list[Any]]], list[Any]],
+    allow: Collection[str],
+    batches: int,
+) -> None:
+    """Where indices of several ranks are the same, or their data sets are not: of what examples they are.
+
+    Every rank comes here with the same records, and so asks the others as often.
+    """
+    if len(records) == 1 or {record.compared for record in records} != {"indices"}:
+        return
+    alike = {finding.kind for finding in judge(records) if not finding.slight} & {"same_data", "overlap"}
+    if not apart(records) and not alike - set(allow):
+        return
+    sources = [parts_of(loader.dataset, EXAMPLES_MAX)[0] for loader in loaders]
+    if len(loaders) > 1 and len(set(map(id, sources))) == 1:
+        return
+    kept = _kept(loaders, None)
+    try:
+        samples = of_all(lambda: [sample(source) for source in sources])
+        if all(samples):
+            for record, seen in zip(records, samples, strict=True):
+                record.dataset, record.source = f"{record.dataset} {seen}", f"{record.source} {seen}"
+        if not apart(records):
+            return
+        first = dist.get_rank() if len(loaders) < len(records) else 0
+        own = records[first : first + len(loaders)]
+        contents = of_all(
+            lambda: [
+                digests(loader.dataset, record.epochs[0][: record.sizes[0][:batches].sum()].tolist())
+                for loader, record in zip(loaders, own, strict=True)
+            ]
+        )
+        for record, found in zip(records, contents, strict=True):
+            record.contents = found
+    finally:
+        kept.put_back()
+
+
 def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | None, examples_most: int) -> None:
     """One epoch."""
     examples: list[int] = []
@@ -216,8 +268,12 @@ def _record(loader: Any, indices: bool) -> Record:
     if not indices:
         return Record(compared="digests", length=None)
     size = getattr(getattr(loader, "batch_sampler", loader), "batch_size", None)
+    source, ids = parts_of(loader.dataset, EXAMPLES_MAX)
     return Record(
         compared="indices",
+        dataset=described(source, ids),
+        source=described(source),
+        ids=ids,
         length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
         batch_size=size if type(size) is int and isinstance(loader, DataLoader) else None,
     )
@@ -264,18 +320,18 @@ def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-def _of_all_ranks(read: Callable[[], list[Record]], timeout_s: float) -> list[Record]:
-    """Every rank's record. What one of them raises while it reads, all hear at once."""
+def _of_all_ranks(read: Callable[[], list[_T]], timeout_s: float) -> list[_T]:
+    """Every rank's one. What one of them raises while it reads, all hear at once."""
     group = None
     try:
         # Of its own: the default one may be NCCL's, or have a deadline of half an hour.
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        found: list[Record] | Exception
+        found: list[_T] | Exception
         try:
             found = read()
         except Exception as error:
             found = error
-        mine = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else found[0]
+        mine = _Failed(f"{type(found).__name__}: {found}") if isinstance(found, Exception) else found[0]
         dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, mine, group=group)
@@ -292,11 +348,17 @@ def _of_all_ranks(read: Callable[[], list[Record]], timeout_s: float) -> list[Re
     if isinstance(found, Exception):
         raise found
     for rank, record in enumerate(gathered):
-        if isinstance(record, str):
+        if isinstance(record, _Failed):
             raise ConfigError(
-                f"rank {rank}'s loader failed: {record}\n  state  nothing was compared\n  next   see rank {rank}'s log"
+                f"rank {rank}'s loader failed: {record.said}\n"
+                f"  state  nothing was compared\n  next   see rank {rank}'s log"
             )
     return gathered
+
+
+@dataclass(frozen=True)
+class _Failed:
+    said: str
 
 
 def _missing(message: str) -> str:

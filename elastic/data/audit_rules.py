@@ -26,6 +26,7 @@ from elastic.errors import ConfigError
 Kind = Literal["same_data", "overlap", "repeats", "gap", "uneven", "unshuffled", "same_order", "changed"]
 
 _ORDERED = 5  # so few examples may come in the same order by chance
+_SOURCE = 2**48  # more than any data set's examples
 _SPLIT = "give each rank its own part: ElasticLoader, DistributedSampler, or an IterableDataset that is split by rank"
 
 
@@ -38,6 +39,10 @@ class Record:
     epochs      of each, its examples in order: int64, or the 64 bits of their digests
     sizes       of each epoch, the examples in each batch
     whole       the epochs were seen to their ends
+    dataset     says which, where its indices are known
+    source      says what that takes its examples from: another one, of which it is a Subset, or itself
+    ids         of its examples, by index: their indices in the source, where they are others
+    contents    digests of the first examples that it gives, where the ranks' sources differ and they can be compared
     changed     epoch 0 was another one when it was read again, after all had been put back
     batch_size  of a full batch, where the loader says it: whether an epoch's only one is full cannot be seen
     """
@@ -45,6 +50,10 @@ class Record:
     compared: str
     length: int | None
     batch_size: int | None = None
+    dataset: str = ""
+    source: str = ""
+    ids: NDArray[np.int64] | None = None
+    contents: NDArray[np.int64] | None = None
     changed: bool = False
     epochs: list[NDArray[np.int64]] = field(default_factory=list)
     sizes: list[NDArray[np.int64]] = field(default_factory=list)
@@ -80,6 +89,9 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     for epoch in range(len(records[0].epochs)):
         for finding in _of_epoch(records, epoch):
             findings.setdefault(finding.kind, finding)
+    if apart(records):
+        for finding in _same_contents(records):
+            findings.setdefault(finding.kind, finding)
     if "unshuffled" not in findings:  # which says it already
         for finding in _same_order(records):
             findings.setdefault(finding.kind, finding)
@@ -95,6 +107,19 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     return list(findings.values())
 
 
+def apart(records: Sequence[Record]) -> bool:
+    """The ranks' indices are not all of one data set: equal ones may be of other examples."""
+    return len({record.source for record in records}) > 1
+
+
+def compared(records: Sequence[Record]) -> str:
+    """What was, in words."""
+    if not apart(records):
+        return records[0].compared
+    known = all(record.contents is not None for record in records)
+    return "indices within each data set and digests across them," if known else "indices within each data set, only,"
+
+
 class _Epoch:
     """What all ranks read of one epoch.
 
@@ -107,7 +132,7 @@ class _Epoch:
     def __init__(self, records: Sequence[Record], epoch: int) -> None:
         self.number = epoch
         self.records = records
-        self.read = [record.epochs[epoch] for record in records]
+        self.read = _named(records, epoch)
         self.own = [np.unique(examples) for examples in self.read]
         self.everything, self.times = np.unique(np.concatenate(self.own), return_counts=True)
         self.whole = all(record.whole for record in records)
@@ -136,8 +161,17 @@ class _Epoch:
     @property
     def missing(self) -> int:
         """Examples that no rank reads, where their number is known."""
-        length = self.records[0].length
-        return length - len(self.everything) if length is not None and self.whole else 0
+        return self.length - len(self.everything) if self.length is not None and self.whole else 0
+
+    @cached_property
+    def length(self) -> int | None:
+        """Examples that there are for all ranks together."""
+        if len({record.dataset for record in self.records}) == 1:
+            return self.records[0].length
+        lengths = [
+            _length([record for record in self.records if record.source == one]) for one in _sources(self.records)
+        ]
+        return None if None in lengths else sum(length for length in lengths if length is not None)
 
     def _few(self, count: int) -> bool:
         sizes = [record.sizes[self.number] for record in self.records]
@@ -162,8 +196,8 @@ class _Epoch:
             return 0
         last = self.number - 1
         before = [
-            record.epochs[last][len(record.epochs[last]) - int(record.sizes[last][-1]) :]
-            for record in self.records
+            read[len(read) - int(record.sizes[last][-1]) :]
+            for read, record in zip(_named(self.records, last), self.records, strict=True)
             if len(record.sizes[last])
         ]
         return len(np.setdiff1d(np.concatenate(before), self.everything)) if before else 0
@@ -213,7 +247,7 @@ def _left_out(seen: _Epoch) -> Iterator[Finding]:
         yield Finding(
             kind="gap",
             slight=seen.dropped,
-            message=f"{seen.missing} of {seen.records[0].length} examples are read by no rank (epoch {seen.number})\n"
+            message=f"{seen.missing} of {seen.length} examples are read by no rank (epoch {seen.number})\n"
             "  next   drop_last=False reads the tail",
         )
 
@@ -233,7 +267,8 @@ def _of_batches(seen: _Epoch) -> Iterator[Finding]:
 
 
 def _unshuffled(seen: _Epoch) -> Iterator[Finding]:
-    in_order = [rank for rank, read in enumerate(seen.read) if len(read) >= _ORDERED and (np.diff(read) > 0).all()]
+    orders = [record.epochs[seen.number] for record in seen.records]
+    in_order = [rank for rank, order in enumerate(orders) if len(order) >= _ORDERED and (np.diff(order) > 0).all()]
     if in_order and seen.records[0].compared == "indices":
         yield Finding(
             kind="unshuffled",
@@ -252,6 +287,57 @@ def _same_order(records: Sequence[Record]) -> Iterator[Finding]:
                     "  next   call sampler.set_epoch(epoch) at the beginning of each epoch; if the loop does, say so: "
                     "audit(loader, set_epoch=sampler.set_epoch)",
                 )
+
+
+def _same_contents(records: Sequence[Record]) -> Iterator[Finding]:
+    """Of data sets that differ, by the first examples of each rank."""
+    contents = [record.contents for record in records if record.contents is not None]
+    if len(contents) < len(records):
+        return
+    if twins := [rank for rank in _twins(contents) if len(contents[rank])]:
+        yield Finding(
+            kind="same_data",
+            message=f"ranks {_listed(twins)} of {len(records)} read the same first {len(contents[twins[0]])} examples, "
+            f"of data sets of their own (epoch 0)\n  next   {_SPLIT}",
+        )
+        return
+    by_source = [
+        np.unique(
+            np.concatenate([found for found, record in zip(contents, records, strict=True) if record.source == one])
+        )
+        for one in _sources(records)
+    ]
+    everything, times = np.unique(np.concatenate(by_source), return_counts=True)
+    if shared := int((times > 1).sum()):
+        yield Finding(
+            kind="overlap",
+            message=f"{shared} of the first {len(everything)} examples are in the data sets of several ranks, which "
+            f'are not the same (epoch 0)\n  next   {_SPLIT}; allow=("overlap",) if the data holds doubles',
+        )
+
+
+def _named(records: Sequence[Record], epoch: int) -> list[NDArray[np.int64]]:
+    """What each rank reads, by rank: one number for one example, whichever rank's data set it is in."""
+    if len({record.dataset for record in records}) == 1:
+        return [record.epochs[epoch] for record in records]
+    first = {source: number * _SOURCE for number, source in enumerate(_sources(records))}
+    return [
+        (record.epochs[epoch] if record.ids is None else np.take(record.ids, record.epochs[epoch], mode="wrap"))
+        + first[record.source]
+        for record in records
+    ]
+
+
+def _sources(records: Sequence[Record]) -> list[str]:
+    return sorted({record.source for record in records})
+
+
+def _length(records: Sequence[Record]) -> int | None:
+    """Of the parts that these take of one source, together."""
+    parts = [record.ids for record in records if record.ids is not None]
+    if len(parts) < len(records):
+        return next(record.length for record in records if record.ids is None)
+    return len(np.unique(np.concatenate(parts)))
 
 
 def _twins(read: Sequence[NDArray[np.int64]]) -> list[int]:

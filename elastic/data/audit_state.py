@@ -86,7 +86,10 @@ class KeptState:
 
     def _of_loader(self, name: str, loader: Any, reads: bool) -> Iterator[tuple[str, Any]]:
         if not isinstance(loader, DataLoader):
-            yield from ((name, loader),) if reads else ()
+            if reads:
+                yield name, loader
+            else:
+                self._data_set(getattr(loader, "dataset", None))
             return
         self._variables(loader, vars(loader))
         for inner in _PARTS if reads else _PARTS[:3]:

@@ -140,6 +140,7 @@ def test_stock_trainers_take_it(tmp_path: Path, trainer: str) -> None:
     ("how", "said"),
     [
         ("right", ["'nothing'"] * 3),
+        ("own", ["'nothing'"] * 3),
         ("same", [r"'AuditFailed 3 ranks.*same_data: ranks 0, 1, 2 of 3 read the same 99 examples"] * 3),
         ("raises", ["'ConfigError rank 1.s loader failed: OSError: no such shard", "'OSError no such shard'"]),
         ("absent", ["'AuditTimeout an audit of 3 ranks.*missing  rank 2"]),

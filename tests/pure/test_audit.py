@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
 
 from elastic import ConfigError, ElasticLoader, audit
 from elastic.data.audit import Audit, AuditFailed
@@ -191,6 +191,95 @@ def test_two_examples_in_common_before_the_last_batches_are_not_slight() -> None
     orders = [[0, 1, *range(10, 28)], [0, 1, *range(30, 48)]]
     loaders = [DataLoader(DATASET, batch_size=8, sampler=order) for order in orders]
     assert kinds(audit(loaders, epochs=1, allow=("unshuffled", "gap"))) == ["overlap"]
+
+
+def own(dataset: Any, **options: Any) -> DataLoader[Any]:
+    """A rank's, that reads all of a data set of its own."""
+    usual: dict[str, Any] = {"batch_size": 4, "generator": torch.Generator().manual_seed(0), "shuffle": True}
+    return DataLoader(dataset, **usual | options)
+
+
+@pytest.mark.parametrize(
+    "loaders",
+    [
+        [own(Subset(DATASET, range(rank * 48, rank * 48 + 48))) for rank in range(2)],
+        [
+            own(Subset(Subset(DATASET, range(8, 96)), range(rank, 88, 2))) for rank in range(2)
+        ],  # a validation set is left
+        [own(TensorDataset(torch.arange(rank * 48, rank * 48 + 48))) for rank in range(2)],
+        [own(TensorDataset(torch.arange(rank * 48, rank * 48 + 48 + rank * 4))) for rank in range(2)],
+    ],
+    ids=["parts", "parts of a part", "other examples", "and another number"],
+)
+def test_ranks_with_data_of_their_own_are_right(loaders: list[DataLoader[Any]]) -> None:
+    """The same indices are other examples there."""
+    uneven = ["uneven"] if len(loaders[0]) != len(loaders[1]) else []
+    assert kinds(audit(loaders)) == uneven
+
+
+def test_the_same_examples_in_other_data_sets_are_found() -> None:
+    """By their indices in what Subsets are parts of, or by what is in them."""
+    for loaders, found in (
+        (
+            [own(Subset(DATASET, range(rank * 24, rank * 24 + 48))) for rank in range(2)],
+            "24 of 72 examples are read by",
+        ),
+        ([own(Subset(DATASET, range(96 - rank))) for rank in range(2)], "95 of 96 examples are read by"),
+        (
+            [own(TensorDataset(torch.arange(rank, rank + 40))) for rank in range(2)],
+            "39 of the first 41 examples are in",
+        ),
+    ):
+        report = audit(loaders, epochs=1, allow=("uneven",))
+        assert kinds(report) == ["overlap"]
+        assert found in str(report)
+    copies = audit([own(TensorDataset(torch.arange(40))) for _ in range(2)], epochs=1)
+    assert kinds(copies) == ["same_data"]
+    assert str(copies).startswith("2 ranks, indices of 80 examples: found")
+
+
+def test_examples_of_one_data_set_that_its_only_rank_does_not_read_are_a_gap() -> None:
+    datasets = [TensorDataset(torch.arange(rank * 40, rank * 40 + 40)) for rank in range(2)]
+    loaders = [own(dataset, shuffle=False, sampler=range(rank * 20, 40)) for rank, dataset in enumerate(datasets)]
+    assert "20 of 80 examples are read by no rank" in str(audit(loaders, epochs=1))
+
+
+class Augmented(TensorDataset):
+    """Examples that are other ones each time."""
+
+    def __init__(self, first: int, draw: Callable[[], float]) -> None:
+        super().__init__(torch.arange(first, first + 40))
+        self.draw, self.reads = draw, 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return self.tensors[0][index] + self.draw()
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(()).item(), np.random.rand])
+def test_augmentation_does_not_hide_whether_data_sets_are_the_same(draw: Callable[[], float]) -> None:
+    before = random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert kinds(audit([own(Augmented(0, draw)) for _ in range(2)], epochs=1)) == ["same_data"]
+    loaders = [own(Augmented(rank * 40, draw)) for rank in range(2)]
+    report = audit(loaders)
+    assert kinds(report) == []
+    assert str(report) == (
+        "2 ranks, indices within each data set and digests across them, of 80 examples: nothing found"
+    )
+    assert [loader.dataset.reads for loader in loaders] == [0, 0]  # type: ignore[attr-defined]
+    after = random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert before == after
+
+
+def test_examples_that_cannot_be_compared_are_said_not_to_be() -> None:
+    class Opaque(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            return object()
+
+    loaders = [own(Opaque(torch.arange(40 + 4 * rank))) for rank in range(2)]
+    report = audit(loaders, allow=("uneven",))
+    assert kinds(report) == []
+    assert str(report).startswith("2 ranks, indices within each data set, only, of 84 examples: nothing found")
 
 
 def test_examples_that_nobody_reads_are_a_gap() -> None:
