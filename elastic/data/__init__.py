@@ -15,5 +15,6 @@ streams          what can only be read one after another; stream_check: does it 
 file_streams     lines and archives as streams; parquet_rows, hugging_face: likewise
 
 elastic_loader   the loader for loops of one's own
-audit            do a script's ranks read what they should? audit_rules: what is wrong with what they give
+audit            do a script's ranks read what they should? audit_rules: what is wrong with what they give;
+                 audit_state: what they hold, put back; audit_sources: are their data sets the same?
 """

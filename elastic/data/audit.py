@@ -2,24 +2,25 @@
 
 Promises  nothing is guessed from how a loader was made: compared are the indices that its sampler gives or, where it
           has none, digests of the examples that it gives.
-          Looking leaves samplers and random generators as they were. A loader without indices is read from, and what
-          it cannot take back (a stream that is read once) is gone: audit before training, or another such loader.
+          Looking leaves loaders and random generators as they were (audit_state.py). What gives its values once is
+          refused before anything is read. That the rest was put back is seen: the first epoch is looked at once more,
+          and where it is another one, that is found.
           Every rank comes to the same report, and every wait for another rank has a deadline.
 Leaves    what is wrong with the answers to audit_rules.py, how a right loader is made to its user.
 
+Indices of ranks whose data sets differ are not compared: those of Subsets are taken back to what they are parts of, and
+of wholly other data sets the first examples are read (audit_sources.py).
 Digests tell examples apart by their bits: random augmentation hides that two ranks read the same, and doubles in the
 data look like it.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -27,11 +28,16 @@ import torch.distributed as dist
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from elastic.data.audit_rules import Finding, Kind, Record, judge
+from elastic.data.audit_rules import Finding, Kind, Record, apart, compared, judge
+from elastic.data.audit_sources import described, digests, parts_of, sample
+from elastic.data.audit_state import KeptState
 from elastic.errors import ConfigError, ElasticError
 from elastic.membership.worker.missing import ranks_named_by_torch
 
 EXAMPLES_MAX = 2**22  # indices compared in an epoch, of all ranks together: 32 MB on each of them
+
+
+_T = TypeVar("_T")
 
 
 class AuditFailed(ElasticError):
@@ -57,7 +63,7 @@ class Audit:
     Attributes:
         findings: Nothing that was named in `allow=` is among them.
         ranks: Loaders that were compared.
-        compared: "indices", or "digests" of examples.
+        compared: "indices", or "digests" of examples; of ranks with other data sets also what was across them.
         examples: Looked at in an epoch, of all ranks together.
     """
 
@@ -89,6 +95,8 @@ def audit(
 
         elastic.audit(loader, set_epoch=sampler.set_epoch).check()
 
+    Afterwards loaders, samplers and random generators are as they were: each epoch is what it would have been.
+
     Args:
         loader: This rank's, and every rank calls this; or a list of loaders, one for each rank, to compare them in one
             process. A DataLoader, an ElasticLoader, or anything that gives batches.
@@ -96,118 +104,179 @@ def audit(
             come.
         epochs: Looked at. With 1, whether the order changes is not.
         batches: Looked at in an epoch, where there are no indices and batches must be read.
-        allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader.
+        allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader. With "changed" among
+            them a loader is read that gives its values once, and none is looked at again.
         timeout_s: How long to wait for the other ranks.
 
     Raises:
         AuditTimeout: Some rank did not call it in time, or was not done reading.
-        ConfigError: The loaders give nothing that can be compared.
+        ConfigError: The loaders give nothing that can be compared, or their values only once, as generators do.
     """
     here = list(loader) if isinstance(loader, list | tuple) else [loader]
     _check(here, epochs, batches, allow)
     alone = len(here) > 1 or not (dist.is_available() and dist.is_initialized())
     if alone:
-        records = _read(here, len(here), epochs, batches, set_epoch)
+        records = _read(here, len(here), epochs, batches, set_epoch, "changed" in allow)
     else:
-        records = _of_all_ranks(lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch), timeout_s)
+        records = _of_all_ranks(
+            lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch, "changed" in allow), timeout_s
+        )
+
+    def of_all(read: Callable[[], list[_T]]) -> list[_T]:
+        return read() if alone else _of_all_ranks(read, timeout_s)
+
+    _tell_sources_apart(here, records, of_all, allow, batches)
     findings = [finding for finding in judge(records) if finding.kind not in allow]
     return Audit(
         findings=tuple(findings),
         ranks=len(records),
-        compared=records[0].compared,
+        compared=compared(records),
         examples=sum(len(record.epochs[0]) for record in records),
     )
 
 
 def _read(
+    loaders: Sequence[Any],
+    ranks: int,
+    epochs: int,
+    batches: int,
+    set_epoch: Callable[[int], object] | None,
+    changed_is_meant: bool,
+) -> list[Record]:
+    kept = _kept(loaders, set_epoch)
+    try:
+        if kept.once and not changed_is_meant:
+            raise ConfigError(
+                f"{kept.once[0]}, gives its values once: an audit would take them from the training\n"
+                "  state  nothing was read\n"
+                "  next   keep what makes it in the loader, and make it in __iter__; or audit another loader that is "
+                'made like this one, with allow=("changed",)'
+            )
+        kept.let_alone()
+        records = _records(loaders, ranks, epochs, batches, set_epoch)
+        if not changed_is_meant:
+            kept.put_back()
+            kept.let_alone()
+            for record, again in zip(records, _records(loaders, ranks, 1, batches, set_epoch), strict=True):
+                record.changed = not np.array_equal(record.epochs[0], again.epochs[0])
+    finally:
+        kept.put_back()
+    return records
+
+
+def _kept(loaders: Sequence[Any], set_epoch: Callable[[int], object] | None) -> KeptState:
+    names = ["loader"] if len(loaders) == 1 else [f"rank {rank}'s loader" for rank in range(len(loaders))]
+    named = dict(zip(names, loaders, strict=True))
+    reads = [name for name, loader in named.items() if not _tells_indices(loader)]
+    return KeptState(named, reads, () if set_epoch is None else (set_epoch,))
+
+
+def _records(
     loaders: Sequence[Any], ranks: int, epochs: int, batches: int, set_epoch: Callable[[int], object] | None
 ) -> list[Record]:
     most = EXAMPLES_MAX // ranks
     records: list[Record] = []
-    with _undisturbed(loaders):
-        for epoch in range(epochs):
-            if set_epoch is not None:
-                set_epoch(epoch)
-            for rank, loader in enumerate(loaders):
-                indices = _indices(loader, epoch)
-                if epoch == 0:
-                    records.append(_record(loader, indices is not None))
-                if indices is None:
-                    _note(records[rank], (_digests(batch) for batch in loader), batches, most)
-                else:
-                    _note(records[rank], indices, None, most)
+    for epoch in range(epochs):
+        if set_epoch is not None:
+            set_epoch(epoch)
+        for rank, loader in enumerate(loaders):
+            indices = _indices(loader, epoch)
+            if epoch == 0:
+                records.append(_record(loader, indices is not None))
+            if indices is None:
+                _note(records[rank], (_digests(batch) for batch in loader), batches, most)
+            else:
+                _note(records[rank], indices, None, most)
     return records
+
+
+def _tell_sources_apart(
+    loaders: Sequence[Any],
+    records: Sequence[Record],
+    of_all: Callable[[Callable[[], list[Any]]], list[Any]],
+    allow: Collection[str],
+    batches: int,
+) -> None:
+    """Where indices of several ranks are the same, or their data sets are not: of what examples they are.
+
+    Every rank comes here with the same records, and so asks the others as often.
+    """
+    if len(records) == 1 or {record.compared for record in records} != {"indices"}:
+        return
+    alike = {finding.kind for finding in judge(records) if not finding.slight} & {"same_data", "overlap"}
+    if not apart(records) and not alike - set(allow):
+        return
+    sources = [parts_of(loader.dataset, EXAMPLES_MAX)[0] for loader in loaders]
+    if len(loaders) > 1 and len(set(map(id, sources))) == 1:
+        return
+    kept = _kept(loaders, None)
+    try:
+        samples = of_all(lambda: [sample(source) for source in sources])
+        if all(samples):
+            for record, seen in zip(records, samples, strict=True):
+                record.dataset, record.source = f"{record.dataset} {seen}", f"{record.source} {seen}"
+        if not apart(records):
+            return
+        first = dist.get_rank() if len(loaders) < len(records) else 0
+        own = records[first : first + len(loaders)]
+        contents = of_all(
+            lambda: [
+                digests(loader.dataset, record.epochs[0][: record.sizes[0][:batches].sum()].tolist())
+                for loader, record in zip(loaders, own, strict=True)
+            ]
+        )
+        for record, found in zip(records, contents, strict=True):
+            record.contents = found
+    finally:
+        kept.put_back()
 
 
 def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | None, examples_most: int) -> None:
     """One epoch."""
     examples: list[int] = []
-    given = 0
-    stream = iter(batches)
-    for batch in islice(stream, batches_most):
-        given += 1
-        record.largest = max(record.largest, len(batch))
+    sizes: list[int] = []
+    for batch in islice(batches, batches_most):
+        sizes.append(len(batch))
         examples += batch
         if len(examples) >= examples_most:
             break
-    record.whole &= (batches_most is None or given < batches_most) and len(examples) < examples_most
+    record.whole &= (batches_most is None or len(sizes) < batches_most) and len(examples) < examples_most
     record.epochs.append(np.array(examples, dtype=np.int64))
-    record.batches.append(given)
+    record.sizes.append(np.array(sizes, dtype=np.int64))
 
 
 def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
     """The batches of an epoch as lists of indices, where the loader can tell them without reading."""
-    shares = getattr(loader, "shares", None)
-    if callable(shares):
+    if not _tells_indices(loader):
+        return None
+    if callable(shares := getattr(loader, "shares", None)):
         parts: Iterator[list[int]] = iter(shares(epoch))
         return parts
-    # Of accelerate's loaders, which wrap others, one gives other ranks what its sampler says.
-    if not issubclass(type(loader), DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return None
     if loader.batch_sampler is None:
         return ([index] for index in loader.sampler)
     return (list(batch) for batch in loader.batch_sampler)
 
 
+def _tells_indices(loader: Any) -> bool:
+    if callable(getattr(loader, "shares", None)):
+        return True
+    # Of accelerate's loaders, which wrap others, one gives other ranks what its sampler says.
+    return issubclass(type(loader), DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
 def _record(loader: Any, indices: bool) -> Record:
     if not indices:
         return Record(compared="digests", length=None)
-    return Record(compared="indices", length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None)
-
-
-@contextmanager
-def _undisturbed(loaders: Iterable[Any]) -> Iterator[None]:
-    """Samplers and generators end as they began: training must not depend on whether it was audited."""
-    samplers = [sampler for loader in loaders for sampler in _samplers(loader)]
-    attributes = [(sampler, dict(vars(sampler))) for sampler in samplers if hasattr(sampler, "__dict__")]
-    generators = {id(one): one for _, values in attributes for one in values.values() if type(one) is torch.Generator}
-    states = [(generator, generator.get_state()) for generator in generators.values()]
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        for generator, state in states:
-            generator.set_state(state)
-        for sampler, values in attributes:
-            vars(sampler).clear()
-            vars(sampler).update(values)
-
-
-def _samplers(loader: Any) -> Iterator[Any]:
-    """A DataLoader, and the samplers within it."""
-    if isinstance(loader, DataLoader):
-        yield loader
-    waiting, seen = [loader], set()
-    while waiting:
-        one = waiting.pop()
-        for inner in (getattr(one, "batch_sampler", None), getattr(one, "sampler", None)):
-            if inner is not None and id(inner) not in seen:
-                seen.add(id(inner))
-                waiting.append(inner)
-                yield inner
+    size = getattr(getattr(loader, "batch_sampler", loader), "batch_size", None)
+    source, ids = parts_of(loader.dataset, EXAMPLES_MAX)
+    return Record(
+        compared="indices",
+        dataset=described(source, ids),
+        source=described(source),
+        ids=ids,
+        length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
+        batch_size=size if type(size) is int and isinstance(loader, DataLoader) else None,
+    )
 
 
 def _digests(batch: Any) -> list[int]:
@@ -251,18 +320,18 @@ def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-def _of_all_ranks(read: Callable[[], list[Record]], timeout_s: float) -> list[Record]:
-    """Every rank's record. What one of them raises while it reads, all hear at once."""
+def _of_all_ranks(read: Callable[[], list[_T]], timeout_s: float) -> list[_T]:
+    """Every rank's one. What one of them raises while it reads, all hear at once."""
     group = None
     try:
         # Of its own: the default one may be NCCL's, or have a deadline of half an hour.
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        found: list[Record] | Exception
+        found: list[_T] | Exception
         try:
             found = read()
         except Exception as error:
             found = error
-        mine = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else found[0]
+        mine = _Failed(f"{type(found).__name__}: {found}") if isinstance(found, Exception) else found[0]
         dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, mine, group=group)
@@ -279,11 +348,17 @@ def _of_all_ranks(read: Callable[[], list[Record]], timeout_s: float) -> list[Re
     if isinstance(found, Exception):
         raise found
     for rank, record in enumerate(gathered):
-        if isinstance(record, str):
+        if isinstance(record, _Failed):
             raise ConfigError(
-                f"rank {rank}'s loader failed: {record}\n  state  nothing was compared\n  next   see rank {rank}'s log"
+                f"rank {rank}'s loader failed: {record.said}\n"
+                f"  state  nothing was compared\n  next   see rank {rank}'s log"
             )
     return gathered
+
+
+@dataclass(frozen=True)
+class _Failed:
+    said: str
 
 
 def _missing(message: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import threading
@@ -17,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from elastic import ElasticLoader, LoaderTimeout
+from elastic import ElasticLoader, LoaderTimeout, audit
 from elastic.data.elastic_loader import TIMEOUT_S
 from tests.kit.launch import Launch
 from tests.kit.programs import own_loop, stock_trainer
@@ -141,6 +142,7 @@ def test_stock_trainers_take_it(tmp_path: Path, trainer: str) -> None:
     ("how", "said"),
     [
         ("right", ["'nothing'"] * 3),
+        ("own", ["'nothing'"] * 3),
         ("same", [r"'AuditFailed 3 ranks.*same_data: ranks 0, 1, 2 of 3 read the same 99 examples"] * 3),
         ("raises", ["'ConfigError rank 1.s loader failed: OSError: no such shard", "'OSError no such shard'"]),
         ("absent", ["'AuditTimeout an audit of 3 ranks.*missing  rank 2"]),
@@ -201,6 +203,32 @@ def test_processes_that_persist_read_the_next_epoch() -> None:
     epochs = [list(trained_epoch(loader)) for _ in range(2)]
     assert list(map(sorted, epochs)) == [list(range(40))] * 2
     assert epochs[0] != epochs[1]
+
+
+class Shuffled(IterableDataset[int]):
+    """Another order each time, by a count that each process keeps for itself."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return iter(random.Random(self.times).sample(range(64), 64))
+
+
+def test_an_audit_lets_loader_processes_that_persist_alone() -> None:
+    """They hold the data set's place: the epoch that is under way goes on, and so does the next one."""
+    orders: list[list[int]] = []
+    for audited in (False, True):
+        loader = DataLoader(Shuffled(), batch_size=8, num_workers=1, persistent_workers=True)
+        under_way = iter(loader)
+        read = [next(under_way)]
+        if audited:
+            assert audit(loader).findings == ()
+        read += [*under_way, *loader]
+        orders.append([int(i) for batch in read for i in batch])
+    assert len(orders[0]) == 128
+    assert orders[0] == orders[1]
 
 
 class Hanging(Rows):

@@ -1,6 +1,6 @@
 """Ranks that audit their loaders; each says what came of it.
 
-torchrun --nproc-per-node=3 -m tests.kit.programs.audited right|same|raises|absent
+torchrun --nproc-per-node=3 -m tests.kit.programs.audited right|same|own|raises|absent
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def main(how: str) -> None:
     if how == "right":
         sampler: DistributedSampler[Any] = DistributedSampler(dataset)
         loader, set_epoch = DataLoader(dataset, batch_size=8, sampler=sampler), sampler.set_epoch
+    elif how == "own":
+        loader = DataLoader(TensorDataset(torch.arange(99) + 99 * rank), batch_size=8, shuffle=True)
     elif how == "raises":
         loader = DataLoader(Stream(), batch_size=2)
     try:

@@ -1,0 +1,78 @@
+"""Are the examples of one rank's data set those of another's? Only then do their indices say who reads what.
+
+Promises  each rank describes its data set by itself, without a word to the others, and equal descriptions come out
+          where the data sets are the same: its type, its length, and the parts that a Subset takes of another one.
+          Where that does not suffice, by some examples, which are read once more to see that they can be compared.
+          Before each read the random generators are seeded alike, so that augmentation hides nothing; the data set's
+          own, too. Who calls puts the global ones back.
+Leaves    what follows from the answers to audit_rules.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch.utils.data import Subset
+
+from elastic.data.example_digest import digest_of
+from elastic.data.own_generators import OwnGenerators
+
+_LOOKED_AT = 8  # examples
+
+
+def parts_of(dataset: Any, most: int) -> tuple[Any, NDArray[np.int64] | None]:
+    """What a Subset, or one of another, is taken from, and the indices there of each of its examples.
+
+    Of a longer one than `most` it is said that it is the data set itself.
+    """
+    whole, indices = dataset, None
+    while type(whole) is Subset and len(whole.indices) <= most:
+        try:
+            outer = np.asarray(whole.indices, dtype=np.int64)
+        except (TypeError, ValueError):
+            return dataset, None
+        indices = outer if indices is None else outer[indices]
+        whole = whole.dataset
+    return whole, indices
+
+
+def described(dataset: Any, indices: NDArray[np.int64] | None = None) -> str:
+    """As far as can be said without reading. indices: of the part that is taken"""
+    length = len(dataset) if hasattr(dataset, "__len__") else "unknown"
+    part = "" if indices is None else f", {len(indices)} of them: {xxhash.xxh3_64_hexdigest(indices.tobytes())}"
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__} of {length}{part}"
+
+
+def sample(dataset: Any) -> str:
+    """The digest of some examples, the same ones of each data set of a length; "" where they cannot be compared."""
+    length = len(dataset) if hasattr(dataset, "__len__") else 0
+    found = [digests(dataset, sorted({i * length // _LOOKED_AT for i in range(_LOOKED_AT)})) for _ in range(2)]
+    if found[0] is None or found[1] is None or not np.array_equal(found[0], found[1]):
+        return ""
+    return xxhash.xxh3_64_hexdigest(found[0].tobytes())
+
+
+def digests(dataset: Any, indices: Iterable[int]) -> NDArray[np.int64] | None:
+    """Of each example 64 bits, whatever was read before it. None where something in it has no known bytes."""
+    own = OwnGenerators(dataset)
+    found: list[int] = []
+    with own.put_back():
+        for index in indices:
+            random.seed(0)
+            np.random.seed(0)
+            torch.default_generator.manual_seed(0)
+            own.seed(0)
+            try:
+                digest = digest_of(dataset[index])
+            except Exception:  # of the data set's code, which may raise anything; training will tell
+                return None
+            if digest is None:
+                return None
+            found.append(int(digest, 16))
+    return np.array(found, dtype=np.uint64).view(np.int64)
