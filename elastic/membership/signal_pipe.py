@@ -112,7 +112,10 @@ class _Heard:
 
 
 class OfParent:
-    """A forked child's handler of a signal that its parent hears by a pipe."""
+    """A forked child's handler of a signal that its parent hears by a pipe.
+
+    docs/decisions/2026-11-28-what-is-forked-stays-with-its-parent.md
+    """
 
     def __init__(self, number: int, heard: memoryview[int], before: Any) -> None:
         """before: what the signal does where it is sent to this process alone"""
@@ -150,14 +153,13 @@ class _Fork:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
 
     def end_in_child(self) -> None:
-        if self._here.mask is None:
-            return
-        pipes, heard = [*_pipes], _heard.leave()
-        for pipe in reversed(pipes):
-            pipe.restore()
-            pipe.close()
-        for number in {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
-            signal.signal(number, OfParent(number, heard, signal.getsignal(number)))
+        if pipes := [*_pipes]:
+            heard = _heard.leave()
+            for pipe in reversed(pipes):
+                pipe.restore()
+                pipe.close()
+            for number in {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
+                signal.signal(number, OfParent(number, heard, signal.getsignal(number)))
         self.end()
 
 
