@@ -96,10 +96,7 @@ class Loop:
         self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
         self._other_averages = OtherAverages(config.parameters, config.extra)
         self._kept_copies = KeptCopies(
-            lambda: roots(config.models, config.extra),
-            config.extra,
-            in_body=lambda: self.step is not None and not self.step.applied,
-            tell=context.console.warn,
+            lambda: roots(config.models, config.extra), config.extra, tell=context.console.warn
         )
         handed = (*config.models.values(), *config.schedulers.values(), *config.extra.values(), config.scaler)
         self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
@@ -141,7 +138,6 @@ class Loop:
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
         session.on_close(self._other_modules.open())
-        session.on_close(self._kept_copies.close)
         if context.live is None:
             self._take_notices()
         session.seed(start_seed(context.config.plan.seed))

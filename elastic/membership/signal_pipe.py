@@ -2,8 +2,8 @@
 
 A forked child writes into no pipe of its parent's. What is sent to everybody, as torchrun and Slurm do, is for the
 parent to act on, which may need its children until it has: data readers, say. So where a pipe says so they stay at
-it; a signal that is sent to one of them alone (`Process.terminate`) is its own. No handler in Python learns who has
-sent a signal: a child looks whether its parent hears of one, too.
+it; a signal that is sent to one of them alone is its own. No handler in Python learns who has sent a signal, so a child
+looks whether its parent has sent this one (`Process.terminate` says so), or hears of one at that time, too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from multiprocessing.popen_fork import Popen
 from types import FrameType
 from typing import Any
 
+from checkpoint import linux
+
 WOKEN = 0
 _READ = 4096
-ALONE_S = 0.5  # a signal that the parent has not heard of by then was sent to the child alone
+_ALONE_NS = 3 * 10**9  # a signal that the parent has not heard of before or by then was sent to the child alone
 _LOOK_S = 0.01
+_ENDED, _ENDED_MAX = signal.NSIG, 4096
+_multiprocessings_terminate = Popen.terminate
 
 _pipes: list[SignalPipe] = []
 
@@ -48,7 +53,7 @@ class SignalPipe:
     def read(self) -> bytes:
         """Waits. The numbers of signals that arrived, others of this process among them; WOKEN: of `wake`."""
         data = os.read(self.fd, _READ)
-        _heard.count(data)
+        _heard.note(data)
         return data
 
     def wake(self) -> None:
@@ -82,33 +87,40 @@ class SignalPipe:
 
 
 class _Heard:
-    """How often each signal has arrived in a pipe of this process, in memory that it shares with its forked children.
+    """When each signal last arrived in a pipe of this process, in memory that it shares with its forked children; and
+    which of these it has ended by a signal of its own.
 
-    _numbers  by signal; at 0 whether there is a pipe
+    _words  by signal, in ns of time.monotonic; at 0 whether there is a pipe; behind them pids, each at a place that
+            follows from it
     """
 
     def __init__(self) -> None:
-        self._numbers: memoryview[int] | None = None
+        self._words: memoryview[int] | None = None
 
     def opened(self) -> None:
-        if self._numbers is None:
-            self._numbers = memoryview(mmap.mmap(-1, 8 * signal.NSIG)).cast("q")
-        self._numbers[WOKEN] = 1
+        if self._words is None:
+            self._words = memoryview(mmap.mmap(-1, 8 * (_ENDED + _ENDED_MAX))).cast("q")
+            Popen.terminate = _terminate  # type: ignore[assignment, method-assign]
+        self._words[WOKEN] = 1
 
     def closed(self) -> None:
-        if self._numbers is not None:
-            self._numbers[WOKEN] = 0
+        if self._words is not None:
+            self._words[WOKEN] = 0
 
-    def count(self, data: bytes) -> None:
+    def note(self, data: bytes) -> None:
         for number in data:
-            if number != WOKEN and self._numbers is not None:
-                self._numbers[number] += 1
+            if number != WOKEN and self._words is not None:
+                self._words[number] = time.monotonic_ns()
+
+    def ends(self, pid: int) -> None:
+        if self._words is not None:
+            self._words[_ENDED + pid % _ENDED_MAX] = pid
 
     def leave(self) -> memoryview[int]:
         """In a forked child: it is its parent's."""
-        numbers, self._numbers = self._numbers, None
-        assert numbers is not None, "only what has a pipe is asked for it"
-        return numbers
+        words, self._words = self._words, None
+        assert words is not None, "only what has a pipe is asked for it"
+        return words
 
 
 class OfParent:
@@ -117,25 +129,34 @@ class OfParent:
     docs/decisions/2026-11-28-what-is-forked-stays-with-its-parent.md
     """
 
-    def __init__(self, number: int, heard: memoryview[int], before: Any) -> None:
+    def __init__(self, parents: memoryview[int], before: Any) -> None:
         """before: what the signal does where it is sent to this process alone"""
         self.before = before
-        self._parents = heard
-        self._known = heard[number]
-        self._count = 0
+        self._parents = parents
+        self._parent = os.getppid()
 
-    def __call__(self, number: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        until_s = time.monotonic() + ALONE_S
-        while self._parents[WOKEN] and time.monotonic() < until_s:
-            if self._parents[number] - self._known >= self._count:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        begun_ns = time.monotonic_ns()
+        while not self._is_alone() and time.monotonic_ns() - begun_ns < _ALONE_NS:
+            if self._parents[number] > begun_ns - _ALONE_NS:
+                linux.signal_at_parents_end(signal.SIGKILL)  # it stays no longer than its parent
                 return
             time.sleep(_LOOK_S)
         if callable(self.before) and not isinstance(self.before, signal.Handlers):
-            self.before(number, _frame)
+            self.before(number, frame)
         elif self.before != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def _is_alone(self) -> bool:
+        ended = self._parents[_ENDED + os.getpid() % _ENDED_MAX] == os.getpid()
+        return ended or not self._parents[WOKEN] or os.getppid() != self._parent
+
+
+def _terminate(popen: Popen) -> None:
+    """multiprocessing's, which says to the process that it is meant."""
+    _heard.ends(popen.pid)
+    _multiprocessings_terminate(popen)
 
 
 class _Fork:
@@ -159,7 +180,7 @@ class _Fork:
                 pipe.restore()
                 pipe.close()
             for number in {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
-                signal.signal(number, OfParent(number, heard, signal.getsignal(number)))
+                signal.signal(number, OfParent(heard, signal.getsignal(number)))
         self.end()
 
 

@@ -1,17 +1,18 @@
-"""Copies of the weights that a script takes while it trains: told of once; refused where a body computes with one."""
+"""Copies of the weights that a script takes while it trains: told of once."""
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
-from elastic.errors import StepError
 from tests.one_process.test_other_modules import step
 from tests.one_process.test_plain_misuse import Plain
 
@@ -56,42 +57,53 @@ def test_one_that_an_object_of_the_script_s_keeps_is_found(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_a_teacher_that_is_replaced_is_refused_where_a_body_asks_it(tmp_path: Path, mode: str) -> None:
-    """In silence a resume asked the model of the script's beginning."""
-    loop = Plain(tmp_path, mode=mode, epochs=3)
-    teacher = copy.deepcopy(loop.model).eval()
-
-    def train() -> None:
-        nonlocal teacher
-        with loop.run as run:
-            for _ in run.epochs():
-                for x, y in run.batches():
-                    loop.optimizer.zero_grad()
-                    (loop.loss(x, y) + (loop.model(x) - teacher(x)).pow(2).mean()).backward()
-                    loop.optimizer.step()
-                    loop.scheduler.step()
-                teacher = copy.deepcopy(loop.model).eval()
-
-    with pytest.raises(StepError, match="teacher is a copy of the run's weights that the run was not handed"):
-        train()
-    assert loop.run.step_index == 5  # of the second epoch's four, the second
-
-
-def test_one_that_is_asked_between_steps_is_told_of_and_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_teacher_that_is_replaced_is_told_of_and_can_be_written_to_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
 ) -> None:
-    loop = Plain(tmp_path, epochs=3)
-    best = loop.model
+    """In silence a resume asked the model of the script's beginning."""
+    loop = Plain(tmp_path / "run", mode=mode, epochs=3)
+    teacher = copy.deepcopy(loop.model).eval()
     with loop.run as run:
         for _ in run.epochs():
             for x, y in run.batches():
-                step(loop, x, y)
-                if run.stepped:
-                    best.eval()(x)
-                    loop.model.train()
-            best = copy.deepcopy(loop.model)
+                loop.optimizer.zero_grad()
+                (loop.loss(x, y) + (loop.model(x) - teacher(x)).pow(2).mean()).backward()
+                loop.optimizer.step()
+                loop.scheduler.step()
+            torch.save(teacher, tmp_path / "teacher.pt")
+            teacher = copy.deepcopy(loop.model).eval()
     assert run.finished
-    assert "best keeps a copy" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("teacher keeps a copy of the run's weights since before step 5") == 1
+
+
+def test_what_is_of_the_weights_shapes_and_no_copy_is_let_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reference from a file, a statistic, a mask, and a cache that another thread fills."""
+    loop, cache, stop = Plain(tmp_path, epochs=3), {"0": torch.zeros(1)}, threading.Event()
+    reference = statistic = mask = half = None
+
+    def fill() -> None:
+        while not stop.is_set():
+            cache[str(len(cache))] = torch.zeros(1)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    try:
+        with loop.run as run:
+            for epoch in run.epochs():
+                if epoch == 1:
+                    reference = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+                    statistic = {name: torch.zeros_like(one) for name, one in loop.model.named_parameters()}
+                    mask = {name: one > 0 for name, one in loop.model.named_parameters()}
+                    half = copy.deepcopy(loop.model).half()
+                for x, y in run.batches():
+                    step(loop, x, y)
+    finally:
+        stop.set()
+        filling.join()
+    assert None not in (reference, statistic, mask, half)
+    assert "keeps a copy" not in capsys.readouterr().err
 
 
 def test_what_is_carried_what_is_used_up_and_what_was_there_before_are_let_pass(

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 import elastic
 from elastic.errors import RendezvousTimeout
-from elastic.membership.signal_pipe import ALONE_S
 from tests.kit.launch import Launch
 from tests.kit.ranks import Raised, run_ranks
 
@@ -140,6 +139,31 @@ def test_a_forked_helper_ends_at_its_own_sigterm_which_is_no_notice_to_the_loop(
     assert answer == (-signal.SIGTERM, False, True)
 
 
+def _told_before_its_helpers(rank: int, world_size: int, to_all: bool) -> Any:
+    """The parent hears SIGTERM, alone or twice with everybody, and then ends a pool and a helper itself."""
+    fork = multiprocessing.get_context("fork")
+    os.setpgrp()
+    with elastic.Preemption(notices="none") as preemption:
+        helper = fork.Process(target=time.sleep, args=(WITHIN_S,))
+        helper.start()
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+            for _ in range(2):
+                os.killpg(0, signal.SIGTERM) if to_all else os.kill(os.getpid(), signal.SIGTERM)
+            while not preemption.agreed():
+                time.sleep(0.01)
+            assert pool.map(abs, [-3]) == [3]
+        helper.terminate()
+        helper.join(WITHIN_S)
+        return helper.exitcode
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_what_the_parent_ends_itself_ends_though_it_was_told_to_leave_just_before(to_all: bool) -> None:
+    (answer,) = run_ranks(_told_before_its_helpers, 1, to_all, within_s=WITHIN_S)
+    assert answer == -signal.SIGTERM
+
+
 HANGS = """
 import concurrent.futures, multiprocessing, os, signal, sys, time, elastic
 from torch.utils.data import DataLoader
@@ -163,7 +187,7 @@ with elastic.Preemption(notices="none") as preemption:
     os.killpg(0, signal.SIGTERM)
     while not preemption.agreed():
         time.sleep(0.01)
-    time.sleep(2 * {alone_s})
+    time.sleep(0.5)
     assert multiprocessing.active_children(), "it has ended"
     {end}
     preemption.exit()
@@ -185,7 +209,7 @@ def test_what_is_forked_stays_at_its_groups_signal_even_where_it_hangs_and_ends_
 ) -> None:
     """As readers of data do, which the loop needs until all have agreed; and nothing is left when it has."""
     script = subprocess.run(
-        [sys.executable, "-c", HANGS.format(begun=begun, end=end, alone_s=ALONE_S)],
+        [sys.executable, "-c", HANGS.format(begun=begun, end=end)],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
