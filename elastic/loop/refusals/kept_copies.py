@@ -15,7 +15,7 @@ with such a step; a copy that is taken in the middle of one, and found when weig
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 from weakref import ref
@@ -27,6 +27,7 @@ from elastic.loop.refusals.other_modules import Roots
 from elastic.loop.refusals.script_variables import variables
 
 _Found = dict[str, "ref[torch.Tensor]"]
+_DICTS = (dict, OrderedDict)  # and none that does something else when it is looked into
 _AGAIN_MAX = 3  # times that the step after one is looked at, too, for the sake of one name
 
 
@@ -97,7 +98,7 @@ class KeptCopies:
                 continue
             attributes = {} if isinstance(thing, torch.nn.Module) else getattr(thing, "__dict__", {})
             held = [(name, thing), *((f"{name}.{key}", one) for key, one in list(attributes.items()))]
-            yield from ((path, one) for path, one in held if isinstance(one, (dict, torch.nn.Module)))
+            yield from ((path, one) for path, one in held if type(one) in _DICTS or isinstance(one, torch.nn.Module))
 
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
