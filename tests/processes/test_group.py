@@ -426,6 +426,8 @@ def constructors(rank: int, world_size: int, port: int) -> dict[str, Any]:
         "default group": torch.distributed.is_initialized(),
         "methods": [hasattr(group._gloo, m) for m in ("allreduce", "alltoall_base", "_allgather_base", "broadcast")],
     }
+    store.set(f"formed/{rank}", "")
+    store.wait([f"formed/{other}" for other in range(world_size)])  # who closes hangs up on those still forming
     group.close()
     found["threads"] = threading.active_count()
     del store
