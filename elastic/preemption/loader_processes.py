@@ -1,4 +1,4 @@
-"""Processes of torch's DataLoader, too, stay at a signal to everybody that their parent acts on (signal_pipe.py).
+"""Processes of torch's DataLoader, too, stay at a signal to everybody that their parent acts on (forked_children.py).
 
 The first thing that each does is to take SIGTERM for itself, in C: a signal of anybody but its parent ends it, and the
 parent's loop with an error before it could save. What that is called is private to torch: the name that it looks up in
@@ -16,7 +16,7 @@ from types import FrameType
 
 from torch.utils.data._utils import signal_handling
 
-from elastic.membership.signal_pipe import OfParent
+from elastic.membership.forked_children import OfParent
 
 _as_torch_begins = signal_handling._set_worker_signal_handlers
 

@@ -1,0 +1,100 @@
+"""What a forked child does at a signal that its parent is sent, too: it stays, for the parent to act on it.
+
+torchrun and Slurm send a signal to everybody, and what the parent does then may need its children until it is done:
+data readers, say. A signal that is sent to one of them alone is its own. No handler in Python learns who has sent a
+signal, so a child looks whether its parent has sent this one (`Process.terminate` says so), or hears of one at that
+time, too: in memory that both share.
+
+docs/decisions/2026-11-28-what-is-forked-stays-with-its-parent.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from multiprocessing.popen_fork import Popen
+from types import FrameType
+from typing import Any
+
+from checkpoint import linux
+
+_ALONE_NS = 3 * 10**9  # a signal that the parent has not heard of before or by then was sent to the child alone
+_LOOK_S = 0.01
+_OPEN = 0  # no signal has this number
+_ENDED, _ENDED_MAX = signal.NSIG, 4096
+_multiprocessings_terminate = Popen.terminate
+
+
+class Heard:
+    """When each signal last arrived in a pipe of this process, in memory that it shares with its forked children; and
+    which of these it has ended by a signal of its own.
+
+    _words  by signal, in ns of time.monotonic; at 0 whether there is a pipe; behind them pids, each at a place that
+            follows from it
+    """
+
+    def __init__(self) -> None:
+        self._words: memoryview[int] | None = None
+
+    def opened(self) -> None:
+        if self._words is None:
+            self._words = memoryview(mmap.mmap(-1, 8 * (_ENDED + _ENDED_MAX))).cast("q")
+            Popen.terminate = _terminate  # type: ignore[assignment, method-assign]
+        self._words[_OPEN] = 1
+
+    def closed(self) -> None:
+        if self._words is not None:
+            self._words[_OPEN] = 0
+
+    def note(self, data: bytes) -> None:
+        for number in data:
+            if number != _OPEN and self._words is not None:
+                self._words[number] = time.monotonic_ns()
+
+    def ends(self, pid: int) -> None:
+        if self._words is not None:
+            self._words[_ENDED + pid % _ENDED_MAX] = pid
+
+    def leave(self) -> memoryview[int]:
+        """In a forked child: it is its parent's."""
+        words, self._words = self._words, None
+        assert words is not None, "only what has a pipe is asked for it"
+        return words
+
+
+class OfParent:
+    """A forked child's handler of a signal that its parent hears by a pipe."""
+
+    def __init__(self, parents: memoryview[int], before: Any) -> None:
+        """before: what the signal does where it is sent to this process alone"""
+        self.before = before
+        self._parents = parents
+        self._parent = os.getppid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        begun_ns = time.monotonic_ns()
+        while not self._is_alone() and time.monotonic_ns() - begun_ns < _ALONE_NS:
+            if self._parents[number] > begun_ns - _ALONE_NS:
+                linux.signal_at_parents_end(signal.SIGKILL)  # it stays no longer than its parent
+                return
+            time.sleep(_LOOK_S)
+        if callable(self.before) and not isinstance(self.before, signal.Handlers):
+            self.before(number, frame)
+        elif self.before != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _is_alone(self) -> bool:
+        ended = self._parents[_ENDED + os.getpid() % _ENDED_MAX] == os.getpid()
+        return ended or not self._parents[_OPEN] or os.getppid() != self._parent
+
+
+def _terminate(popen: Popen) -> None:
+    """multiprocessing's, which says to the process that it is meant."""
+    heard.ends(popen.pid)
+    _multiprocessings_terminate(popen)
+
+
+heard = Heard()
