@@ -29,6 +29,7 @@ from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, Recovery
 from elastic.loop.refusals.kept_copies import KeptCopies
+from elastic.loop.refusals.loop_variables import LoopVariables
 from elastic.loop.refusals.other_averages import OtherAverages
 from elastic.loop.refusals.other_loaders import Body, OtherLoaders
 from elastic.loop.refusals.other_modules import OtherModules
@@ -100,6 +101,10 @@ class Loop:
         )
         handed = (*config.models.values(), *config.schedulers.values(), *config.extra.values(), config.scaler)
         self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
+        self._loop_variables: LoopVariables | None = LoopVariables(
+            (*handed, *config.optimizers.values()), say=context.console.say, warn=context.console.warn
+        )
+        self._first: tuple[int, bool] | None = None  # of this process's steps, and whether an epoch begins with it
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -274,6 +279,8 @@ class Loop:
 
     def _next_step(self) -> Step:
         self.session.train_state.since_boundary.note()
+        if self._begun:
+            self._look_at_variables()
         return Step(self._step_in_hand(), apply=self._update)
 
     def _next_plain_step(self) -> PlainStep:
@@ -307,18 +314,34 @@ class Loop:
             trained_by = self.own_update.stranger() if self.own_update is not None else None
             raise (trained_by or found) from None
         self._kept_copies.look(step)
+        if self._plain_steps > 1:
+            self._look_at_variables()
         if self._plain_steps <= _LOOK_FIRST:
             self._other_averages.look(step)
             self._wrapped_optimizers.look()
         else:
             self._other_averages.forget()
 
+    def _look_at_variables(self) -> None:
+        """Once: a process's first step is begun sooner without it."""
+        if self._loop_variables is None:
+            return
+        assert self._first is not None
+        step, begins_epoch = self._first
+        by_epochs = self._plain is not None and self._plain.by_epochs
+        joined = self.session.side_state_of_those_ahead is not None
+        self._loop_variables.look(step, whole_turns=begins_epoch and by_epochs, joined=joined)
+        self._loop_variables = None
+
     def _step_in_hand(self) -> StepInHand:
         self._begun += 1
+        plan = self.session.step_plan(self._state.step)
+        if self._first is None:
+            self._first = plan.index, plan.step_in_epoch == 0
         return StepInHand(
             self.session,
             self._recovery,
-            self.session.step_plan(self._state.step),
+            plan,
             wishes=self._boundary.wishes,
             bad_steps=self._bad_steps,
             closely=self._begun <= _LOOK_FIRST or self._begun % _LOOK_EVERY == 0,

@@ -60,13 +60,13 @@ class PlainLoop:
         self._passed: Callable[[], None] = _nothing
         self._steps: Iterator[PlainStep] | None = None
         self._next: PlainStep | None = None
-        self._epochs = False
+        self.by_epochs = False
         self.left_at: str | None = None  # where the script left the last batches that it took, if it did
 
     def epochs(self) -> Iterator[int]:
         """See Run.epochs."""
         steps = self._start()
-        self._epochs = True
+        self.by_epochs = True
         while (step := next(steps, None)) is not None:
             self._next = step
             if step.in_hand.step_in_epoch:
@@ -94,7 +94,7 @@ class PlainLoop:
 
     def _batches(self, left_at: str | None) -> Iterator[Any]:
         steps = self._start()
-        if not self._epochs:
+        if not self.by_epochs:
             for step in steps:
                 yield from step.batches()
             return
@@ -137,7 +137,7 @@ class PlainLoop:
     def _start(self) -> Iterator[PlainStep]:
         if self._steps is None:
             self._steps = self._begins()
-        elif not self._epochs:
+        elif not self.by_epochs:
             raise ConfigError(
                 "the loop is under way already: run.batches() and run.steps() go over all epochs\n"
                 "  next  for epoch in run.epochs(): for batch in run.batches(): ..."

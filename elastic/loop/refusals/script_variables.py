@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_FRAMES = 6
+FRAMES_MAX = 6
 _FUNCTIONS = 32
 _OWN = "elastic"
 _BYTES_MAX = 1 << 16
@@ -29,9 +29,9 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.
 def variables() -> dict[str, Any]:
     """Name -> value; called while the script waits for its next batch. `self` counts by its attributes."""
     found: dict[str, Any] = {}
-    for frame in islice(_frames(), _FRAMES):
+    for frame in islice(frames(), FRAMES_MAX):
         functions, seen = [frame.f_code], set[CodeType]()
-        local = _locals_of(frame)
+        local = locals_of(frame)
         known = {**frame.f_globals, **local}
         names = [*local]
         while functions and len(seen) < _FUNCTIONS:
@@ -62,7 +62,7 @@ def values(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _value(value) for name, value in found.items()}
 
 
-def _frames() -> Iterator[FrameType]:
+def frames() -> Iterator[FrameType]:
     """From the loop outwards, to the script's first line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -73,7 +73,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Any]:
     """Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs; and
     which is what locals() gave the script, if it has kept that."""
     there = frame.f_locals

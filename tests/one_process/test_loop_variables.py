@@ -1,0 +1,81 @@
+"""What a loop keeps by itself is told of: as a run begins, of what counts shares; after a resume, of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.one_process.test_other_modules import step
+from tests.one_process.test_plain_misuse import Plain
+
+BY_SHARE = "keeps seen, losses from batch to batch by itself, and a batch is a share"
+
+
+def trained(url: Path, *, steps: int) -> None:
+    loop, seen, losses, steps_done, best = Plain(url, epochs=None, steps=steps), 0, [], 0, 9.0
+    with loop.run as run:
+        for _ in run.epochs():
+            total = 0.0
+            for x, y in run.batches():
+                step(loop, x, y)
+                seen += len(y)
+                losses.append(seen)
+                total += seen
+                if run.stepped:
+                    steps_done += 1
+            best = min(best, total)
+    assert (seen, steps_done, best) != (0, 0, 9.0)
+
+
+def test_a_new_run_is_told_once_of_what_counts_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, steps=8)
+    said = capsys.readouterr().err
+    assert said.count(BY_SHARE.replace("losses", "losses, total")) == 1
+    assert "began anew" not in said
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [(6, "seen, losses, total, steps_done, best"), (4, "seen, losses, steps_done, best")],
+    ids=["in an epoch's midst", "where one begins"],
+)
+def test_one_that_goes_on_is_told_of_all_that_began_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: int, names: str
+) -> None:
+    """A warm-up by `seen` would come once more, and what was the best is forgotten."""
+    trained(tmp_path, steps=before)
+    capsys.readouterr()
+    trained(tmp_path, steps=12)
+    said = capsys.readouterr().err
+    told = f"step {before} is the first one here, and what the script keeps from turn to turn by itself began anew"
+    assert said.count(told) == 1
+    (line,) = (line for line in said.splitlines() if told in line)
+    assert sorted(line.rpartition(": ")[2].split(", ")) == sorted(names.split(", "))
+    assert "a batch is a share" not in said
+
+
+def test_a_loop_that_keeps_nothing_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for epochs in (1, 2):
+        loop = Plain(tmp_path, epochs=epochs)
+        with loop.run as run:
+            for x, y in run.batches():
+                step(loop, x, y)
+    said = capsys.readouterr().err
+    assert "by itself" not in said
+
+
+def test_a_loop_over_steps_is_told_likewise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for steps in (3, 6):
+        loop, shares, done = Plain(tmp_path, epochs=None, steps=steps), 0, 0
+        with loop.run as run:
+            for taken in run:
+                for x, y in taken:
+                    taken.backward(loop.loss(x, y) * len(y), count=len(y))
+                    shares += 1
+                done += 1
+        assert (shares, done) == (9, 3)
+    said = capsys.readouterr().err
+    assert said.count("keeps shares from batch to batch by itself") == 1
+    assert said.count("step 3 is the first one here, and what the script keeps from turn to turn by itself") == 1
+    assert "shares, done" in said
