@@ -35,7 +35,7 @@ from tests.benchmarks import harness
 from tests.benchmarks import recovery_loopback as loopback
 from tests.benchmarks.harness import interruptible, progress
 from tests.benchmarks.recovery_events import Cost, During
-from tests.benchmarks.recovery_runs import ELASTIC, TORCHRUN, Stuck, Watched, kill, running, strike
+from tests.benchmarks.recovery_runs import ELASTIC, IMPORTS, SCRIPT, TORCHRUN, Stuck, Watched, kill, running, strike
 
 ONE_NODE = [*ELASTIC, "--standalone"]
 SETTLED_STEPS, FEW_STEPS = 8, 5
@@ -105,15 +105,15 @@ class Bench:
         self._slower: dict[tuple[int, str], float] = {}
 
     def _running(
-        self, launcher: list[str], arguments: list[str], *, observed: bool = False
+        self, launcher: list[str], arguments: list[str], *, observed: bool = False, script: Path = SCRIPT
     ) -> AbstractContextManager[Watched]:
-        return running(launcher, [*arguments, *self._device], observed=observed)
+        return running(launcher, [*arguments, *self._device], observed=observed, script=script)
 
-    def kills(self, key: str, workers: int, count: int, arguments: list[str]) -> None:
-        part = self._part(
-            key, f"SIGKILL, {workers} workers{''.join(f', {a[2:]}' for a in arguments)}", workers, arguments
-        )
-        with self._running([*ONE_NODE, f"--nproc-per-node={workers}"], arguments, observed=self.breakdown) as watched:
+    def kills(self, key: str, workers: int, count: int, arguments: list[str], script: Path = SCRIPT) -> None:
+        more = ", datasets and lightning imported" if script == IMPORTS else "".join(f", {a[2:]}" for a in arguments)
+        part = self._part(key, f"SIGKILL, {workers} workers{more}", workers, arguments)
+        nodes = [*ONE_NODE, f"--nproc-per-node={workers}"]
+        with self._running(nodes, arguments, observed=self.breakdown, script=script) as watched:
             for _ in progress(part.name, range(count)):
                 part.costs.append(self._fault(watched, workers, kill))
 
@@ -309,13 +309,16 @@ def aims_table(parts: dict[str, Part]) -> Table:
             found = quantile(values, share)
             row(f"{aim}, p{100 * share:.0f}", f"<= {limit_s:g} s", found, " s", found <= limit_s)
 
-    for key in ("kill", "kill-loaders"):
+    for key in ("kill", "kill-loaders", "kill-batches"):
         if (part := parts.get(key)) is not None:
             for share, limit_s in ((0.5, 0.08), (0.99, 0.3)):
                 at_most(f"{part.name}: beyond the survivors' step", limit_s, part.beyond_after, share)
                 at_most(f"{part.name}: beyond the step before", limit_s, part.beyond_before, share)
             at_most(f"{part.name}: a worker is back", 1.0, part.of(lambda cost: cost.back), 0.99)
             at_most(f"{part.name}: its join costs survivors", 0.15, part.of(lambda cost: cost.join), 0.99)
+    if (part := parts.get("kill-imports")) is not None:
+        at_most(f"{part.name}: a worker is back", 0.6, part.of(lambda cost: cost.back), 0.5)
+        at_most(f"{part.name}: a worker is back", 0.6, part.of(lambda cost: cost.back), 0.99)
     if (part := parts.get("join")) is not None:
         at_most(f"{part.name}: costs survivors", 0.15, part.of(lambda cost: cost.join), 0.99)
     if (part := parts.get("leave")) is not None:
@@ -426,6 +429,8 @@ def main() -> None:
     scenarios: dict[str, Callable[[], None]] = {
         "kill": lambda: bench.kills("kill", 4, count, []),
         "kill-loaders": lambda: bench.kills("kill-loaders", 5, count, ["--num-workers=2"]),
+        "kill-batches": lambda: bench.kills("kill-batches", 4, count, ["--batches"]),
+        "kill-imports": lambda: bench.kills("kill-imports", 4, count, [], IMPORTS),
         "stop": lambda: bench.stops(count),
         "exception": lambda: bench.exceptions(count),
         "leave": lambda: bench.leaves_and_joins(few),
@@ -465,7 +470,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=200, help="of each kind; a tenth where one takes many seconds")
     parser.add_argument("--quick", action="store_true", help="20 faults")
     parser.add_argument(
-        "--only", nargs="+", help="kill, kill-loaders, stop, exception, leave (and join), large, torchrun"
+        "--only",
+        nargs="+",
+        help="kill, kill-loaders, kill-batches, kill-imports, stop, exception, leave (and join), large, torchrun",
     )
     parser.add_argument("--breakdown", action="store_true", help="where the time goes after SIGKILL")
     parser.add_argument("--device", default="cpu", help="where they train; cuda: on this machine's GPUs, in turn")

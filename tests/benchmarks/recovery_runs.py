@@ -18,6 +18,7 @@ from tests.benchmarks.recovery_events import Events, View
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("recovery_script.py")
+IMPORTS = Path(__file__).with_name("recovery_imports_script.py")
 ELASTIC = (sys.executable, "-m", "elastic", "run", "--max-restarts=1000000")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1000000")
 _LOOK_S = 0.03  # rarely: the processors belong to the run
@@ -32,8 +33,9 @@ class Stuck(Exception):
 class Watched:
     """What `running` gives."""
 
-    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environ: dict[str, str], script: Path) -> None:
         self.folder = folder
+        self._script = script
         self.events = Events(folder / "run")
         self._environ = environ
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -41,7 +43,7 @@ class Watched:
     def start(self, launcher: list[str], arguments: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                [*launcher, str(SCRIPT), str(self.folder / "run"), *arguments],
+                [*launcher, str(self._script), str(self.folder / "run"), *arguments],
                 cwd=self.folder,
                 env=self._environ,
                 stdout=log,
@@ -101,7 +103,9 @@ class Watched:
 
 
 @contextmanager
-def running(launcher: list[str], arguments: list[str], *, observed: bool = False) -> Iterator[Watched]:
+def running(
+    launcher: list[str], arguments: list[str], *, observed: bool = False, script: Path = SCRIPT
+) -> Iterator[Watched]:
     """observed: workers note the moments of a recovery, see recovery_moments.py."""
     with tempfile.TemporaryDirectory(prefix="recovery-") as name:
         folder = Path(name)
@@ -116,7 +120,7 @@ def running(launcher: list[str], arguments: list[str], *, observed: bool = False
         }
         if observed:
             environ["ELASTIC_OBSERVER"] = "tests.benchmarks.recovery_moments:moments:"
-        watched = Watched(folder, environ)
+        watched = Watched(folder, environ, script)
         try:
             watched.start(launcher, arguments)
             yield watched

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--away", type=float, default=0.0, help="seconds asleep in each share, as if on an accelerator")
+    parser.add_argument("--batches", action="store_true", help="a loop over batches, and none over steps")
     parser.add_argument("--device", default="cpu", help="workers beyond the number of GPUs share them")
     options = parser.parse_args()
     told: list[int] = []
@@ -47,10 +48,11 @@ def main() -> None:
         nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
         nn.Linear(width, 10),
     )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with elastic.Run(
         options.url,
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        optimizer=optimizer,
         dataset=Points(),
         batch_size=options.batch_size,
         virtual_workers=8,
@@ -59,7 +61,14 @@ def main() -> None:
         num_workers=options.num_workers,
         device=options.device,
     ) as run:
-        for step in run:
+        for points, labels in run.batches() if options.batches else ():
+            if told:
+                raise RuntimeError(f"raised at {time.time()!r}")
+            time.sleep(options.away)
+            optimizer.zero_grad()
+            F.cross_entropy(model(points), labels).backward()
+            optimizer.step()
+        for step in run if not options.batches else ():
             for points, labels in step:
                 if told:
                     raise RuntimeError(f"raised at {time.time()!r}")  # recovery_events.py reads it there
