@@ -66,7 +66,7 @@ def main() -> None:
                 raise RuntimeError(f"raised at {time.time()!r}")
             time.sleep(options.away)
             optimizer.zero_grad()
-            F.cross_entropy(model(points), labels).backward()
+            torch.autograd.backward(F.cross_entropy(model(points), labels))
             optimizer.step()
         for step in run if not options.batches else ():
             for points, labels in step:
