@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from checkpoint import linux
 from elastic.config import Config, Mode
 from elastic.config.checks import check_url, check_world, length_of, named
 from elastic.config.config import absolute, device_of, dict_of, order_of, save_rules
@@ -194,6 +195,7 @@ class Run:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_torch()
+        linux.open_standard_streams()  # a script may have closed them
         check_url(url, storage_options)
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)

@@ -331,6 +331,11 @@ def _check(dataset: Any, batch_size: int, last_batch: LastBatch, options: Mappin
             "in_order = False: a loader whose batches come in another order than they are counted in would lose some "
             "on a resume, and repeat others\n  next   leave it out"
         )
+    if options.get("timeout") and not options.get("num_workers"):
+        raise ConfigError(
+            f"timeout = {options['timeout']!r} without num_workers: there are no loader processes to wait for\n"
+            "  next   leave it out, or num_workers=1 or more"
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"the dataset is a {type(dataset).__name__}; expected one with dataset[i] and len(dataset)\n"

@@ -85,7 +85,7 @@ def _main(argv: Sequence[str]) -> int:
     events = _by_one_clock(events)
     if not events:
         print(
-            f"elastic report: no events in {name}\n"
+            f"elastic report: no events in {name or repr(name)}\n"
             "  next  give the folder or URL that was passed to elastic.Run; a run writes events from its start on",
             file=sys.stderr,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from elastic.errors import StepError
 from tests.one_process.test_plain_misuse import Plain
@@ -53,6 +54,16 @@ def test_a_teacher_of_the_script_s_own_is_refused_where_it_changes(
         train()
     assert loop.run.step_index <= 1
     assert "Run(extra={'teacher': teacher})" in str(no.value)
+
+
+def test_a_lazy_module_of_the_script_s_is_let_pass(tmp_path: Path) -> None:
+    """ValueError: an uninitialized parameter was looked at."""
+    loop, probe = Plain(tmp_path), nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    with loop.run as run:
+        for x, y in run.batches():
+            step(loop, x, y)
+    assert run.finished
+    assert is_lazy(probe[0].weight)
 
 
 def test_one_that_an_optimizer_of_the_script_s_own_trains_is_told_of_that(tmp_path: Path) -> None:

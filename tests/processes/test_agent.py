@@ -32,6 +32,28 @@ say("here", os.environ["LOCAL_RANK"], os.getpid(), os.environ["ELASTIC_RESTART"]
 
 STAY = HERE + "time.sleep(600)\n"
 
+CLOSES_STDERR = """
+import os, sys
+os.close(2)
+import torch
+import elastic
+from torch.utils.data import TensorDataset
+
+elastic.seed(0)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(32, 2))
+with elastic.Run(
+    sys.argv[1], model=model, optimizer=optimizer, dataset=data, batch_size=4, virtual_workers=2, epochs=1
+) as run:
+    for (x,) in run.batches():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+if run.is_coordinator:
+    print(run.step_index, "steps")
+"""
+
 
 class Here:
     """Workers say that they are here, with their local rank, pid and how often their place was started before."""
@@ -290,6 +312,15 @@ def test_a_command_whose_streams_are_closed_runs(closed: str, tmp_path: Path) ->
     command = f"exec {sys.executable} -m elastic run --standalone --nproc-per-node=2 {script} {closed}"
     assert subprocess.run(["sh", "-c", command], check=False, timeout=WITHIN_S).returncode == 0
     assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
+
+
+def test_a_script_that_has_closed_stderr_trains(tmp_path: Path) -> None:
+    """The next descriptor was the way to its agent, which was sent what was said to people, and killed the worker."""
+    script = tmp_path / "script.py"
+    script.write_text(CLOSES_STDERR)
+    command = [sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", script, tmp_path / "run"]
+    done = subprocess.run(command, check=False, timeout=WITHIN_S, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "8 steps\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -134,6 +134,7 @@ def test_text_that_no_terminal_should_get_is_shown_without(tmp_path: Path, capsy
         (["foo://bar"], "nothing here opens foo:"),
         (["memory://x", "--storage-options", "[1]"], "a JSON object is needed"),
         (["memory://x", "--storage-options", "{"], "no JSON"),
+        ([""], "no events in ''"),
     ],
 )
 def test_what_cannot_be_read_is_said_and_no_traceback(

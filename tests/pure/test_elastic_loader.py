@@ -257,6 +257,7 @@ def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
         ({"rank": 2, "world_size": 2}, "0 <= rank < world_size"),
         ({"rank": 0, "world_size": True}, "world_size = True"),
         ({"batch_size": 0}, "batch_size = 0"),
+        ({"timeout": 5}, "timeout = 5 without num_workers"),
         ({"seed": -1}, "seed = -1"),
         ({"last_batch": "pad"}, "last_batch = 'pad'"),
         ({"last_batch": "carry", "batch_size": 41}, "some epochs would have no batch of their own"),

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import ProxyTypes, WeakKeyDictionary
 
 import torch
+from torch.nn.parameter import is_lazy
 
 import checkpoint
 from elastic.errors import StepError
@@ -80,7 +81,7 @@ def _tensors(module: torch.nn.Module, own: Container[int]) -> Iterator[tuple[str
         if id(one) in own:
             continue
         for key, tensor in [*one.named_parameters(recurse=False), *one.named_buffers(recurse=False)]:
-            if not tensor.is_inference() and tensor.layout is torch.strided:
+            if not is_lazy(tensor) and not tensor.is_inference() and tensor.layout is torch.strided:
                 yield f"{path}.{key}" if path else key, tensor
 
 
