@@ -133,7 +133,7 @@ class Config:
         return replace(self, extra={**self.extra, "streams": streams})
 
     @cached_property
-    def _content(self) -> str | None:
+    def _content(self) -> dict[str, str]:
         """As it was when it was first asked for: what the data set has read since does not count."""
         return content(self.dataset)
 
@@ -148,7 +148,7 @@ class Config:
         return {
             **ends,
             **({} if data is None else {"dataset": data}),
-            **({} if held is None else {"dataset_content": held}),
+            **({"dataset_content": held} if held else {}),
             "mode": self.mode,
             "seed": self.plan.seed,
             "batch_size": self.plan.batch_size,

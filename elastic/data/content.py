@@ -29,9 +29,10 @@ _SIGNATURE = re.compile("[?#]")
 _SCALARS = (bool, int, str, np.integer)
 
 
-def content(dataset: Any) -> str | None:
-    """64 bits, in hexadecimal, that are equal where the data set holds the same; None: it holds nothing to look at."""
-    hasher, found = xxhash.xxh3_64(), False
+def content(dataset: Any) -> dict[str, str]:
+    """By kind and attribute (of several data sets of one kind, together) 64 bits, in hexadecimal, that are equal where
+    they hold the same."""
+    found: dict[str, xxhash.xxh3_64] = {}
     for one in data_sets((dataset,)):
         length = _length(one)
         for name, value in vars(one).items() if length else ():
@@ -40,10 +41,10 @@ def content(dataset: Any) -> str | None:
             except Exception:  # what cannot be looked at is nothing: the data set's own kinds may raise anything
                 continue
             if said:
-                hasher.update(f"{type(one).__qualname__}.{name} {length} ".encode())
+                hasher = found.setdefault(f"{type(one).__qualname__}.{name}", xxhash.xxh3_64())
+                hasher.update(f"{length} ".encode())
                 hasher.update(said)
-                found = True
-    return hasher.hexdigest() if found else None
+    return {name: hasher.hexdigest() for name, hasher in found.items()}
 
 
 def _length(dataset: Any) -> int:

@@ -119,7 +119,7 @@ def check(
                 ways = (
                     "have every worker, and every start, make the same data set: what is drawn, with a seed "
                     "(elastic.seed\n         first of all); a listing sorted; no set made a list; no worker's own part "
-                    "of the data (a step gives\n         each its own); else "
+                    "of the data (a step gives\n         each its own); what is filled in later, with zeros; else "
                 ) + ways
             ways += f", or give up the same bits with Run(accept=[{names}])"
         raise IdentityMismatch(

@@ -139,10 +139,6 @@ class Plain:
         return True
 
 
-def counted(batch: tuple[torch.Tensor, torch.Tensor]) -> int:
-    return batch[1].numel()
-
-
 def opened(workload: Workload, mode: Any, url: str, **options: Any) -> elastic.Run:
     elastic.seed(0)
     model = workload.make()
@@ -198,7 +194,7 @@ def measured(workload: Workload, mode: str, peers: dict[str, Peer], cycles: int,
             dist.broadcast_object_list(folders)
         with (
             opened(workload, mode, f"{folders[0]}/run", clip_grad_norm=CLIP) as run,
-            opened(workload, mode, f"{folders[0]}/plain", count=counted) as plain_run,
+            opened(workload, mode, f"{folders[0]}/plain") as plain_run,
         ):
             ours, plain = Elastic(run, workload), Plain(plain_run, workload)
             loops = {mode: ours.step, f"{mode}, plain": plain.step}

@@ -318,8 +318,10 @@ def test_a_script_that_has_closed_stderr_trains(tmp_path: Path) -> None:
     """The next descriptor was the way to its agent, which was sent what was said to people, and killed the worker."""
     script = tmp_path / "script.py"
     script.write_text(CLOSES_STDERR)
-    command = [sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", script, tmp_path / "run"]
-    done = subprocess.run(command, check=False, timeout=WITHIN_S, capture_output=True, text=True)
+    command = [sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "run")], check=False, timeout=WITHIN_S, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "8 steps\n")
 
 

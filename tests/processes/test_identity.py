@@ -189,8 +189,9 @@ def differ(rank: int, world_size: int, port: int, url: str, what: str) -> tuple[
     [
         ("seed", "seed", "seed: 3 here, 0 there"),
         ("split", "dataset_content", "have every worker, and every start, make the same data set"),
+        ("split", "dataset_content", "dataset_content.TensorDataset.tensors: "),
     ],
-    ids=["seed", "split"],
+    ids=["seed", "split", "which of it"],
 )
 def test_workers_that_differ_from_one_another_all_refuse_to_start(
     tmp_path: Path, port: int, what: str, field: str, said: str

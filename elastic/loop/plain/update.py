@@ -187,7 +187,8 @@ class OwnUpdate:
         def zero_grad(_: Any, *args: Any, **kwargs: Any) -> None:
             if self._agreed is not None and name not in self._stepped and not self._ungated:
                 raise self._gradients_gone(f"zero_grad() of {name!r} was called")
-            original(*args, **kwargs)
+            if self._ungated or _has_gradients(optimizer):  # at most once a step: torch's looks take longer
+                original(*args, **kwargs)
 
         return zero_grad
 
