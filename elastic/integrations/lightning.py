@@ -218,15 +218,21 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             self._progress.is_looping = True
 
     def training_step(self, _: Any, *args: Any) -> Any:
-        """Of the share in hand instead of the batch; its loss goes into the run's sums."""
+        """Of the share in hand instead of the batch; its loss goes into the run's sums. Raises StepError for none."""
         run, step = self.run, self._step
         assert run is not None
         assert step is not None
         share = super().batch_to_device(self._share)
         result = super().training_step(share, *args)
         loss = result["loss"] if isinstance(result, dict) else result
-        if loss is not None:
-            run.add(loss=loss.detach().float() * step.items)
+        if loss is None:
+            raise StepError(
+                f"training_step returned no loss for a share of step {step.index}\n"
+                "  found  Lightning passes over such a batch; of a run's step each example counts once, on whichever "
+                f"worker it is\n{UNTOUCHED}"
+                "  next   return a loss that leaves those out, such as (loss * weights).sum() / len(x), which may be zero"
+            )
+        run.add(loss=loss.detach().float() * step.items)
         return result
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:

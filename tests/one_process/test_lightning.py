@@ -437,9 +437,15 @@ class CountsBackwards(L.Callback):  # type: ignore[misc]
         self.passes += 1
 
 
+class Skips(Module):
+    def training_step(self, batch: Any, index: int) -> Any:
+        return None if index == 2 else super().training_step(batch, index)
+
+
 @pytest.mark.parametrize(
     ("module", "callbacks", "match"),
     [
+        (Skips, [], "training_step returned no loss for a share of step 2"),
         (NotesLosses, [], r"changed module\.outputs in step 0"),
         (Module, [CountsBackwards()], r"changed CountsBackwards0\.passes in step 0"),
     ],
