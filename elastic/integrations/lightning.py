@@ -230,7 +230,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
                 f"training_step returned no loss for a share of step {step.index}\n"
                 "  found  Lightning passes over such a batch; of a run's step each example counts once, on whichever "
                 f"worker it is\n{UNTOUCHED}"
-                "  next   return a loss that leaves those out, such as (loss * weights).sum() / len(x), which may be zero"
+                "  next   return a loss that leaves those out, such as (loss * weights).sum() / len(x)"
             )
         run.add(loss=loss.detach().float() * step.items)
         return result

@@ -49,7 +49,7 @@ from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state import compiled, gpu_kernels
-from elastic.state.modules import roots
+from elastic.state.modules import modules, roots
 from elastic.state.randomness import before_seed, end_seed, start_seed
 
 _LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
@@ -102,7 +102,14 @@ class Loop:
         handed = (*config.models.values(), *config.schedulers.values(), *config.extra.values(), config.scaler)
         self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
         self._loop_variables: LoopVariables | None = LoopVariables(
-            (*handed, *config.optimizers.values()), say=context.console.say, warn=context.console.warn
+            lambda: [
+                *handed,
+                *config.optimizers.values(),
+                *(one for *_, one in modules(roots(config.models, config.extra))),
+            ],
+            shares=config.plan.virtual_workers,
+            say=context.console.say,
+            warn=context.console.warn,
         )
         self._first: tuple[int, bool] | None = None  # of this process's steps, and whether an epoch begins with it
 
@@ -330,7 +337,9 @@ class Loop:
         step, begins_epoch = self._first
         by_epochs = self._plain is not None and self._plain.by_epochs
         joined = self.session.side_state_of_those_ahead is not None
-        self._loop_variables.look(step, whole_turns=begins_epoch and by_epochs, joined=joined)
+        self._loop_variables.look(
+            step, whole_turns=begins_epoch and by_epochs, over_steps=self._plain is None, joined=joined
+        )
         self._loop_variables = None
 
     def _step_in_hand(self) -> StepInHand:

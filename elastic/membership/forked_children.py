@@ -22,7 +22,7 @@ from checkpoint import linux
 
 _ALONE_NS = 3 * 10**9  # a signal that the parent has not heard of before or by then was sent to the child alone
 _LOOK_S = 0.01
-_OPEN = 0  # no signal has this number
+_OPEN = 0  # no signal has this number; a pipe is woken by it (signal_pipe.WOKEN)
 _ENDED, _ENDED_MAX = signal.NSIG, 4096
 _multiprocessings_terminate = Popen.terminate
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import count
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elastic.loop.refusals.loop_variables import Kept, kept
+from elastic.loop.refusals.loop_variables import Kept, LoopVariables, kept
 
 _numbers = count()
 
@@ -20,13 +22,14 @@ class Run:
 
     stepped = True
 
-    def __init__(self, *, whole_turns: bool = False) -> None:
+    def __init__(self, *, whole_turns: bool = False, over_steps: bool = False) -> None:
         self.found: Kept | None = None
         self._whole_turns = whole_turns
+        self._over_steps = over_steps
 
     def batches(self) -> Iterator[int]:
         yield 1
-        self.found = kept((self,), whole_turns=self._whole_turns)
+        self.found = kept((self, None), whole_turns=self._whole_turns, over_steps=self._over_steps)
         yield 2
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -54,6 +57,48 @@ def of_body(body: str, before: str = "", **variables: Any) -> list[str]:
         **variables,
     )
     return names
+
+
+METER = """
+class Meter:
+    def __init__(self):
+        self.sum = self.count = self.last = 0
+    def update(self, value):
+        self.last = value
+        self.sum += value
+        self.count += 1
+meter = Meter()
+"""
+DECORATED = """
+import functools
+def timed(function):
+    @functools.wraps(function)
+    def wrapped(*args):
+        return function(*args)
+    return wrapped
+n = 0
+@timed
+def note(x):
+    global n
+    n += x
+"""
+BOUND = """
+class T:
+    @staticmethod
+    def bump(s):
+        s.n += 1
+t, s = T(), T()
+s.n = t.n = 0
+"""
+ALIAS = """
+class T:
+    def __init__(self):
+        self.s = {}
+    def note(self, x):
+        s = self.s
+        s[x] = 1
+t = T()
+"""
 
 
 @pytest.mark.parametrize(
@@ -87,6 +132,18 @@ def of_body(body: str, before: str = "", **variables: Any) -> list[str]:
             "data.harder()",
             ["data.level"],
         ),
+        ("history = {'loss': []}", "history['loss'].append(x)", ["history"]),
+        ("import torch\ncounts = torch.zeros(3)", "counts[x] += 1", ["counts"]),
+        ("import torch\ntotal = torch.zeros(1)", "total.add_(x)", ["total"]),
+        ("best = None", "if best is None or x > best:\n    best = x", ["best"]),
+        (METER, "meter.update(x)", ["meter.sum", "meter.count"]),
+        (METER, "Meter.update(meter, x)", ["meter.sum", "meter.count"]),
+        ("n = {'n': 0}\ndef note(x, *, log):\n    log['n'] += x", "note(x, log=n)", ["n"]),
+        (DECORATED, "note(x)", ["n"]),
+        ("class S:\n    __slots__ = ('n',)\nstate = S()\nstate.n = 0", "state.n += 1", ["state.n"]),
+        (BOUND, "t.bump(s)", ["s.n"]),
+        (ALIAS, "t.note(x)", ["t.s"]),
+        ("y = 0", "if x > 1:\n    y = 1\nif x > 2:\n    z = y\n", ["y"]),
         ("n = 0\ndef twice():\n    count()\ndef count():\n    global n\n    n += 1", "twice()", ["n"]),
     ],
 )
@@ -108,6 +165,14 @@ def test_what_a_body_keeps_for_the_next_is_found(before: str, body: str, names: 
         ("from types import SimpleNamespace as Data\ndata = Data(epoch=0)", "data.epoch = x"),
         ("import random", "random.seed(x)\nrandom.extra = getattr(random, 'extra', 0)"),
         ("class Bar:\n    def update(self, n): pass\nbar = Bar()", "bar.update(1)"),
+        ("", "if x == 1:\n    y = 1\nelif x == 2:\n    y = 2\nelse:\n    raise ValueError(x)\ny += 1"),
+        ("", "if x > 9:\n    continue\nelse:\n    y = x\ny += 1"),
+        ("", "match x:\n    case 1:\n        y = 1\n    case _:\n        y = 2\ny += 1"),
+        ("", "match [x, x]:\n    case [a, b]:\n        a += b"),
+        ("", "if x > 1:\n    y = 1\nz = 0\nif x > 1:\n    y += z"),
+        ("", "print([y := one for one in range(3)])\ny += 1"),
+        ("buffer = [0]", "buffer[:] = [x]\nbuffer.append(x)"),
+        ("seen = [0]", "seen.clear()\nseen.append(x)"),
         ("n = 1\ndef more(n):\n    n += 1\n    return n", "y = more(n)"),
         ("def note(s):\n    s = [1]\n    s.append(2)\nseen = []", "note(seen)"),
         ("def half(n):\n    n /= 2\n    return n", "y = half(x)"),
@@ -177,7 +242,7 @@ def test_of_a_loop_over_steps_what_stands_in_the_inner_loop_is_by_the_share() ->
             n += 1
         steps += 1
     """
-    assert found_in(script, Run()) == (["n", "steps"], ["n"])
+    assert found_in(script, Run(over_steps=True)) == (["n", "steps"], ["n"])
 
 
 EPOCHS = """
@@ -223,18 +288,179 @@ def test_batches_may_come_through_a_generator_of_the_script_s() -> None:
 
 
 def test_what_the_run_carries_is_let_pass() -> None:
-    class Best:
-        loss = 9
+    script = """
+    for x in run.batches():
+        best.loss = min(best.loss, x)
+        run.n = getattr(run, 'n', 0)
+        run.n += 1
+    """
+    assert found_in(script, Run(), best=SimpleNamespace(loss=9))[0] == ["best.loss"]
 
-    best, model = Best(), Best()
-    run = Run()
-    script = (
-        "for x in run.batches():\n    best.loss = min(best.loss, x)\n    model.n = model.loss\n    run.n = run.stepped"
-    )
-    assert found_in(script, run, best=best, model=model)[0] == ["best.loss"]
+
+def test_a_step_that_a_function_takes_is_no_share() -> None:
+    script = """
+    def one(step):
+        global n
+        for x in step:
+            n += x
+
+    n = done = 0
+    for step in run:
+        one(step)
+        done += 1
+    """
+    assert found_in(script, Run(over_steps=True)) == (["n", "done"], ["n"])
+
+
+def test_a_batch_that_is_iterated_over_is_a_share() -> None:
+    script = """
+    n = 0
+    for x in run.batches():
+        for y in range(x):
+            y += 1
+        n += 1
+    """
+    assert found_in(script, Run()) == (["n"], ["n"])
+
+
+@pytest.mark.parametrize(
+    ("guard", "by_share"),
+    [
+        ("if run.stepped:\n    n += 1", []),
+        ("if run.stepped and x:\n    n += 1", []),
+        ("if not run.stepped:\n    continue\nn += 1", []),
+        ("done = run.stepped\nif done:\n    n += 1", []),
+        ("if not run.stepped:\n    pass\nelse:\n    n += 1", []),
+        ("if not run.stepped:\n    n += 1", ["n"]),
+        ("if run.stepped:\n    pass\nelse:\n    n += 1", ["n"]),
+        ("if x or run.stepped:\n    n += 1", ["n"]),
+        ("if run.stepped:\n    pass\nn += 1", ["n"]),
+    ],
+)
+def test_what_a_guard_of_the_run_s_lets_through_is_once_a_step(guard: str, by_share: list[str]) -> None:
+    body = textwrap.indent(guard, "    ")
+    assert found_in(f"n = 0\nfor x in run.batches():\n{body}\n", Run()) == (["n"], by_share)
+
+
+@pytest.mark.parametrize(
+    "batches", ["((x, x) for x in run.batches())", "[x for x in run.batches()]", "list(run.batches())"]
+)
+def test_what_an_epoch_keeps_is_not_kept_by_the_share(batches: str) -> None:
+    script = f"""
+    n = 0
+    for epoch in run.epochs():
+        batches = {batches}
+        for x in batches:
+            pass
+        n += 1
+    """
+    assert found_in(script, Run()) == (["n"], [])
+
+
+@pytest.mark.parametrize("wait", ["while (x := next(batches, None)) is not None:", "for x in Ahead(batches):"])
+def test_batches_may_come_one_by_one(wait: str) -> None:
+    script = f"""
+    class Ahead:
+        def __init__(self, batches):
+            self.batches = batches
+        def __iter__(self):
+            return self
+        def __next__(self):
+            return next(self.batches)
+
+    n, batches = 0, run.batches()
+    {wait}
+        n += 1
+    """
+    assert found_in(script, Run()) == (["n"], ["n"])
+
+
+def test_a_function_of_another_module_has_names_of_its_own() -> None:
+    other = ModuleType("other_of_test_loop_variables")
+    sys.modules[other.__name__] = other
+    path = f"/script-{next(_numbers)}.py"
+    text = "n = 0\ndef count(x):\n    global n\n    n += x\n"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    exec(compile(text, path, "exec"), vars(other))
+    try:
+        script = "n = 5\nfor x in run.batches():\n    y = n\n    count(x)"
+        assert found_in(script, Run(), count=vars(other)["count"])[0] == ["other_of_test_loop_variables.n"]
+    finally:
+        del sys.modules[other.__name__]
+
+
+class Rude:
+    """Whatever is asked of it, it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    @property
+    def count(self) -> int:
+        raise RuntimeError
+
+
+class OfInstances:
+    def __get__(self, thing: Any, kind: type) -> Any:
+        raise RuntimeError
+
+
+class Described:
+    note = OfInstances()
+
+
+def test_nothing_of_the_script_s_is_run_for_it() -> None:
+    script = """
+    n = 0
+    for x in run.batches():
+        n += 1
+        if x > 5:
+            rude.count += 1
+            rude.other.append(x)
+            described.note(x)
+    """
+    assert found_in(script, Run(), rude=Rude(), described=Described())[0] == ["n", "rude.count"]
+
+
+DEEP = {
+    "chain": "    if x == -1:\n        pass\n" + "".join(f"    elif x == {n}:\n        n += 1\n" for n in range(400)),
+    "sum": f"    n = {'+'.join(['n'] * 700)}\n",
+}
+
+
+@pytest.mark.parametrize("body", DEEP.values(), ids=DEEP)
+def test_a_source_that_is_too_deep_is_passed_over(body: str) -> None:
+    told: list[str] = []
+    variables = LoopVariables(tuple, shares=3, say=told.append, warn=told.append)
+
+    class Looks(Run):
+        def batches(self) -> Iterator[int]:
+            yield 1
+            variables.look(0, whole_turns=False, over_steps=False, joined=False)
+            self.found = Kept([], [])
+            yield 2
+
+    assert found_in(f"n = 0\nfor x in run.batches():\n{body}", Looks()) == ([], [])
+    assert told == []
 
 
 def test_without_source_nothing_is_found() -> None:
     run = Run()
     exec("n = 0\nfor x in run.batches():\n    n += 1", {"run": run, "__name__": "__main__"})
     assert run.found == Kept([], [])
+
+
+@pytest.mark.parametrize(("shares", "said"), [(1, 0), (2, 1)])
+def test_of_one_share_a_step_nothing_is_counted_by_shares(shares: int, said: int) -> None:
+    told: list[str] = []
+    variables = LoopVariables(tuple, shares=shares, say=told.append, warn=told.append)
+
+    def batches() -> Iterator[int]:
+        yield 1
+        variables.look(0, whole_turns=False, over_steps=False, joined=False)
+        yield 2
+
+    n = 0
+    for _ in batches():
+        n += 1
+    assert (n, len(told)) == (2, said)

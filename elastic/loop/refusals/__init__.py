@@ -3,7 +3,7 @@
 script_variables    where it is looked for
 other_modules       a module of the script's own that changes
 kept_copies         copies of the run's weights that it takes while it trains: told of
-loop_variables      what its loop keeps from turn to turn: told of; loop_source: how that is seen
+loop_variables      what its loop keeps from turn to turn: told of; loop_source, loop_turn: how that is seen
 other_averages      an average of weights that is no module
 other_loaders       a DataLoader that is read on from body to body
 wrapped_optimizers  what steps the run's optimizer, and counts

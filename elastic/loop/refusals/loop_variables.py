@@ -5,31 +5,26 @@
 No save holds it, and a worker that joins or resumes begins it anew. What is kept from batch to batch is kept from share
 to share, moreover, of which a worker has as many as the world size says. Where it is only printed, all is well; where
 the training depends on it (a warm-up, early stopping), the result depends on what happened to the run. Nobody sees from
-here which it is, so it is told of and not refused: as a run begins what is counted by the share, and all of it on a
-worker that goes on in a run's midst.
+here which it is, so it is told of and not refused: as a run begins, of what counts shares; and of all on a worker that
+comes into a run's midst.
 
-Found in the source of the loops in which the script waits, in the same function and in those that called it, and of the
-script's functions that they call: names, and attributes of names, that a turn reads before it has written them, and
-writes. What it writes first, a loss, begins anew with each turn anyway. What a package's code keeps is its own.
+Found in the source of the loops in which the script waits (loop_source.py), in the same function and in those that
+called it, up to where the run is made: what a turn reads before it has written it, and writes (loop_turn.py). What it
+writes first, a loss, begins anew with each turn anyway. What a package's code keeps is its own.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
-import numpy as np
-
-from elastic.loop.refusals.loop_source import Turn, at, is_of_a_package, loops_around, turn_of
-from elastic.loop.refusals.script_variables import FRAMES_MAX, frames, locals_of
+from elastic.loop.refusals.loop_source import Sources, is_of_a_package, waits_for_next
+from elastic.loop.refusals.loop_turn import Turn, at, is_container, names_of, turn_of
+from elastic.loop.refusals.script_variables import FRAMES_MAX, frames, is_own, locals_of
 from elastic.state.trained_set import listed
-
-_CONTAINERS = (list, dict, set, deque, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -45,29 +40,41 @@ class Kept:
 
 class LoopVariables:
     """
-    known    what the run carries: what hangs at that is no variable of the script's
-    say      tells people, once for all workers; `warn`, of this worker alone
+    known   gives what the run carries: what hangs at that is no variable of the script's
+    shares  of a step
+    say     tells people, once for all workers; `warn`, of this worker alone
     """
 
-    def __init__(self, known: Iterable[Any], *, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
-        self._known = list(known)
+    def __init__(
+        self,
+        known: Callable[[], Iterable[Any]],
+        *,
+        shares: int,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._known = known
+        self._shares = shares
         self._say = say
         self._warn = warn
 
-    def look(self, first: int, *, whole_turns: bool, joined: bool) -> None:
+    def look(self, first: int, *, whole_turns: bool, over_steps: bool, joined: bool) -> None:
         """Once, in a process's second step, while the script waits for its batch, or its next step.
 
-        first        the first step of this process: none before it was one of the script's here
-        whole_turns  see `kept`
-        joined       others had come to it before
+        first   the first step of this process: none before it was one of the script's here
+        joined  others had come to it before
+        The rest: see `kept`.
         """
-        found = kept(self._known, whole_turns=whole_turns)
+        try:
+            found = kept(self._known(), whole_turns=whole_turns, over_steps=over_steps)
+        except Exception:  # it is for telling people alone: a source that cannot be read so is no reason to end a run
+            return
         if first and found.names:
             (self._warn if joined else self._say)(
                 f"step {first} is the first one here, and what the script keeps from turn to turn by itself began anew "
                 f"with it: {listed(found.names)}\n{_NEXT}"
             )
-        elif not first and found.by_share:
+        elif not first and found.by_share and self._shares > 1:
             self._say(
                 f"the script keeps {listed(found.by_share)} from batch to batch by itself, and a batch is a share\n"
                 "  found  how many of those a worker has depends on the world size, and so does what counts them; no "
@@ -81,29 +88,50 @@ _NEXT = (
 )
 
 
-def kept(known: Iterable[Any], *, whole_turns: bool) -> Kept:
-    """By the loops in which the script waits. whole_turns: of a loop over batches none is begun in its midst"""
-    names: dict[str, None] = {}
-    by_share: dict[str, None] = {}
-    handed = {id(thing) for thing in known}
-    hands_on = True  # the innermost loop's batches, or steps, come to this frame
-    for frame in islice(frames(), FRAMES_MAX):
-        if is_of_a_package(frame.f_code.co_filename):
-            continue
-        there = {**frame.f_globals, **locals_of(frame)}
-        for number, loop in enumerate(reversed(loops_around(frame))):
-            turn = turn_of(loop, there, by_share=hands_on and not number)
-            found = [*_of_the_script(turn, there, handed)]
+def kept(known: Iterable[Any], *, whole_turns: bool, over_steps: bool) -> Kept:
+    """By the loops in which the script waits.
+
+    whole_turns  of a loop over batches none is begun in its midst
+    over_steps   it is a loop over steps; else over batches
+    """
+    sources, names, by_share = Sources(), dict[str, None](), dict[str, None]()
+    handed = {id(thing) for thing in known if thing is not None}
+    for frame, there in _frames_of_run():
+        for loop in reversed(sources.loops_around(frame)):
+            waits = waits_for_next(loop, frame.f_lineno)
+            turn = turn_of(loop, there, sources, by_share=waits and not over_steps, over_steps=waits and over_steps)
+            if any(_is_run(there.get(name)) for name in turn.written):
+                return Kept([*names], [*by_share])  # it begins a run in each turn
+            found = [*_of_the_script(turn, handed)]
             by_share |= dict.fromkeys(name for name in found if turn.written[name])
-            names |= dict.fromkeys(found if not (whole_turns and hands_on and not number) else ())
-        hands_on &= bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+            names |= dict.fromkeys(found if not (whole_turns and waits) else ())
     return Kept([*names], [*by_share])
 
 
-def _of_the_script(turn: Turn, there: Mapping[str, Any], handed: Collection[int]) -> Iterator[str]:
+def _frames_of_run() -> list[tuple[FrameType, dict[str, Any]]]:
+    """From the loop outwards, to the last that knows the run, where one does."""
+    found, of_run = [], 0
+    for frame in islice(frames(), FRAMES_MAX):
+        local = locals_of(frame)
+        if not is_of_a_package(frame.f_code.co_filename):
+            found.append((frame, names_of(frame, local)))
+        if any(map(_is_run, local.values())):
+            of_run = len(found)
+    return found[:of_run] if of_run else found
+
+
+def _is_run(value: Any) -> bool:
+    return is_own(type(value)) and type(value).__name__ == "Run"
+
+
+def _of_the_script(turn: Turn, handed: Collection[int]) -> Iterator[str]:
     for name in turn.kept():
-        values = at(there, name)
-        if any(id(value) in handed or isinstance(value, ModuleType) for value in values):
+        values = at(turn.there, name)
+        if any(id(value) in handed or _is_of_a_package(value) for value in values):
             continue
-        if name not in turn.grown or isinstance(values[-1], _CONTAINERS):
+        if name not in turn.grown or is_container(values[-1]):
             yield name
+
+
+def _is_of_a_package(value: Any) -> bool:
+    return issubclass(type(value), ModuleType) and is_of_a_package(str(vars(value).get("__file__", "")))

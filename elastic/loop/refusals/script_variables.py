@@ -44,7 +44,7 @@ def variables() -> dict[str, Any]:
             ]
         for name in dict.fromkeys(names):
             value = known.get(name)
-            if name not in known or name.startswith("__") or isinstance(value, _NO_STATE) or _is_own(type(value)):
+            if name not in known or name.startswith("__") or isinstance(value, _NO_STATE) or is_own(type(value)):
                 continue
             found.setdefault(name, value)
             if name == "self":
@@ -83,7 +83,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     return local
 
 
-def _is_own(kind: type) -> bool:
+def is_own(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == _OWN
 
 

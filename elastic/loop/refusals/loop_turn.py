@@ -1,0 +1,411 @@
+"""What does one turn of a script's loop read before it has surely written it, and write?
+
+Names, and attributes of names, in the order in which a turn comes to them. A branch writes for sure what all of its
+ways write that do not leave the turn; a loop within counts as one that runs. Functions of the script's that are called
+count by what they do to globals, to their object and to what they are given. What is defined, and not called, runs at
+another time. Nothing of the script's is run for it, a property, say.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import getattr_static, unwrap
+from itertools import accumulate
+from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic.loop.refusals.loop_source import Function, Loop, Sources, is_of_a_package
+
+UNKNOWN: Any = object()
+"""What cannot be told without running something, or is not there yet."""
+
+_DEPTH_MAX, _ENTERED_MAX = 3, 64  # calls
+_CONTAINERS = (list, dict, set, deque, np.ndarray, torch.Tensor)
+_GROW = frozenset(
+    {"add", "append", "appendleft", "discard", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove"}
+    | {"setdefault", "sort", "subtract", "update"}
+)
+_GUARDS = frozenset({"stepped", "updating"})  # of a run: true once a step, on every worker
+_BOUND = (staticmethod, classmethod)
+_LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
+
+
+def is_container(value: Any) -> bool:
+    """Something may be put into it."""
+    return issubclass(type(value), _CONTAINERS)
+
+
+def turn_of(loop: Loop, there: Mapping[str, Any], sources: Sources, *, by_share: bool, over_steps: bool) -> Turn:
+    """
+    by_share    each turn is a share's
+    over_steps  it goes over a run's steps: in it, a loop over the step is by the share
+    """
+    steps = _names(loop.target) if over_steps and isinstance(loop, ast.For) else set()
+    turn = Turn(dict(there), sources, frozenset(steps), in_share=by_share)
+    turn.run([loop.target if isinstance(loop, ast.For) else loop.test, *loop.body])
+    return turn
+
+
+@dataclass
+class Turn(ast.NodeVisitor):
+    """One turn of a loop, in the order in which it runs: which names it has read before it has surely written them.
+
+    there     what names mean
+    steps     names over whose batches an inner loop goes
+    in_share  what comes now is run once a share
+    written   and whether a share writes it
+    grown     of the written ones, those of which nothing but an element or a method was
+    """
+
+    there: dict[str, Any]
+    sources: Sources
+    steps: frozenset[str]
+    in_share: bool
+    read: dict[str, None] = field(default_factory=dict)
+    written: dict[str, bool] = field(default_factory=dict)
+    grown: set[str] = field(default_factory=set)
+    sure: set[str] = field(default_factory=set)
+    _scope: dict[str, str | None] = field(default_factory=dict)  # names of a function in hand, or a comprehension
+    _module: str = ""  # of the function in hand, where it is another one than the loop's
+    _depth: int = 0
+    _entered: set[Any] = field(default_factory=set)
+    _guards: set[str] = field(default_factory=set)  # names of what a run's guard gave
+    _written_if: dict[str, tuple[set[str], set[str]]] = field(
+        default_factory=dict
+    )  # test -> (its names, what it wrote)
+
+    def kept(self) -> list[str]:
+        return [name for name in self.read if name in self.written]
+
+    def run(self, statements: Iterable[ast.AST]) -> None:
+        before = self.in_share
+        for statement in statements:
+            self.visit(statement)
+            if isinstance(statement, ast.If) and self._guards_rest(statement):
+                self.in_share = False
+        self.in_share = before
+
+    # names
+
+    def _path(self, node: ast.AST) -> str | None:
+        """Of an element: of what it is an element of."""
+        if isinstance(node, ast.Name):
+            return self._scope[node.id] if node.id in self._scope else self._module + node.id
+        if isinstance(node, ast.Subscript):
+            return self._path(node.value)
+        if isinstance(node, ast.Attribute) and (above := self._path(node.value)) is not None:
+            return above if _has_subscript(node.value) else f"{above}.{node.attr}"
+        return None
+
+    def _write(self, name: str, *, grows: bool = False) -> None:
+        if grows and name not in self.written:
+            self.grown.add(name)
+        elif not grows:
+            self.grown.discard(name)
+        self.written[name] = self.written.get(name, False) or self.in_share
+        if grows:
+            self._read(name)
+            return
+        self.sure.add(name)
+        self._guards.discard(name)
+        self._written_if = {test: one for test, one in self._written_if.items() if name not in one[0]}
+
+    def _read(self, name: str) -> None:
+        """And what it hangs at."""
+        paths = _paths(name)
+        if not self.sure.intersection(paths):
+            self.read |= dict.fromkeys(paths)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        path = self._path(node)
+        if isinstance(node.ctx, ast.Load):
+            if path is not None:
+                self._read(path)
+        elif node.id in self._scope:
+            self._scope[node.id] = None
+        elif path is not None:
+            self._write(path)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        path = self._path(node)
+        if path is None or isinstance(node.ctx, ast.Load):
+            self.generic_visit(node)
+        if path is not None:
+            if isinstance(node.ctx, ast.Load):
+                self._read(path)
+            else:
+                self._write(path, grows=_has_subscript(node.value))
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                self.run([one for one in value if isinstance(one, ast.AST)])
+            elif isinstance(value, ast.AST):
+                self.visit(value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        self.visit(node.slice)
+        path = self._path(node.value)
+        if isinstance(node.ctx, ast.Load) or path is None:
+            self.visit(node.value)
+        else:
+            whole = isinstance(node.slice, ast.Slice) and not any((node.slice.lower, node.slice.upper, node.slice.step))
+            self._write(path, grows=not whole or _has_subscript(node.value))
+
+    # what is done with them
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._assign(node.value, node.targets)
+        if len(node.targets) == 1 and isinstance(target := node.targets[0], ast.Name):
+            if target.id in self._scope:
+                self._scope[target.id] = self._path(node.value)
+            elif self._guard(node.value) is True:
+                self._guards.add(target.id)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._assign(node.value, [node.target])
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._assign(node.value, [node.target])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        path = self._path(node.target)
+        if path is not None:
+            self._read(path)
+        self._assign(node.value, [node.target])
+
+    def _assign(self, value: ast.expr, targets: Iterable[ast.expr]) -> None:
+        self.visit(value)
+        with self._made_of([value]):
+            self.run(targets)
+
+    @contextmanager
+    def _made_of(self, values: Iterable[ast.AST]) -> Iterator[None]:
+        """What comes of a share's batch, or loss, is by the share wherever it is written."""
+        before = self.in_share
+        nodes = (one for value in values for one in ast.walk(value) if isinstance(one, (ast.Name, ast.Attribute)))
+        self.in_share |= any(self.written.get(self._path(one) or "", False) for one in nodes)
+        yield
+        self.in_share = before
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called, given = node.func, [*node.args, *node.keywords]
+        self.run(given)
+        if isinstance(called, ast.Attribute) and (path := self._path(called.value)) is not None:
+            name, value = called.attr, at(self.there, path)[-1]
+            if is_container(value):
+                if name in _GROW or (name[-1:] == "_" and name[-2:] != "__"):
+                    with self._made_of(given):
+                        self._write(path, grows=True)
+                elif name == "clear" and not _has_subscript(called.value):
+                    self._write(path)
+                else:
+                    self.visit(called)
+                return
+        self.visit(called)
+        if self._depth < _DEPTH_MAX and (path := self._path(called)) is not None:
+            self._enter(path, node)
+
+    def _enter(self, path: str, call: ast.Call) -> None:
+        above, _, name = path.rpartition(".")
+        holder = at(self.there, above)[-1] if above else UNKNOWN
+        arguments: list[str | None] = []
+        if not above:
+            function = self.there.get(name)
+        elif isinstance(holder, ModuleType):
+            function = vars(holder).get(name)
+        else:
+            is_class = isinstance(holder, type)
+            function = getattr_static(holder if is_class else type(holder), name, None)
+            arguments = [] if is_class or isinstance(function, staticmethod) else [above]
+            if isinstance(function, classmethod):
+                arguments = [None]
+            function = getattr(function, "__func__", function) if isinstance(function, _BOUND) else function
+        if not isinstance(function, FunctionType):
+            return
+        function = unwrap(function)
+        if not isinstance(function, FunctionType) or is_of_a_package(function.__code__.co_filename):
+            return
+        node, module = self.sources.function(function), self._module_of(function)
+        if node is None or module is None:
+            return
+        arguments += [None if isinstance(one, ast.Starred) else self._path(one) for one in call.args]
+        named = {one.arg: self._path(one.value) for one in call.keywords if one.arg is not None}
+        entered = (node, tuple(arguments), *named.items(), self.in_share)
+        if entered in self._entered or len(self._entered) > _ENTERED_MAX:
+            return
+        self._entered.add(entered)
+        parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        free = {one: one if one in self.there else None for one in function.__code__.co_freevars}
+        scope = dict.fromkeys(_own(node)) | free | dict(zip(parameters, arguments, strict=False)) | named
+        before = self._scope, self._module
+        self._scope, self._module, self._depth = scope, module, self._depth + 1
+        self.run(node.body)
+        self._depth -= 1
+        self._scope, self._module = before
+
+    def _module_of(self, function: FunctionType) -> str | None:
+        """What names of its globals begin with; None: they cannot be told from the loop's own."""
+        if function.__globals__ is self.there.get(_GLOBALS):
+            return ""
+        name = str(function.__globals__.get("__name__", "")).rpartition(".")[2]
+        module = sys.modules.get(str(function.__globals__.get("__name__")))
+        if module is None or self.there.setdefault(name, module) is not module:
+            return None
+        return f"{name}."
+
+    # ways
+
+    def visit_For(self, node: ast.For) -> None:
+        self.run([node.iter, node.target])
+        before = self.in_share
+        over = {self._scope.get(name, name) for name in _names(node.iter)}
+        self.in_share |= not self.steps.isdisjoint(over)
+        self.run(node.body)
+        self.in_share = before
+        self.run(node.orelse)
+
+    visit_AsyncFor: Any = visit_For
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        guard, test = self._guard(node.test), ast.dump(node.test)
+        _, known = self._written_if.get(test, (set(), set[str]()))
+        before = self.sure | known
+        with_it = self._ways((node.body, guard is True, known), (node.orelse, guard is False, set()))[0] - before
+        asked = {self._path(one) or "" for one in ast.walk(node.test) if isinstance(one, (ast.Name, ast.Attribute))}
+        if asked.isdisjoint(with_it) and not any(isinstance(one, ast.Call) for one in ast.walk(node.test)):
+            self._written_if[test] = asked, known | with_it
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._ways(([node.body], False, set()), ([node.orelse], False, set()))
+
+    def visit_Match(self, node: Any) -> None:
+        self.visit(node.subject)
+        last = node.cases[-1]
+        for_all = last.guard is None and isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None
+        ways = [([case.pattern, *filter(None, [case.guard]), *case.body], False, set[str]()) for case in node.cases]
+        self._ways(*ways, *([] if for_all else [([], False, set[str]())]))
+
+    def _captured(self, node: Any) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
+        if name is not None:
+            self.visit_Name(ast.Name(name, ast.Store()))
+        self.generic_visit(node)
+
+    visit_MatchAs = visit_MatchStar = visit_MatchMapping = _captured
+
+    def _ways(self, *ways: tuple[Sequence[ast.AST], bool, set[str]]) -> list[set[str]]:
+        """(statements, whether they run once a step, what is surely written where they run). Returns what is surely
+        written at the end of each."""
+        before, in_share = self.sure, self.in_share
+        ends, stay = [], []
+        for statements, once, known in ways:
+            self.sure, self.in_share = before | known, in_share and not once
+            self.run(statements)
+            ends.append(self.sure)
+            if not statements or not isinstance(statements[-1], _LEAVES):
+                stay.append(self.sure)
+        self.sure, self.in_share = set.intersection(*stay) if stay else before, in_share
+        return ends
+
+    def _guard(self, test: ast.expr) -> bool | None:
+        """Whether what follows it runs once a step; False: what follows where it does not hold."""
+        if isinstance(test, ast.Attribute):
+            return True if test.attr in _GUARDS else None
+        if isinstance(test, ast.Name):
+            return True if test.id in self._guards else None
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return False if self._guard(test.operand) is True else None
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            return True if any(self._guard(one) is True for one in test.values) else None
+        return None
+
+    def _guards_rest(self, node: ast.If) -> bool:
+        return self._guard(node.test) is False and isinstance(node.body[-1], ast.Continue)
+
+    def _comprehension(self, node: Any) -> None:
+        """Its own names are none of the loop's."""
+        before, self._scope = self._scope, dict(self._scope)
+        for clause in node.generators:
+            self.visit(clause.iter)
+            self._scope |= dict.fromkeys(_names(clause.target))
+            self.run(clause.ifs)
+        self.run([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
+        self._scope = before
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
+
+    def _apart(self, node: ast.AST) -> None:
+        """It runs at another time, if at all."""
+
+    visit_Lambda = visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _apart
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        """What is gone is written again, or not read."""
+
+
+_GLOBALS = "<globals>"  # no name that a script could have
+
+
+def names_of(frame: FrameType, local: Mapping[str, Any]) -> dict[str, Any]:
+    """What names mean in a frame with these local variables."""
+    return {**frame.f_globals, **local, _GLOBALS: frame.f_globals}
+
+
+def at(there: Mapping[str, Any], path: str) -> list[Any]:
+    """What `a`, `a.b` and `a.b.c` are; UNKNOWN from where one is no plain attribute."""
+    root, *attributes = path.split(".")
+    found = [there.get(root, UNKNOWN)]
+    for attribute in attributes:
+        found.append(_attribute(found[-1], attribute))
+    return found
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    if isinstance(getattr_static(type(thing), name, None), MemberDescriptorType):
+        try:
+            return object.__getattribute__(thing, name)  # a slot
+        except AttributeError:
+            return UNKNOWN
+    try:
+        attributes = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return UNKNOWN
+    for held in (attributes, *(attributes.get(kind) for kind in ("_modules", "_parameters", "_buffers"))):
+        if type(held) is dict and name in held:
+            return held[name]
+    return UNKNOWN
+
+
+def _own(function: Function) -> set[str]:
+    """Names that mean something of its own in it."""
+    inside = [*ast.walk(function)]
+    shared = {name for one in inside if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
+    stored = {one.id for one in inside if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+    return (stored | {one.arg for one in inside if isinstance(one, ast.arg)}) - shared
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _has_subscript(node: ast.AST) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Subscript)
+
+
+def _paths(name: str) -> list[str]:
+    """Of `a.b.c`: a, a.b and a.b.c."""
+    return [*accumulate(name.split("."), "{}.{}".format)]
