@@ -175,6 +175,11 @@ class HostRun:
         assert left == [], self.state()
         assert {host: outcome.status for host, outcome in end.outcomes.items()} == dict.fromkeys(ended, 0), self.state()
 
+    def assert_only_the_step_in_flight_was_redone(self, end: HostsEnd) -> None:
+        """A step that some had applied as they were cut off is one more: they had begun the next one by then, and what
+        they applied is discarded."""
+        assert end.verdict.redone <= 1 + end.verdict.discarded, f"{end.verdict}\n{self.state()}"
+
     # looking
 
     def events(self) -> list[Event]:

@@ -440,7 +440,12 @@ def test_a_source_that_is_too_deep_is_passed_over(body: str) -> None:
             self.found = Kept([], [])
             yield 2
 
-    assert found_in(f"n = 0\nfor x in run.batches():\n{body}", Looks()) == ([], [])
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's own
+    try:
+        assert found_in(f"n = 0\nfor x in run.batches():\n{body}", Looks()) == ([], [])
+    finally:
+        sys.setrecursionlimit(limit)
     assert told == []
 
 
