@@ -314,6 +314,18 @@ def test_a_command_whose_streams_are_closed_runs(closed: str, tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
 
 
+def test_workers_that_write_to_one_pipe_write_whole_lines(run: Run) -> None:
+    """Unbuffered, as images for containers have it, print() writes piece by piece, in the midst of another's line."""
+    source = """
+        import os
+        for number in range(500):
+            print("line", number, "of", os.environ["LOCAL_RANK"])
+    """
+    output = run(source, "--nproc-per-node=4", "--start-method=spawn").succeed(within_s=WITHIN_S)
+    lines = [line for line in output.splitlines() if line.startswith("line")]
+    assert sorted(lines) == sorted(f"line {number} of {rank}" for number in range(500) for rank in range(4))
+
+
 def test_a_script_that_has_closed_stderr_trains(tmp_path: Path) -> None:
     """The next descriptor was the way to its agent, which was sent what was said to people, and killed the worker."""
     script = tmp_path / "script.py"

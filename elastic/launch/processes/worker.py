@@ -60,7 +60,8 @@ def run(main_module: MainModule) -> NoReturn:
     _leave_with_agent()
     robust_mutex.hold(int(os.environ[_PROGRESS]), BYTES)  # its agent waits for that
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: workers write to the same terminal or pipe
+        # Whole lines, at once, with `python -u`, too: workers write to the same terminal or pipe.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     # torch counts GPUs by the driver's library first, which may not work in a fork, and then by CUDA's runtime.
     warnings.filterwarnings("ignore", "Can't initialize NVML", UserWarning)
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
