@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
     from elastic.drill.end import End
 
+# torch's TCPStore asks for its peer's name at every connection. Where a name server loses a question, one in 60 on some
+# machines, it stands there for 5 s, unless this says otherwise: resolv.conf(5).
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 
 @pytest.fixture(autouse=True)
 def _signal_handlers_are_left_as_found() -> Iterator[None]:

@@ -25,6 +25,7 @@ from tests.kit.launch import Launch as Program
 from tests.kit.ranks import Died, returned, run_ranks
 
 TIMEOUT_S = 20.0
+SHORT_S = 3  # of a deadline that comes: a store that is connected to may wait for a name server for one of them
 
 
 @pytest.fixture
@@ -131,9 +132,9 @@ def older_and_newer(rank: int, world_size: int, port: int, timeout_s: float) -> 
 
 
 def test_of_two_workers_with_one_rank_only_one_gets_in_and_the_deadline_names_who_is_missing(agent: TCPStore) -> None:
-    for timeout_s in (2, 8, 32):  # a machine that stands still for all of a deadline lets nobody in: no verdict
+    for timeout_s in (SHORT_S, 5 * SHORT_S):  # where somebody has not come to the others in time: once more, with more
         host, *twins = returned(run_ranks(older_and_newer, 3, agent.port, timeout_s))
-        if host[1] != [1, 2]:
+        if (host[1], [missing for _, missing in twins]) == ([2], [[0], [0]]):
             break
 
     assert host[1] == [2]
@@ -148,7 +149,7 @@ def test_of_two_workers_with_one_rank_only_one_gets_in_and_the_deadline_names_wh
 def other_world(rank: int, world_size: int, port: int) -> Any:
     """Rank 1 of a round of 3 comes to the store of a round of 2: it must not take that round's slot."""
     if rank == 2:
-        return met(launch_of(1, 3, port), "of another round", timeout_s=1)
+        return met(launch_of(1, 3, port), "of another round", timeout_s=SHORT_S)
     return met(launch_of(rank, 2, port), f"w{rank}")
 
 
@@ -160,14 +161,14 @@ def test_a_worker_of_a_round_of_another_size_is_not_let_in(agent: TCPStore) -> N
 
 
 def alone(rank: int, world_size: int, port: int) -> Any:
-    return met(launch_of(0, 3, port), "w0", timeout_s=1)
+    return met(launch_of(0, 3, port), "w0", timeout_s=SHORT_S)
 
 
 def test_an_agent_that_is_not_there_is_said_to_be(agent: TCPStore) -> None:
     ((text, missing),) = returned(run_ranks(alone, 1, free_port()))
 
     assert missing == []
-    assert "rank 0 reached no store of torchrun's agent within 1 s" in text
+    assert "rank 0 reached no store of torchrun's agent within 3 s" in text
 
 
 def test_rank_0_names_all_who_did_not_come(agent: TCPStore) -> None:
@@ -179,7 +180,7 @@ def test_rank_0_names_all_who_did_not_come(agent: TCPStore) -> None:
 
 
 def blocked(rank: int, world_size: int, port: int) -> Any:
-    return met(launch_of(0, 2, port, agent_hosts_store=False), "w0", timeout_s=1)
+    return met(launch_of(0, 2, port, agent_hosts_store=False), "w0", timeout_s=SHORT_S)
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
@@ -189,7 +190,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         port = taken.getsockname()[1]
         ((text, _),) = returned(run_ranks(blocked, 1, port))
 
-    assert f"rank 0 could not listen on port {port} within 1 s" in text
+    assert f"rank 0 could not listen on port {port} within 3 s" in text
     assert "choose another --master-port" in text
 
 
