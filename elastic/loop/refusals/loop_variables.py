@@ -11,6 +11,8 @@ comes into a run's midst.
 Found in the source of the loops in which the script waits (loop_source.py), in the same function and in those that
 called it, up to where the run is made: what a turn reads before it has written it, and writes (loop_turn.py). What it
 writes first, a loss, begins anew with each turn anyway. What a package's code keeps is its own.
+
+docs/decisions/2026-11-28-what-a-loop-keeps-is-told-of.md
 """
 
 from __future__ import annotations
