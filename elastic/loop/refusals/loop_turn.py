@@ -78,9 +78,8 @@ class Turn(ast.NodeVisitor):
     _depth: int = 0
     _entered: set[Any] = field(default_factory=set)
     _guards: set[str] = field(default_factory=set)  # names of what a run's guard gave
-    _written_if: dict[str, tuple[set[str], set[str]]] = field(
-        default_factory=dict
-    )  # test -> (its names, what it wrote)
+    # test -> its names, and what was surely written where it held
+    _written_if: dict[str, tuple[set[str], set[str]]] = field(default_factory=dict)
 
     def kept(self) -> list[str]:
         return [name for name in self.read if name in self.written]
