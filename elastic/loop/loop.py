@@ -28,13 +28,9 @@ from elastic.loop.plain.loop import PlainLoop
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, Recovery
-from elastic.loop.refusals.kept_copies import KeptCopies
-from elastic.loop.refusals.loop_variables import LoopVariables
-from elastic.loop.refusals.other_averages import OtherAverages
+from elastic.loop.refusals.looks import Looks
 from elastic.loop.refusals.other_loaders import Body, OtherLoaders
-from elastic.loop.refusals.other_modules import OtherModules
 from elastic.loop.refusals.rehearsal import Rehearsal
-from elastic.loop.refusals.wrapped_optimizers import WrappedOptimizers
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps
@@ -49,10 +45,7 @@ from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
 from elastic.preemption.signals import SignalNotices
 from elastic.state import compiled, gpu_kernels
-from elastic.state.modules import modules, roots
 from elastic.state.randomness import before_seed, end_seed, start_seed
-
-_LOOK_FIRST, _LOOK_EVERY = 3, 16  # steps
 
 AnyStep = TypeVar("AnyStep", Step, PlainStep)
 
@@ -91,27 +84,9 @@ class Loop:
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._plain: PlainLoop | None = None
         self._count: Count | None = None
-        self._plain_steps = self._begun = 0
         self._rehearsal: Rehearsal | None = None
         config = context.config
-        self._other_modules = OtherModules(lambda: roots(config.models, config.extra), config.extra)
-        self._other_averages = OtherAverages(config.parameters, config.extra)
-        self._kept_copies = KeptCopies(
-            lambda: roots(config.models, config.extra), config.extra, tell=context.console.warn
-        )
-        handed = (*config.models.values(), *config.schedulers.values(), *config.extra.values(), config.scaler)
-        self._wrapped_optimizers = WrappedOptimizers(config.optimizers.values(), handed)
-        self._loop_variables: LoopVariables | None = LoopVariables(
-            lambda: [
-                *handed,
-                *config.optimizers.values(),
-                *(one for *_, one in modules(roots(config.models, config.extra))),
-            ],
-            shares=config.plan.virtual_workers,
-            say=context.console.say,
-            warn=context.console.warn,
-        )
-        self._first: tuple[int, bool] | None = None  # of this process's steps, and whether an epoch begins with it
+        self._looks = Looks(config, say=context.console.say, warn=context.console.warn)
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -149,7 +124,7 @@ class Loop:
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
-        session.on_close(self._other_modules.open())
+        session.on_close(self._looks.open())
         if context.live is None:
             self._take_notices()
         session.seed(start_seed(context.config.plan.seed))
@@ -286,22 +261,20 @@ class Loop:
 
     def _next_step(self) -> Step:
         self.session.train_state.since_boundary.note()
-        if self._begun:
-            self._look_at_variables()
-        return Step(self._step_in_hand(), apply=self._update)
+        in_hand = self._step_in_hand()
+        if in_hand.looked_at:
+            self._look(in_hand.index)
+        return Step(in_hand, apply=self._update)
 
     def _next_plain_step(self) -> PlainStep:
         own = self.own_update
         assert own is not None
-        self._plain_steps += 1
-        in_hand, counted = self._step_in_hand(), self._plain_steps
-        first = counted <= _LOOK_FIRST or in_hand.step_in_epoch == 0
-        closely = first or counted % _LOOK_EVERY == 0 or self._kept_copies.looks_again
+        in_hand = self._step_in_hand()
         step = PlainStep(
             in_hand,
             count=self._count,
             rehearsal=self._rehearsal,
-            look=partial(self._look, in_hand.index, closely=first) if closely else None,
+            look=partial(self._look, in_hand.index) if in_hand.looked_at else None,
             on_batch=self._first_loss.watch,
             on_exact=own.opens,
             on_pass_over=self._pass_own_over,
@@ -313,47 +286,29 @@ class Loop:
         state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
         return step
 
-    def _look(self, step: int, *, closely: bool) -> None:
+    def _look(self, step: int) -> None:
         """At what is the script's own. Raises StepError."""
+        joined = self.session.side_state_of_those_ahead is not None
         try:
-            self._other_modules.look(step, closely=closely)
+            self._looks.look(
+                step,
+                over_steps=self._plain is None,
+                by_epochs=self._plain is not None and self._plain.by_epochs,
+                joined_as=self.session.view_group.rank if joined else None,
+            )
         except StepError as found:
             trained_by = self.own_update.stranger() if self.own_update is not None else None
             raise (trained_by or found) from None
-        self._kept_copies.look(step)
-        if self._plain_steps > 1:
-            self._look_at_variables()
-        if self._plain_steps <= _LOOK_FIRST:
-            self._other_averages.look(step)
-            self._wrapped_optimizers.look()
-        else:
-            self._other_averages.forget()
-
-    def _look_at_variables(self) -> None:
-        """Once: a process's first step is begun sooner without it."""
-        if self._loop_variables is None:
-            return
-        assert self._first is not None
-        step, begins_epoch = self._first
-        by_epochs = self._plain is not None and self._plain.by_epochs
-        joined = self.session.side_state_of_those_ahead is not None
-        self._loop_variables.look(
-            step, whole_turns=begins_epoch and by_epochs, over_steps=self._plain is None, joined=joined
-        )
-        self._loop_variables = None
 
     def _step_in_hand(self) -> StepInHand:
-        self._begun += 1
         plan = self.session.step_plan(self._state.step)
-        if self._first is None:
-            self._first = plan.index, plan.step_in_epoch == 0
         return StepInHand(
             self.session,
             self._recovery,
             plan,
             wishes=self._boundary.wishes,
             bad_steps=self._bad_steps,
-            closely=self._begun <= _LOOK_FIRST or self._begun % _LOOK_EVERY == 0,
+            looked_at=self._looks.begin(plan.index, begins_epoch=plan.step_in_epoch == 0),
         )
 
     def _warn_of_sum(self, node: str) -> None:

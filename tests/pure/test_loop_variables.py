@@ -183,6 +183,53 @@ def test_what_each_body_makes_anew_or_only_reads_is_not(before: str, body: str) 
     assert of_body(body, before) == []
 
 
+@pytest.mark.parametrize(
+    ("body", "behind", "names"),
+    [
+        ("if x > 1:\n    best = x", "print(best)", ["best"]),
+        ("if x > 1:\n    best = x", "if run.stepped:\n    save = [best]", ["best"]),
+        ("if x > 1:\n    try:\n        best = x\n    finally:\n        pass", "y = best", ["best"]),
+        ("for y in (x,):\n    if y > 1:\n        best = y\n        break", "print(best)", ["best"]),
+        ("if x > 1:\n    state.best = x", "print(state.best)", ["state.best"]),
+        ("if x > 1:\n    keep(x)", "print(kept)", ["kept"]),
+        ("if x > 9:\n    continue\nbest = x", "print(best)", ["best"]),
+        ("best = x", "print(best)", []),
+        ("if x > 1:\n    best = x\nelse:\n    best = 0", "print(best)", []),
+        ("if x > 1:\n    best = x", "best = 0\nprint(best)", []),
+        ("if x > 1:\n    best = x", "for best in [1]:\n    print(best)", []),
+        ("if x > 1:\n    best = x", "", []),
+        ("if x > 9:\n    full = True\n    break", "print(full)", []),
+        ("while x:\n    x -= 1\n    if x > 9:\n        raise ValueError(full := x)", "print(full)", []),
+    ],
+)
+@pytest.mark.parametrize("within", ["{}", "if True:\n{}\nelse:\n    best = 0", "try:\n    pass\nfinally:\n{}"])
+def test_what_only_some_turns_write_is_kept_where_it_is_read_behind_the_loop(
+    within: str, body: str, behind: str, names: list[str]
+) -> None:
+    loop = f"for x in run.batches():\n{textwrap.indent(body, '    ')}\nelse:\n    done = 1\n{behind}"
+    block = within.format(loop if within == "{}" else textwrap.indent(loop, "    "))
+    before = "state, full, best, kept = SimpleNamespace(best=0), 0, 0, 0\ndef keep(y):\n    global kept\n    kept = y\n"
+    assert found_in(before + block, Run(), SimpleNamespace=SimpleNamespace) == (names, names)
+
+
+def test_where_an_epoch_begins_what_its_turns_leave_behind_begins_as_ever() -> None:
+    script = """
+    def train():
+        for x in run.batches():
+            if x > 1:
+                last = x
+        return last
+
+    best = 9
+    for epoch in run.epochs():
+        if train() < best:
+            best_epoch = epoch
+    print(best_epoch)
+    """
+    assert found_in(script, Run(whole_turns=True)) == (["best_epoch"], ["last"])
+    assert found_in(script, Run()) == (["last", "best_epoch"], ["last"])
+
+
 def test_attributes_of_a_script_s_own_object_are_found_in_its_methods_too() -> None:
     names, by_share = found_in(
         """
@@ -436,7 +483,7 @@ def test_a_source_that_is_too_deep_is_passed_over(body: str) -> None:
     class Looks(Run):
         def batches(self) -> Iterator[int]:
             yield 1
-            variables.look(0, whole_turns=False, over_steps=False, joined=False)
+            variables.look(0, whole_turns=False, over_steps=False, joined_as=None)
             self.found = Kept([], [])
             yield 2
 
@@ -462,7 +509,7 @@ def test_of_one_share_a_step_nothing_is_counted_by_shares(shares: int, said: int
 
     def batches() -> Iterator[int]:
         yield 1
-        variables.look(0, whole_turns=False, over_steps=False, joined=False)
+        variables.look(0, whole_turns=False, over_steps=False, joined_as=None)
         yield 2
 
     n = 0

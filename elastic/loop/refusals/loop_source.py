@@ -16,6 +16,7 @@ from typing import Any
 Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _OWN = str(Path(__file__).parents[2]) + os.sep
 _STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -39,6 +40,11 @@ class Sources:
         if frame.f_code.co_name.startswith("<") and frame.f_code.co_name != "<module>":
             return []  # a comprehension, which is a loop of its own
         return _around(self._tree(frame.f_code.co_filename).body, frame.f_lineno)
+
+    def behind(self, loop: Loop, frame: FrameType) -> list[ast.stmt]:
+        """What the frame comes to after a loop that it stands in, in the same function: where the loop is the outermost
+        one, all of it."""
+        return _behind(self._tree(frame.f_code.co_filename).body, loop) or []
 
     def function(self, function: FunctionType) -> Function | None:
         path = function.__code__.co_filename
@@ -71,9 +77,24 @@ def _around(body: Iterable[ast.stmt], line: int) -> list[Loop]:
     for statement in _at_line(body, line):
         if isinstance(statement, Loop):
             found.append(statement)
-        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        elif isinstance(statement, _SCOPES):
             found = []
     return found
+
+
+def _behind(block: list[ast.stmt], loop: Loop) -> list[ast.stmt] | None:
+    """In the function that the loop stands in; None: it does not stand in this block."""
+    for place, statement in enumerate(block):
+        if statement is loop:
+            return [*loop.orelse, *block[place + 1 :]]
+        if not statement.lineno <= loop.lineno <= _end(statement):
+            continue
+        for inner in _blocks(statement):
+            if (found := _behind(inner, loop)) is not None:
+                if isinstance(statement, _SCOPES):
+                    return found
+                return [*found, *getattr(statement, "finalbody", []), *block[place + 1 :]]
+    return None
 
 
 def _at_line(body: Iterable[ast.stmt], line: int) -> Iterator[ast.stmt]:
@@ -83,9 +104,12 @@ def _at_line(body: Iterable[ast.stmt], line: int) -> Iterator[ast.stmt]:
         statement = statements.popleft()
         if statement.lineno <= line <= _end(statement):
             yield statement
-            parts = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
-            parts += [part.body for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
-            statements = deque(one for part in parts for one in part)
+            statements = deque(one for block in _blocks(statement) for one in block)
+
+
+def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    blocks = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
+    return blocks + [part.body for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
 
 
 def _end(node: Any) -> int:

@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import getattr_static, unwrap
-from itertools import accumulate
-from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-
-from elastic.loop.refusals.loop_source import Function, Loop, Sources, is_of_a_package
-
-UNKNOWN: Any = object()
-"""What cannot be told without running something, or is not there yet."""
+from elastic.loop.refusals.loop_names import (
+    GLOBALS,
+    UNKNOWN,
+    at,
+    has_subscript,
+    is_container,
+    names_in,
+    own_names,
+    paths,
+)
+from elastic.loop.refusals.loop_source import Loop, Sources, is_of_a_package
 
 _DEPTH_MAX, _ENTERED_MAX = 3, 64  # calls
-_CONTAINERS = (list, dict, set, deque, np.ndarray, torch.Tensor)
 _GROW = frozenset(
     {"add", "append", "appendleft", "discard", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove"}
     | {"setdefault", "sort", "subtract", "update"}
@@ -38,17 +39,12 @@ _BOUND = (staticmethod, classmethod)
 _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 
-def is_container(value: Any) -> bool:
-    """Something may be put into it."""
-    return issubclass(type(value), _CONTAINERS)
-
-
 def turn_of(loop: Loop, there: Mapping[str, Any], sources: Sources, *, by_share: bool, over_steps: bool) -> Turn:
     """
     by_share    each turn is a share's
     over_steps  it goes over a run's steps: in it, a loop over the step is by the share
     """
-    steps = _names(loop.target) if over_steps and isinstance(loop, ast.For) else set()
+    steps = names_in(loop.target) if over_steps and isinstance(loop, ast.For) else set()
     turn = Turn(dict(there), sources, frozenset(steps), in_share=by_share)
     turn.run([loop.target if isinstance(loop, ast.For) else loop.test, *loop.body])
     return turn
@@ -62,7 +58,9 @@ class Turn(ast.NodeVisitor):
     steps     names over whose batches an inner loop goes
     in_share  what comes now is run once a share
     written   and whether a share writes it
+    lasting   of the written ones, those that not only the loop's last turn writes, on its way out
     grown     of the written ones, those of which nothing but an element or a method was
+    sure      of the written ones, those that every turn writes
     """
 
     there: dict[str, Any]
@@ -71,18 +69,29 @@ class Turn(ast.NodeVisitor):
     in_share: bool
     read: dict[str, None] = field(default_factory=dict)
     written: dict[str, bool] = field(default_factory=dict)
+    lasting: set[str] = field(default_factory=set)
     grown: set[str] = field(default_factory=set)
     sure: set[str] = field(default_factory=set)
     _scope: dict[str, str | None] = field(default_factory=dict)  # names of a function in hand, or a comprehension
     _module: str = ""  # of the function in hand, where it is another one than the loop's
     _depth: int = 0
+    _inner_loops: int = 0
+    _sure_before_next: list[set[str]] = field(default_factory=list)  # where a turn ends in its midst
     _entered: set[Any] = field(default_factory=set)
     _guards: set[str] = field(default_factory=set)  # names of what a run's guard gave
     # test -> its names, and what was surely written where it held
     _written_if: dict[str, tuple[set[str], set[str]]] = field(default_factory=dict)
 
     def kept(self) -> list[str]:
+        """What a turn has from one before it."""
         return [name for name in self.read if name in self.written]
+
+    def left_behind(self, statements: Iterable[ast.stmt]) -> list[str]:
+        """What these, which come after the loop, have from some turn of it, and not from each one's like the last."""
+        behind = Turn(self.there, self.sources, frozenset(), in_share=False)
+        behind.run(statements)
+        by_each = self.sure.intersection(*self._sure_before_next)
+        return [name for name in behind.read if name in self.lasting and name not in by_each]
 
     def run(self, statements: Iterable[ast.AST]) -> None:
         before = self.in_share
@@ -101,7 +110,7 @@ class Turn(ast.NodeVisitor):
         if isinstance(node, ast.Subscript):
             return self._path(node.value)
         if isinstance(node, ast.Attribute) and (above := self._path(node.value)) is not None:
-            return above if _has_subscript(node.value) else f"{above}.{node.attr}"
+            return above if has_subscript(node.value) else f"{above}.{node.attr}"
         return None
 
     def _write(self, name: str, *, grows: bool = False) -> None:
@@ -110,6 +119,7 @@ class Turn(ast.NodeVisitor):
         elif not grows:
             self.grown.discard(name)
         self.written[name] = self.written.get(name, False) or self.in_share
+        self.lasting.add(name)
         if grows:
             self._read(name)
             return
@@ -119,9 +129,9 @@ class Turn(ast.NodeVisitor):
 
     def _read(self, name: str) -> None:
         """And what it hangs at."""
-        paths = _paths(name)
-        if not self.sure.intersection(paths):
-            self.read |= dict.fromkeys(paths)
+        hangs_at = paths(name)
+        if not self.sure.intersection(hangs_at):
+            self.read |= dict.fromkeys(hangs_at)
 
     def visit_Name(self, node: ast.Name) -> None:
         path = self._path(node)
@@ -141,7 +151,7 @@ class Turn(ast.NodeVisitor):
             if isinstance(node.ctx, ast.Load):
                 self._read(path)
             else:
-                self._write(path, grows=_has_subscript(node.value))
+                self._write(path, grows=has_subscript(node.value))
 
     def generic_visit(self, node: ast.AST) -> None:
         for _, value in ast.iter_fields(node):
@@ -157,7 +167,7 @@ class Turn(ast.NodeVisitor):
             self.visit(node.value)
         else:
             whole = isinstance(node.slice, ast.Slice) and not any((node.slice.lower, node.slice.upper, node.slice.step))
-            self._write(path, grows=not whole or _has_subscript(node.value))
+            self._write(path, grows=not whole or has_subscript(node.value))
 
     # what is done with them
 
@@ -205,7 +215,7 @@ class Turn(ast.NodeVisitor):
                 if name in _GROW or (name[-1:] == "_" and name[-2:] != "__"):
                     with self._made_of(given):
                         self._write(path, grows=True)
-                elif name == "clear" and not _has_subscript(called.value):
+                elif name == "clear" and not has_subscript(called.value):
                     self._write(path)
                 else:
                     self.visit(called)
@@ -245,7 +255,7 @@ class Turn(ast.NodeVisitor):
         self._entered.add(entered)
         parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         free = {one: one if one in self.there else None for one in function.__code__.co_freevars}
-        scope = dict.fromkeys(_own(node)) | free | dict(zip(parameters, arguments, strict=False)) | named
+        scope = dict.fromkeys(own_names(node)) | free | dict(zip(parameters, arguments, strict=False)) | named
         before = self._scope, self._module
         self._scope, self._module, self._depth = scope, module, self._depth + 1
         self.run(node.body)
@@ -254,7 +264,7 @@ class Turn(ast.NodeVisitor):
 
     def _module_of(self, function: FunctionType) -> str | None:
         """What names of its globals begin with; None: they cannot be told from the loop's own."""
-        if function.__globals__ is self.there.get(_GLOBALS):
+        if function.__globals__ is self.there.get(GLOBALS):
             return ""
         name = str(function.__globals__.get("__name__", "")).rpartition(".")[2]
         module = sys.modules.get(str(function.__globals__.get("__name__")))
@@ -267,13 +277,23 @@ class Turn(ast.NodeVisitor):
     def visit_For(self, node: ast.For) -> None:
         self.run([node.iter, node.target])
         before = self.in_share
-        over = {self._scope.get(name, name) for name in _names(node.iter)}
+        over = {self._scope.get(name, name) for name in names_in(node.iter)}
         self.in_share |= not self.steps.isdisjoint(over)
-        self.run(node.body)
+        self._run_inner_loop(node)
         self.in_share = before
         self.run(node.orelse)
 
     visit_AsyncFor: Any = visit_For
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._run_inner_loop(node)
+        self.run(node.orelse)
+
+    def _run_inner_loop(self, loop: Loop) -> None:
+        self._inner_loops += 1
+        self.run(loop.body)
+        self._inner_loops -= 1
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
@@ -311,12 +331,22 @@ class Turn(ast.NodeVisitor):
         ends, stay = [], []
         for statements, once, known in ways:
             self.sure, self.in_share = before | known, in_share and not once
+            lasting = set(self.lasting)
             self.run(statements)
+            if statements and self._ends_loop(statements[-1]):
+                self.lasting = lasting
+            if statements and isinstance(statements[-1], ast.Continue) and not self._inner_loops:
+                self._sure_before_next.append(self.sure)
             ends.append(self.sure)
             if not statements or not isinstance(statements[-1], _LEAVES):
                 stay.append(self.sure)
         self.sure, self.in_share = set.intersection(*stay) if stay else before, in_share
         return ends
+
+    def _ends_loop(self, statement: ast.AST) -> bool:
+        if isinstance(statement, ast.Break):
+            return not self._inner_loops
+        return isinstance(statement, ast.Raise) or (isinstance(statement, ast.Return) and not self._depth)
 
     def _guard(self, test: ast.expr) -> bool | None:
         """Whether what follows it runs once a step; False: what follows where it does not hold."""
@@ -338,7 +368,7 @@ class Turn(ast.NodeVisitor):
         before, self._scope = self._scope, dict(self._scope)
         for clause in node.generators:
             self.visit(clause.iter)
-            self._scope |= dict.fromkeys(_names(clause.target))
+            self._scope |= dict.fromkeys(names_in(clause.target))
             self.run(clause.ifs)
         self.run([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
         self._scope = before
@@ -352,59 +382,3 @@ class Turn(ast.NodeVisitor):
 
     def visit_Delete(self, node: ast.Delete) -> None:
         """What is gone is written again, or not read."""
-
-
-_GLOBALS = "<globals>"  # no name that a script could have
-
-
-def names_of(frame: FrameType, local: Mapping[str, Any]) -> dict[str, Any]:
-    """What names mean in a frame with these local variables."""
-    return {**frame.f_globals, **local, _GLOBALS: frame.f_globals}
-
-
-def at(there: Mapping[str, Any], path: str) -> list[Any]:
-    """What `a`, `a.b` and `a.b.c` are; UNKNOWN from where one is no plain attribute."""
-    root, *attributes = path.split(".")
-    found = [there.get(root, UNKNOWN)]
-    for attribute in attributes:
-        found.append(_attribute(found[-1], attribute))
-    return found
-
-
-def _attribute(thing: Any, name: str) -> Any:
-    if isinstance(getattr_static(type(thing), name, None), MemberDescriptorType):
-        try:
-            return object.__getattribute__(thing, name)  # a slot
-        except AttributeError:
-            return UNKNOWN
-    try:
-        attributes = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        return UNKNOWN
-    for held in (attributes, *(attributes.get(kind) for kind in ("_modules", "_parameters", "_buffers"))):
-        if type(held) is dict and name in held:
-            return held[name]
-    return UNKNOWN
-
-
-def _own(function: Function) -> set[str]:
-    """Names that mean something of its own in it."""
-    inside = [*ast.walk(function)]
-    shared = {name for one in inside if isinstance(one, (ast.Global, ast.Nonlocal)) for name in one.names}
-    stored = {one.id for one in inside if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
-    return (stored | {one.arg for one in inside if isinstance(one, ast.arg)}) - shared
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
-def _has_subscript(node: ast.AST) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Subscript)
-
-
-def _paths(name: str) -> list[str]:
-    """Of `a.b.c`: a, a.b and a.b.c."""
-    return [*accumulate(name.split("."), "{}.{}".format)]

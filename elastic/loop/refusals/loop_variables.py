@@ -9,8 +9,9 @@ here which it is, so it is told of and not refused: as a run begins, of what cou
 comes into a run's midst.
 
 Found in the source of the loops in which the script waits (loop_source.py), in the same function and in those that
-called it, up to where the run is made: what a turn reads before it has written it, and writes (loop_turn.py). What it
-writes first, a loss, begins anew with each turn anyway. What a package's code keeps is its own.
+called it, up to where the run is made: what a turn reads before it has written it, and writes (loop_turn.py); and what
+only some turns write, and the code behind the loop reads, the best weights so far. What each turn writes first, a loss,
+begins anew with it anyway. What a package's code keeps is its own.
 
 docs/decisions/2026-11-28-what-a-loop-keeps-is-told-of.md
 """
@@ -23,8 +24,9 @@ from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
+from elastic.loop.refusals.loop_names import at, is_container, names_of
 from elastic.loop.refusals.loop_source import Sources, is_of_a_package, waits_for_next
-from elastic.loop.refusals.loop_turn import Turn, at, is_container, names_of, turn_of
+from elastic.loop.refusals.loop_turn import Turn, turn_of
 from elastic.loop.refusals.script_variables import FRAMES_MAX, frames, is_own, locals_of
 from elastic.state.trained_set import listed
 
@@ -60,11 +62,11 @@ class LoopVariables:
         self._say = say
         self._warn = warn
 
-    def look(self, first: int, *, whole_turns: bool, over_steps: bool, joined: bool) -> None:
+    def look(self, first: int, *, whole_turns: bool, over_steps: bool, joined_as: int | None) -> None:
         """Once, in a process's second step, while the script waits for its batch, or its next step.
 
-        first   the first step of this process: none before it was one of the script's here
-        joined  others had come to it before
+        first      the first step of this process: none before it was one of the script's here
+        joined_as  this worker's rank as it came to others; None: it began with them
         The rest: see `kept`.
         """
         try:
@@ -72,9 +74,10 @@ class LoopVariables:
         except Exception:  # it is for telling people alone: a source that cannot be read so is no reason to end a run
             return
         if first and found.names:
-            (self._warn if joined else self._say)(
-                f"step {first} is the first one here, and what the script keeps from turn to turn by itself began anew "
-                f"with it: {listed(found.names)}\n{_NEXT}"
+            here = "here" if joined_as is None else f"on rank {joined_as}, which joined"
+            (self._say if joined_as is None else self._warn)(
+                f"step {first} is the first one {here}, and what the script keeps from turn to turn by itself began "
+                f"anew with it: {listed(found.names)}\n{_NEXT}"
             )
         elif not first and found.by_share and self._shares > 1:
             self._say(
@@ -99,12 +102,14 @@ def kept(known: Iterable[Any], *, whole_turns: bool, over_steps: bool) -> Kept:
     sources, names, by_share = Sources(), dict[str, None](), dict[str, None]()
     handed = {id(thing) for thing in known if thing is not None}
     for frame, there in _frames_of_run():
-        for loop in reversed(sources.loops_around(frame)):
+        loops = sources.loops_around(frame)
+        for loop in reversed(loops):
             waits = waits_for_next(loop, frame.f_lineno)
             turn = turn_of(loop, there, sources, by_share=waits and not over_steps, over_steps=waits and over_steps)
             if any(_is_run(there.get(name)) for name in turn.written):
                 return Kept([*names], [*by_share])  # it begins a run in each turn
-            found = [*_of_the_script(turn, handed)]
+            left = turn.left_behind(sources.behind(loop, frame)) if loop is loops[0] else []
+            found = [*_of_the_script(turn, dict.fromkeys((*turn.kept(), *left)), handed)]
             by_share |= dict.fromkeys(name for name in found if turn.written[name])
             names |= dict.fromkeys(found if not (whole_turns and waits) else ())
     return Kept([*names], [*by_share])
@@ -126,8 +131,8 @@ def _is_run(value: Any) -> bool:
     return is_own(type(value)) and type(value).__name__ == "Run"
 
 
-def _of_the_script(turn: Turn, handed: Collection[int]) -> Iterator[str]:
-    for name in turn.kept():
+def _of_the_script(turn: Turn, names: Iterable[str], handed: Collection[int]) -> Iterator[str]:
+    for name in names:
         values = at(turn.there, name)
         if any(id(value) in handed or _is_of_a_package(value) for value in values):
             continue

@@ -32,8 +32,8 @@ class OtherAverages:
         self._handed = {id(thing) for thing in extra.values()}
         self._seen: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
 
-    def look(self, step: int) -> None:
-        """Raises StepError for one that has changed since it was first found. step: the one in hand"""
+    def look(self, step: int, *, over_steps: bool) -> None:
+        """Raises StepError for one that has changed since it was first found. See OtherModules.look."""
         parameters = self._parameters()
         memory = {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
         for name, found in self._holders():
@@ -45,7 +45,8 @@ class OtherAverages:
             if there is not found and not _is_copy(found, tensors, parameters):
                 continue
             if there is found and then != now and not is_carried(self._extra, tensors):
-                raise unhanded(name, "an average of weights that the run was not handed", "", step)
+                what = "an average of weights that the run was not handed"
+                raise unhanded(name, what, "", step, over_steps=over_steps)
             self._seen[name] = found, now
 
     def forget(self) -> None:

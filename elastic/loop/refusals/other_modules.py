@@ -48,11 +48,12 @@ class OtherModules:
         _of_runs.append(self._known)
         return partial(_of_runs.remove, self._known)
 
-    def look(self, step: int, *, closely: bool) -> None:
+    def look(self, step: int, *, closely: bool, over_steps: bool) -> None:
         """Raises StepError for one that has changed since it was first found.
 
-        step     the one in hand
-        closely  at its values, too, and not at versions alone
+        step        the one in hand
+        closely     at its values, too, and not at versions alone
+        over_steps  it is a loop over steps; else over batches
         """
         known = [*chain.from_iterable(of_run().values() for of_run in _of_runs)]
         own = {id(module) for _, _, module in modules({str(number): module for number, module in enumerate(known)})}
@@ -73,7 +74,8 @@ class OtherModules:
             if names and is_carried(self._extra, [changed[name] for name in names]):
                 self._marks[module] = {name: mark(one) for name, one in tensors.items()}
             elif names:
-                raise unhanded(root, "a module that the run was not handed", f": {listed(names)}", step)
+                which = f": {listed(names)}"
+                raise unhanded(root, "a module that the run was not handed", which, step, over_steps=over_steps)
 
 
 def _tensors(module: torch.nn.Module, own: Container[int]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -106,14 +108,18 @@ def is_carried(extra: Mapping[str, Any], tensors: Iterable[torch.Tensor]) -> boo
     )
 
 
-def unhanded(name: str, what: str, which: str, step: int) -> StepError:
+def unhanded(name: str, what: str, which: str, step: int, *, over_steps: bool) -> StepError:
     """what: it is; which: what of it has changed"""
     key = name.rpartition(".")[2]
+    by_share = (
+        "; and what the loop's body makes of it is made once a\n         share, of which a worker has as many as the "
+        "world size says"
+    )
     return StepError(
         f"{name} is {what}, and it has changed by step {step}{which}\n"
-        "  found  it would be neither saved nor given to those who join; and what the loop's body makes of it is made "
-        "once a\n         share, of which a worker has as many as the world size says\n"
+        f"  found  it would be neither saved nor given to those who join{'' if over_steps else by_share}\n"
         "  state  what the run has applied stays\n"
-        f"  next   hand it over: Run(extra={{{key!r}: {name}}}); change it where a step is applied: if run.stepped; "
-        "one that is\n         only asked, and whose buffers move all the same, wants .eval()"
+        f"  next   hand it over: Run(extra={{{key!r}: {name}}}); change it "
+        f"{'behind the inner loop' if over_steps else 'where a step is applied: if run.stepped'}; one that is\n"
+        "         only asked, and whose buffers move all the same, wants .eval()"
     )

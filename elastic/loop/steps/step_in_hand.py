@@ -66,6 +66,8 @@ class StepInHand:
         due: A batch has been handed out, and its backward pass has not come yet.
         share: The one in hand.
         for_nothing: All of its examples were left out: the batch in hand is of others, and counts for nothing.
+        looked_at: What the script keeps beside the run is looked for in this step (refusals/looks.py), and what the
+            body does to the data set, which takes some µs a batch.
         last: Its batch in hand is this worker's last of the step.
         merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
     """
@@ -78,11 +80,10 @@ class StepInHand:
         *,
         wishes: Callable[[], int],
         bad_steps: BadSteps | None,
-        closely: bool,
+        looked_at: bool,
     ) -> None:
-        """closely: what the body does to the data set is looked at, which takes some µs a batch"""
         self.session = session
-        self._closely = closely
+        self.looked_at = looked_at
         self.context = session.context
         self._state = session.state
         self._phases = session.phases
@@ -178,7 +179,7 @@ class StepInHand:
                     yield from driver.rehearse(batch)
                 self.piece = micro
                 self.last = last_share and micro == self.pieces - 1
-                changed = self.session.loader.watched() if self._closely and not self.last else list
+                changed = self.session.loader.watched() if self.looked_at and not self.last else list
                 self.seed_share(share, micro)
                 context.moment("forward", share)
                 self.due = True
