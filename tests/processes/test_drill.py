@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -190,8 +191,12 @@ def test_what_a_launch_leaves_behind_is_found_named_and_ended(tmp_path: Path) ->
 def test_a_run_that_does_not_end_is_killed_at_the_deadline_and_the_error_says_where_it_was(tmp_path: Path) -> None:
     """No silent hang, in a drill least of all."""
     script = tmp_path / "stuck.py"
-    script.write_text("import time\nprint('about to hang', flush=True)\ntime.sleep(600)\n")
+    begun = tmp_path / "begun"
+    script.write_text(f"import time\nprint('about to hang', flush=True)\nopen({str(begun)!r}, 'w')\ntime.sleep(600)\n")
     with Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run:
+        until_s = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
         with pytest.raises(DrillTimeout, match=r"did not end within 1 s(.|\n)*running: .*stuck.py(.|\n)*about to hang"):
             run.finish(within_s=1)
         assert marked(run.folder) == []

@@ -45,8 +45,8 @@ def test_a_command_that_fails_says_how(command: str, said: str) -> None:
 
 def test_a_command_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    with pytest.raises(CommandFailed, match=r"took more than 0\.3 s"):
-        output_of(f"sleep 600 & echo $! > {pid}; wait", within_s=0.3)
+    with pytest.raises(CommandFailed, match=r"took more than 2 s"):
+        output_of(f"sleep 600 & echo $! > {pid}; wait", within_s=2.0)
     until_s = time.monotonic() + LONG_S
     while Path(f"/proc/{pid.read_text().strip()}").exists() and time.monotonic() < until_s:
         if "\nState:\tZ" in Path(f"/proc/{pid.read_text().strip()}/status").read_text():

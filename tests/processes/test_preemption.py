@@ -77,7 +77,7 @@ def test_a_notice_that_one_rank_hears_is_agreed_on_by_all_at_one_step_and_a_hint
 def _absent(rank: int, world_size: int, folder: Path) -> Any:
     """The last rank does not come to the second agreement. All stay until the others said so: rank 0 has the store."""
     _join(rank, world_size, folder)
-    with elastic.Preemption(notices="none", timeout_s=2.0) as preemption:
+    with elastic.Preemption(notices="none", timeout_s=5.0) as preemption:
         assert not preemption.agreed()
         said: Any = "was away"
         if rank < world_size - 1:
