@@ -1,0 +1,139 @@
+"""Several agents: they meet, come later, are too many, and lose the one with the hub."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.kit.agents import HERE, STAY, WITHIN_S, Here, Run, meet, says
+
+IS_LOST_ONCE_ALL_HAVE_MET = """
+    import os, sys
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStoreInfo
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+    first = "0.0.0.0"  # in the order of their addresses
+    conf = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2}
+    params = RendezvousParameters("c10d", sys.argv[1], "meeting", 3, 3, first, is_host=0, **conf)
+    backend, store = create_backend(params)
+    if sys.argv[2] == "inside of it":
+        RendezvousStoreInfo.build = lambda *args, **facts: os._exit(0)  # what the others wait for in the store
+    info = create_handler(store, backend, params).next_rendezvous()
+    assert info.rank == 0
+    os._exit(0)
+"""
+
+
+@pytest.mark.nightly(sample=1, of="two agents")
+def test_nodes_meet_and_a_later_one_joins_without_a_restart(run: Run) -> None:
+    flags = meet("1:3")
+    first = run(STAY, *flags, "--nproc-per-node=2")
+    Here(first).wait(2)
+    second = run(STAY, *flags, "--nproc-per-node=2")
+    Here(second).wait(2)
+    assert len(Here(first).all()) == 2
+    second.send(signal.SIGTERM)
+    assert second.finish(within_s=WITHIN_S) == 0
+    assert len(first.pids) >= 3
+    third = run(HERE, *flags)
+    assert third.process.poll() is None
+    Here(third).wait(1)
+    first.send(signal.SIGTERM)
+    assert first.finish(within_s=WITHIN_S) == 0
+
+
+@pytest.mark.nightly(sample=1, of="two agents")
+def test_a_node_too_many_waits_for_a_place_and_says_by_its_status_that_none_came(run: Run) -> None:
+    """An autoscaler takes 0 for success. What a node has started when it hears that the run is full ends at once."""
+    flags = meet("1:2")
+    first, second = run(STAY, *flags), run(STAY, *flags)
+    for node in (first, second):
+        Here(node).wait(1)
+    refused = run(STAY, *flags, "--rdzv-conf=join_timeout=2")
+    assert refused.finish(within_s=WITHIN_S) == 75, refused.output
+    assert "the run has its 2 nodes already: this node waits for a place, 2 s at most" in refused.output
+    assert "try again later (exit status 75)" in refused.output
+    waits = run(STAY, *flags)
+    waits.wait_for(lambda: "this node waits for a place" in waits.output, "a refusal", within_s=WITHIN_S)
+    second.send(signal.SIGTERM)
+    assert second.finish(within_s=WITHIN_S) == 0
+    joined = Here(waits)
+    waits.wait_for(lambda: any(restart == 1 for _, _, restart in joined.all()), "a place", within_s=WITHIN_S)
+    for node in (waits, first):
+        node.send(signal.SIGTERM)
+        assert node.finish(within_s=WITHIN_S) == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["is killed", "hands over"])
+def test_the_hub_moves_to_the_node_that_is_left(run: Run, how: signal.Signals) -> None:
+    """Twice, so that the first of two nodes goes once, and the second: one of them has the hub."""
+    for goes in (0, 1):
+        flags = meet("1:2")
+        nodes = [run(STAY, *flags), run(STAY, *flags)]
+        for node in nodes:
+            Here(node).wait(1)
+        nodes[goes].send(how)
+        if how == signal.SIGTERM:
+            assert nodes[goes].finish(within_s=WITHIN_S) == 0
+        left = nodes[1 - goes]
+        ((_, worker, _),) = Here(left).all()
+        os.kill(worker, signal.SIGKILL)
+        assert Here(left).wait(2)[1][0] == 0  # only the hub orders a replacement
+        left.send(signal.SIGTERM)
+        status = left.finish(within_s=WITHIN_S)
+        assert status == 0 or how == signal.SIGKILL  # a hub that lost a node, and went on with nothing since, failed
+
+
+@pytest.mark.nightly(sample=1, of="two agents")
+@pytest.mark.parametrize("when", ["after torch's round", "inside of it"])
+def test_nodes_meet_again_where_the_first_is_lost_before_anybody_knows_its_hub(
+    run: Run, tmp_path: Path, when: str
+) -> None:
+    """They waited for it for ten minutes and ended with 1. What was to have the hub is played here by a node that ends
+    once all have met; the machine that replaces it comes later."""
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=2,join_timeout=120,read_timeout=5"
+    flags = [*meet("3:3"), f"--rdzv-conf={conf}"]
+    endpoint = flags[2].partition("=")[2]
+    nodes = [run(STAY, *flags), run(STAY, *flags)]
+    for node in nodes:
+        says(node, f"waiting at {endpoint}")
+    is_lost = tmp_path / "lost.py"
+    is_lost.write_text(textwrap.dedent(IS_LOST_ONCE_ALL_HAVE_MET))
+    subprocess.run([sys.executable, is_lost, endpoint, when], check=True, timeout=WITHIN_S)
+    for node in nodes:
+        says(node, "those who are left meet again")
+    nodes.append(run(STAY, *flags))
+    for node in nodes:
+        Here(node).wait(1)
+    for node in nodes:
+        node.send(signal.SIGTERM)
+    assert [node.finish(within_s=WITHIN_S) for node in nodes] == [0, 0, 0]
+
+
+def test_a_range_with_one_port_for_two_is_refused_before_anybody_relies_on_the_node(run: Run) -> None:
+    """The port for its claim was sought when it became the hub: it died in the middle of a takeover, and the run lost
+    a second hub to the first one's loss."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = run(STAY, *meet("1:2"), f"--port-range={port}-{port}")
+    assert launch.finish(within_s=WITHIN_S) == 2, launch.output
+    assert f"--port-range={port}-{port}: all addresses: no port of the range is free" in launch.output
+    assert "an agent takes two ports" in launch.output
+
+
+def test_a_node_alone_says_who_is_missing(run: Run) -> None:
+    """A slow machine may need more than the three seconds to be at the rendezvous itself, and says that, too."""
+    launch = run(STAY, *meet("2:2"), "--rdzv-conf=join_timeout=3")
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert "did not meet within 3 s" in launch.output
+    assert "at least 2 are needed" in launch.output
+    assert "1 nodes: " in launch.output or "nobody, not even this node yet" in launch.output
