@@ -256,6 +256,42 @@ def test_attributes_of_a_script_s_own_object_are_found_in_its_methods_too() -> N
     assert by_share == ["self.seen", "self.log"]
 
 
+def test_what_a_class_above_keeps_is_found() -> None:
+    """By super(), from the loop's own function and from one that it calls."""
+    names, by_share = found_in(
+        """
+        class Base:
+            def __init__(self):
+                self.seen, self.count = 0, 0
+
+            def begin(self, x):
+                self.count += 1
+
+            def step(self, x):
+                self.seen += x
+
+        class Between(Base):
+            pass
+
+        class Trainer(Between):
+            def begin(self, x):
+                raise NotImplementedError
+
+            def step(this, x):
+                super().step(x)
+
+            def train(this):
+                for x in run.batches():
+                    super().begin(x)
+                    this.step(x)
+
+        Trainer().train()
+        """,
+        Run(),
+    )
+    assert names == by_share == ["this.count", "this.seen"]
+
+
 def test_what_is_written_once_a_step_is_not_kept_by_the_share() -> None:
     script = """
     n = steps = 0

@@ -18,13 +18,15 @@ from elastic.loop.refusals.loop_source import Function
 UNKNOWN: Any = object()
 """What cannot be told without running something, or is not there yet."""
 
-GLOBALS = "<globals>"  # no name that a script could have
+GLOBALS, FIRST_ARGUMENT = "<globals>", "<first argument>"  # no names that a script could have
 _CONTAINERS = (list, dict, set, deque, np.ndarray, torch.Tensor)
 
 
 def names_of(frame: FrameType, local: Mapping[str, Any]) -> dict[str, Any]:
     """What names mean in a frame with these local variables."""
-    return {**frame.f_globals, **local, GLOBALS: frame.f_globals}
+    code = frame.f_code
+    first = code.co_varnames[0] if code.co_argcount else None
+    return {**frame.f_globals, **local, GLOBALS: frame.f_globals, FIRST_ARGUMENT: first}
 
 
 def at(there: Mapping[str, Any], path: str) -> list[Any]:

@@ -18,8 +18,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from elastic.loop.refusals.loop_names import (
+    FIRST_ARGUMENT,
     GLOBALS,
-    UNKNOWN,
     at,
     has_subscript,
     is_container,
@@ -35,7 +35,6 @@ _GROW = frozenset(
     | {"setdefault", "sort", "subtract", "update"}
 )
 _GUARDS = frozenset({"stepped", "updating"})  # of a run: true once a step, on every worker
-_BOUND = (staticmethod, classmethod)
 _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 
@@ -45,7 +44,8 @@ def turn_of(loop: Loop, there: Mapping[str, Any], sources: Sources, *, by_share:
     over_steps  it goes over a run's steps: in it, a loop over the step is by the share
     """
     steps = names_in(loop.target) if over_steps and isinstance(loop, ast.For) else set()
-    turn = Turn(dict(there), sources, frozenset(steps), in_share=by_share)
+    first = there.get(FIRST_ARGUMENT)
+    turn = Turn(dict(there), sources, frozenset(steps), by_share, _first=first, _class=there.get("__class__"))
     turn.run([loop.target if isinstance(loop, ast.For) else loop.test, *loop.body])
     return turn
 
@@ -74,6 +74,8 @@ class Turn(ast.NodeVisitor):
     sure: set[str] = field(default_factory=set)
     _scope: dict[str, str | None] = field(default_factory=dict)  # names of a function in hand, or a comprehension
     _module: str = ""  # of the function in hand, where it is another one than the loop's
+    _first: str | None = None  # what the function in hand was given first
+    _class: Any = None  # in which it is defined
     _depth: int = 0
     _inner_loops: int = 0
     _sure_before_next: list[set[str]] = field(default_factory=list)  # where a turn ends in its midst
@@ -221,24 +223,32 @@ class Turn(ast.NodeVisitor):
                     self.visit(called)
                 return
         self.visit(called)
-        if self._depth < _DEPTH_MAX and (path := self._path(called)) is not None:
-            self._enter(path, node)
+        if self._depth < _DEPTH_MAX:
+            self._enter(*self._function(called), node)
 
-    def _enter(self, path: str, call: ast.Call) -> None:
+    def _function(self, called: ast.expr) -> tuple[Any, list[str | None]]:
+        """And what it is given before its arguments."""
+        if isinstance(called, ast.Attribute) and _is_super(called.value):
+            return self._of_super(called.attr)
+        if (path := self._path(called)) is None:
+            return None, []
         above, _, name = path.rpartition(".")
-        holder = at(self.there, above)[-1] if above else UNKNOWN
-        arguments: list[str | None] = []
         if not above:
-            function = self.there.get(name)
-        elif isinstance(holder, ModuleType):
-            function = vars(holder).get(name)
-        else:
-            is_class = isinstance(holder, type)
-            function = getattr_static(holder if is_class else type(holder), name, None)
-            arguments = [] if is_class or isinstance(function, staticmethod) else [above]
-            if isinstance(function, classmethod):
-                arguments = [None]
-            function = getattr(function, "__func__", function) if isinstance(function, _BOUND) else function
+            return self.there.get(name), []
+        holder = at(self.there, above)[-1]
+        if isinstance(holder, ModuleType):
+            return vars(holder).get(name), []
+        is_class = isinstance(holder, type)
+        found = getattr_static(holder if is_class else type(holder), name, None)
+        return _bound(found, None if is_class else above)
+
+    def _of_super(self, name: str) -> tuple[Any, list[str | None]]:
+        above, inherits = self._first, self._class
+        line = type(at(self.there, above)[-1]).__mro__ if above is not None else ()
+        behind = line[line.index(inherits) + 1 :] if inherits in line else ()
+        return _bound(next((vars(one)[name] for one in behind if name in vars(one)), None), above)
+
+    def _enter(self, function: Any, arguments: list[str | None], call: ast.Call) -> None:
         if not isinstance(function, FunctionType):
             return
         function = unwrap(function)
@@ -247,7 +257,7 @@ class Turn(ast.NodeVisitor):
         node, module = self.sources.function(function), self._module_of(function)
         if node is None or module is None:
             return
-        arguments += [None if isinstance(one, ast.Starred) else self._path(one) for one in call.args]
+        arguments = arguments + [None if isinstance(one, ast.Starred) else self._path(one) for one in call.args]
         named = {one.arg: self._path(one.value) for one in call.keywords if one.arg is not None}
         entered = (node, tuple(arguments), *named.items(), self.in_share)
         if entered in self._entered or len(self._entered) > _ENTERED_MAX:
@@ -256,11 +266,13 @@ class Turn(ast.NodeVisitor):
         parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         free = {one: one if one in self.there else None for one in function.__code__.co_freevars}
         scope = dict.fromkeys(own_names(node)) | free | dict(zip(parameters, arguments, strict=False)) | named
-        before = self._scope, self._module
-        self._scope, self._module, self._depth = scope, module, self._depth + 1
+        before = self._scope, self._module, self._first, self._class
+        self._scope, self._module = scope, module
+        self._first, self._class = next(iter(arguments), None), _class_of(function)
+        self._depth += 1
         self.run(node.body)
         self._depth -= 1
-        self._scope, self._module = before
+        self._scope, self._module, self._first, self._class = before
 
     def _module_of(self, function: FunctionType) -> str | None:
         """What names of its globals begin with; None: they cannot be told from the loop's own."""
@@ -382,3 +394,25 @@ class Turn(ast.NodeVisitor):
 
     def visit_Delete(self, node: ast.Delete) -> None:
         """What is gone is written again, or not read."""
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args
+
+
+def _bound(found: Any, above: str | None) -> tuple[Any, list[str | None]]:
+    """What a class has under a name, asked of its object at `above`, or of itself."""
+    if isinstance(found, staticmethod):
+        return found.__func__, []
+    if isinstance(found, classmethod):
+        return found.__func__, [None]
+    return found, [] if above is None else [above]
+
+
+def _class_of(function: FunctionType) -> Any:
+    """As super() finds it; None: it does not ask."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    try:
+        return cells["__class__"].cell_contents
+    except (KeyError, ValueError):
+        return None
