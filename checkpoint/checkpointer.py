@@ -249,7 +249,7 @@ class Checkpointer:
 
         Args:
             to: The claim that the run had.
-            answers: See the class.
+            answers: See `__init__`.
             world: Is written into the claim.
             ours: Whether a claim that was taken meanwhile leaves the run to us all the same.
 
@@ -270,7 +270,7 @@ class Checkpointer:
 
         Args:
             claim: Of this run.
-            answers: See the class.
+            answers: See `__init__`.
 
         Raises:
             StorageError: The storage failed.

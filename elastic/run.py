@@ -68,7 +68,7 @@ class Run:
             that tells its content from others'.
         batch_size: Examples per step, at every world size.
         virtual_workers: V: the parts that a step's batch is cut into, and the most workers that can share it. Part of
-            the run's identity, chosen for life: three to six times the usual fleet, with many divisors.
+            the run's identity, so chosen once: three to six times the usual fleet, with many divisors.
         epochs: How many epochs to train.
         steps: How many steps to train, at most; the run ends at whichever comes first, if both are given.
         order: Which examples an epoch visits, and in which order: one of `elastic.orders`. Default: `Shuffled()`.

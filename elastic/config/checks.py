@@ -170,7 +170,7 @@ def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str
             f"{launch.world_size} workers cannot share {virtual_workers} virtual workers: "
             f"{launch.world_size - virtual_workers} would have nothing to do\n"
             f"  next  start at most {virtual_workers} workers; virtual_workers is part of the run's identity and "
-            "chosen for life, three to six times the usual fleet"
+            "chosen once, three to six times the usual fleet"
         )
     if (launch.world_size > 1 or launch.channel is not None) and str(url).startswith("memory:"):
         raise ConfigError(

@@ -118,7 +118,7 @@ class Arguments:
 _EPILOG = (
     "Exit status: 0 the run is finished, or this node left in order (then --leave-status); 1 it failed; 2 it cannot be "
     "done as asked; 75 the run had its most nodes for as long as --rdzv-conf join_timeout says, and may be "
-    "joined later; 130 interrupted."
+    "joined later; 130 interrupted twice, or before this node met the others."
 )
 
 _UNHEARD = {signal.SIGKILL, signal.SIGSTOP}
@@ -192,8 +192,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--port-range",
         metavar="FIRST-LAST",
-        help="Ports on which this node's agent listens, for firewalls; it takes two: for other agents, and for "
-        "whoever asks whether the run is alive. Default: any. The rendezvous has the port of its endpoint; those of "
+        help="Ports on which this node's agent listens, for firewalls; it takes two, for other agents and for "
+        "whoever asks whether the run is alive, and a third for the rendezvous where nodes meet by a URL alone (else "
+        "that has the port of its endpoint). Default: any. Those of "
         "gloo are the system's (net.ipv4.ip_local_port_range).",
     )
     own = {"max_restarts": RESTARTS_MAX, "start_method": "forkserver", "master_port": None, "rdzv_endpoint": None}

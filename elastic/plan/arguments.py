@@ -96,16 +96,16 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         "--trace",
         action="append",
         metavar="NAME",
-        help=f"a file of lines t_s,op,node, or a recorded one: {', '.join(recorded.recorded_names())}",
+        help=f"a CSV file with the columns t_s,op,node, or a recorded one: {', '.join(recorded.recorded_names())}",
     )
     fleet.add_argument(
         "--lifetime",
         type=quantity(units.above_0(units.lifetime)),
         metavar="T",
-        help="instead: a fleet is drawn whose machines live for so long",
+        help="instead: a fleet is drawn whose machines live for so long on average",
     )
     fleet.add_argument(
-        "--replaced", type=time, default=300.0, metavar="T", help="after which the next comes (default 5min)"
+        "--replaced", type=time, default=300.0, metavar="T", help="until the next comes, on average (default 5min)"
     )
     fleet.add_argument("--seed", type=int, default=0, metavar="N", help="of that fleet (default 0)")
     fleet.add_argument(

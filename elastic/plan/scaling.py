@@ -93,7 +93,7 @@ def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> lis
 
 
 def suggest(found: Sequence[Shares], workers_max: int) -> Shares:
-    """The smallest V from three times the most workers on that is within a hundredth of the best. V is chosen for life,
+    """The smallest V from three times the most workers on that is within a hundredth of the best. V is chosen once,
     and the next fleet is another one; but each share is a forward and a backward pass of its own."""
     enough = [one for one in found if one.virtual_workers >= _ENOUGH * workers_max] or list(found)
     best = max(one.balance for one in enough)

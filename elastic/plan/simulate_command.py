@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         "--price",
         type=arguments.quantity(units.price),
         metavar="PRICE",
-        help="of a node, an hour; for the price of steps",
+        help="of a node, an hour, the spot price where it is one; for the price of steps",
     )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
     given = parser.parse_args(argv)

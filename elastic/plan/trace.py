@@ -168,7 +168,7 @@ def read(name: str) -> Trace:
     except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(recorded_names())
         raise ConfigError(
-            f"--trace {name}: {error}\n  next  give a file of lines t_s,op,node, or one of {names}"
+            f"--trace {name}: {error}\n  next  give a CSV file with the columns t_s,op,node, or one of {names}"
         ) from error
 
 

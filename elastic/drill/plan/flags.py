@@ -49,8 +49,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("args", nargs="*", default=[], metavar="ARG", help=argparse.SUPPRESS)
     made.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     who = made.add_argument_group("on how many workers")
-    who.add_argument("--workers", type=int, metavar="N", help="in the run with faults (default 4)")
-    who.add_argument("--nodes", type=int, metavar="N", help="agents, all on this machine (default 1)")
+    who.add_argument(
+        "--workers", type=int, metavar="N", help="in the run with faults (default 4; with --hosts one on each)"
+    )
+    who.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="agents, all on this machine (default 1; with --trace one for each worker)",
+    )
     who.add_argument(
         "--hosts",
         type=int,
@@ -74,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     recorded.add_argument(
         "--trace",
         metavar="NAME",
-        help="agents of nodes are killed, and nodes join; a file of lines t_s,op,node, or one of "
+        help="agents of nodes are killed, and nodes join; a CSV file with the columns t_s,op,node, or one of "
         f"{', '.join(recorded_names())}",
     )
     recorded.add_argument(
