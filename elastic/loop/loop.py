@@ -287,28 +287,28 @@ class Loop:
         return step
 
     def _look(self, step: int) -> None:
-        """At what is the script's own. Raises StepError."""
+        """At what is the script's own. Raises StepError, in a loop over batches."""
         joined = self.session.side_state_of_those_ahead is not None
+        joined_as = self.session.view_group.rank if joined else None
+        if self._plain is None:
+            self._looks.at_steps(step, joined_as=joined_as)
+            return
         try:
-            self._looks.look(
-                step,
-                over_steps=self._plain is None,
-                by_epochs=self._plain is not None and self._plain.by_epochs,
-                joined_as=self.session.view_group.rank if joined else None,
-            )
+            self._looks.at_batches(step, by_epochs=self._plain.by_epochs, joined_as=joined_as)
         except StepError as found:
             trained_by = self.own_update.stranger() if self.own_update is not None else None
             raise (trained_by or found) from None
 
     def _step_in_hand(self) -> StepInHand:
         plan = self.session.step_plan(self._state.step)
+        begins_epoch, over_steps = plan.step_in_epoch == 0, self._plain is None
         return StepInHand(
             self.session,
             self._recovery,
             plan,
             wishes=self._boundary.wishes,
             bad_steps=self._bad_steps,
-            looked_at=self._looks.begin(plan.index, begins_epoch=plan.step_in_epoch == 0),
+            looked_at=self._looks.begin(plan.index, begins_epoch=begins_epoch, over_steps=over_steps),
         )
 
     def _warn_of_sum(self, node: str) -> None:

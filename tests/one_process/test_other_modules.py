@@ -131,6 +131,29 @@ class Queue(nn.Module):
         return self.query(x) * self.key(x)
 
 
+def test_what_a_module_keeps_for_speed_alone_is_let_pass(tmp_path: Path) -> None:
+    """A buffer that is in no state_dict, such as tables that grow with the longest input, in .eval() too; and what a
+    module does when it is looked at is its own affair."""
+    loop, teacher = Plain(tmp_path), Rude()
+    with loop.run as run:
+        for x, y in run.batches():
+            teacher.register_buffer("table", torch.rand(3), persistent=False)
+            step(loop, x, y)
+    assert run.finished
+
+
+class Rude(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+        return super().named_parameters(prefix, recurse)
+
+    @property
+    def step(self) -> int:
+        raise RuntimeError
+
+
 def test_what_a_body_writes_to_the_run_s_own_weights_is_said_first(tmp_path: Path) -> None:
     """Other gradients come of it, which is not said: the weights are not as they were."""
     loop = Plain(tmp_path)
@@ -185,7 +208,18 @@ class Adapter:
         self.state_dict, self.load_state_dict = shadow.state_dict, shadow.load_state_dict
 
 
-def averaged(loop: Plain, ema: Shadow) -> None:
+class OfAll:
+    """Likewise, of all that the model's state_dict names, in place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = copy.deepcopy(model.state_dict())
+
+    def update(self, model: nn.Module) -> None:
+        for name, value in model.state_dict().items():
+            self.shadow[name].copy_(value)
+
+
+def averaged(loop: Plain, ema: Any) -> None:
     with loop.run as run:
         for x, y in run.batches():
             step(loop, x, y)
@@ -193,10 +227,11 @@ def averaged(loop: Plain, ema: Shadow) -> None:
                 ema.update(loop.model)
 
 
-def test_an_average_that_is_no_module_is_refused_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Shadow, OfAll])
+def test_an_average_that_is_no_module_is_refused_too(tmp_path: Path, kind: Callable[[nn.Module], Any]) -> None:
     loop = Plain(tmp_path)
-    with pytest.raises(StepError, match=r"ema\.shadow is an average of weights that the run was not handed"):
-        averaged(loop, Shadow(loop.model))
+    with pytest.raises(StepError, match=r"ema\.shadow is a copy or an average of weights that the run was not handed"):
+        averaged(loop, kind(loop.model))
 
 
 def test_a_list_of_gradients_that_is_made_anew_is_no_average(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ t = T()
         ("class S:\n    __slots__ = ('n',)\nstate = S()\nstate.n = 0", "state.n += 1", ["state.n"]),
         (BOUND, "t.bump(s)", ["s.n"]),
         (ALIAS, "t.note(x)", ["t.s"]),
+        ("e = 0", "try:\n    raise ValueError\nexcept ValueError:\n    e += 1", ["e"]),
         ("y = 0", "if x > 1:\n    y = 1\nif x > 2:\n    z = y\n", ["y"]),
         ("n = 0\ndef twice():\n    count()\ndef count():\n    global n\n    n += 1", "twice()", ["n"]),
     ],
@@ -177,6 +178,7 @@ def test_what_a_body_keeps_for_the_next_is_found(before: str, body: str, names: 
         ("def note(s):\n    s = [1]\n    s.append(2)\nseen = []", "note(seen)"),
         ("def half(n):\n    n /= 2\n    return n", "y = half(x)"),
         ("", "try:\n    y = x\nexcept ValueError:\n    y = 0\ny += 1"),
+        ("", "try:\n    raise ValueError\nexcept ValueError as e:\n    print(e)"),
     ],
 )
 def test_what_each_body_makes_anew_or_only_reads_is_not(before: str, body: str) -> None:
@@ -290,6 +292,23 @@ def test_what_a_class_above_keeps_is_found() -> None:
         Run(),
     )
     assert names == by_share == ["this.count", "this.seen"]
+
+
+def test_what_a_function_counts_for_the_one_around_it_is_found() -> None:
+    script = """
+    def train():
+        n = seen = 0
+        def see(x):
+            nonlocal n, seen
+            n += 1
+            seen = seen + x
+            last = x
+        for x in run.batches():
+            see(x)
+
+    train()
+    """
+    assert found_in(script, Run()) == (["n", "seen"], ["n", "seen"])
 
 
 def test_what_is_written_once_a_step_is_not_kept_by_the_share() -> None:

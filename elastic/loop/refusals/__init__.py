@@ -1,4 +1,4 @@
-"""What a script keeps that the run was not handed: where it changes, it would be lost with a worker, and is refused.
+"""What a script keeps that the run was not handed: lost with a worker, and in a loop over batches of each worker's own.
 
 looks               when it is looked for
 script_variables    where it is looked for

@@ -73,6 +73,7 @@ class Turn(ast.NodeVisitor):
     grown: set[str] = field(default_factory=set)
     sure: set[str] = field(default_factory=set)
     _scope: dict[str, str | None] = field(default_factory=dict)  # names of a function in hand, or a comprehension
+    _shared: frozenset[str] = frozenset()  # of these, those of the functions around it
     _module: str = ""  # of the function in hand, where it is another one than the loop's
     _first: str | None = None  # what the function in hand was given first
     _class: Any = None  # in which it is defined
@@ -140,7 +141,7 @@ class Turn(ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             if path is not None:
                 self._read(path)
-        elif node.id in self._scope:
+        elif node.id in self._scope and node.id not in self._shared:
             self._scope[node.id] = None
         elif path is not None:
             self._write(path)
@@ -176,7 +177,7 @@ class Turn(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         self._assign(node.value, node.targets)
         if len(node.targets) == 1 and isinstance(target := node.targets[0], ast.Name):
-            if target.id in self._scope:
+            if target.id in self._scope and target.id not in self._shared:
                 self._scope[target.id] = self._path(node.value)
             elif self._guard(node.value) is True:
                 self._guards.add(target.id)
@@ -266,13 +267,13 @@ class Turn(ast.NodeVisitor):
         parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         free = {one: one if one in self.there else None for one in function.__code__.co_freevars}
         scope = dict.fromkeys(own_names(node)) | free | dict(zip(parameters, arguments, strict=False)) | named
-        before = self._scope, self._module, self._first, self._class
-        self._scope, self._module = scope, module
+        before = self._scope, self._shared, self._module, self._first, self._class
+        self._scope, self._shared, self._module = scope, frozenset(free), module
         self._first, self._class = next(iter(arguments), None), _class_of(function)
         self._depth += 1
         self.run(node.body)
         self._depth -= 1
-        self._scope, self._module, self._first, self._class = before
+        self._scope, self._shared, self._module, self._first, self._class = before
 
     def _module_of(self, function: FunctionType) -> str | None:
         """What names of its globals begin with; None: they cannot be told from the loop's own."""
@@ -316,6 +317,13 @@ class Turn(ast.NodeVisitor):
         asked = {self._path(one) or "" for one in ast.walk(node.test) if isinstance(one, (ast.Name, ast.Attribute))}
         if asked.isdisjoint(with_it) and not any(isinstance(one, ast.Call) for one in ast.walk(node.test)):
             self._written_if[test] = asked, known | with_it
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        """Its name is gone behind it."""
+        before = self._scope
+        self._scope = before | {node.name: None} if node.name else before
+        self.generic_visit(node)
+        self._scope = before
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.visit(node.test)

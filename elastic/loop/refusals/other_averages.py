@@ -9,13 +9,16 @@ steps alone, and a copy of weights or gradients that a script keeps costs no mem
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from elastic.loop.refusals.other_modules import is_carried, unhanded
+from elastic.loop.refusals.other_modules import Unhanded, is_carried
 from elastic.loop.refusals.script_variables import variables
+
+_HOLDERS = (dict, OrderedDict, list)
 
 Parameters = Callable[[], Mapping[str, torch.nn.Parameter]]
 
@@ -23,30 +26,35 @@ Parameters = Callable[[], Mapping[str, torch.nn.Parameter]]
 class OtherAverages:
     """
     parameters  all of the run's models, by name
+    buffers     likewise, which may stand beside them
     extra       what the run was handed beside them
     """
 
-    def __init__(self, parameters: Parameters, extra: Mapping[str, Any]) -> None:
+    def __init__(
+        self, parameters: Parameters, buffers: Callable[[], Mapping[str, torch.Tensor]], extra: Mapping[str, Any]
+    ) -> None:
         self._parameters = parameters
+        self._buffers = buffers
         self._extra = dict(extra)
         self._handed = {id(thing) for thing in extra.values()}
         self._seen: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
 
-    def look(self, step: int, *, over_steps: bool) -> None:
-        """Raises StepError for one that has changed since it was first found. See OtherModules.look."""
+    def changed(self, step: int) -> Iterator[Unhanded]:
+        """Those that have changed since they were first found. step: the one in hand"""
         parameters = self._parameters()
-        memory = {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
+        state = {**self._buffers(), **parameters}
+        memory = {parameter.untyped_storage().data_ptr() for parameter in state.values()}
         for name, found in self._holders():
             tensors = list(found.values()) if isinstance(found, dict) else found
-            if not _is_average(found, tensors, parameters):
+            if not _is_average(found, tensors, parameters, state):
                 continue
             now = [(id(one), one._version) for one in tensors if one.untyped_storage().data_ptr() not in memory]
             there, then = self._seen.get(name, (None, now))
-            if there is not found and not _is_copy(found, tensors, parameters):
+            if there is not found and not _is_copy(found, tensors, state if isinstance(found, dict) else parameters):
                 continue
             if there is found and then != now and not is_carried(self._extra, tensors):
-                what = "an average of weights that the run was not handed"
-                raise unhanded(name, what, "", step, over_steps=over_steps)
+                what = "a copy or an average of weights that the run was not handed"
+                yield Unhanded(name, what, step, has_state_dict=False)
             self._seen[name] = found, now
 
     def forget(self) -> None:
@@ -59,10 +67,11 @@ class OtherAverages:
                 continue
             attributes = getattr(thing, "__dict__", {})
             held = {name: thing, **{f"{name}.{key}": one for key, one in attributes.items()}}
-            yield from ((path, one) for path, one in held.items() if type(one) in (dict, list))
+            yield from ((path, one) for path, one in held.items() if type(one) in _HOLDERS)
 
 
-def _is_copy(found: Any, tensors: list[torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> bool:
+def _is_copy(found: Any, tensors: list[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> bool:
+    weights: list[torch.Tensor]
     if isinstance(found, dict):
         weights = [parameters[key] for key in found]
     else:
@@ -72,11 +81,17 @@ def _is_copy(found: Any, tensors: list[torch.Tensor], parameters: Mapping[str, t
     return all(one.device == weight.device and torch.equal(one, weight) for one, weight in alike)
 
 
-def _is_average(found: Any, tensors: list[Any], parameters: Mapping[str, torch.nn.Parameter]) -> bool:
+def _is_average(
+    found: Any,
+    tensors: list[Any],
+    parameters: Mapping[str, torch.nn.Parameter],
+    state: Mapping[str, torch.Tensor],
+) -> bool:
     """Of weights that are trained, at least."""
     if not tensors or not all(isinstance(one, torch.Tensor) and not one.is_inference() for one in tensors):
         return False
     if isinstance(found, dict):
-        return all(key in parameters and one.shape == parameters[key].shape for key, one in found.items())
+        same = all(key in state and one.shape == state[key].shape for key, one in found.items())
+        return same and any(key in parameters for key in found)
     shapes = [[p.shape for p in parameters.values()], [p.shape for p in parameters.values() if p.requires_grad]]
     return [one.shape for one in tensors] in shapes

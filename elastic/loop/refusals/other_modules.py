@@ -7,7 +7,9 @@ hold, with weights or buffers that are none of the run's; in the first steps, at
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -48,17 +50,17 @@ class OtherModules:
         _of_runs.append(self._known)
         return partial(_of_runs.remove, self._known)
 
-    def look(self, step: int, *, closely: bool, over_steps: bool) -> None:
-        """Raises StepError for one that has changed since it was first found.
+    def changed(self, step: int, *, closely: bool, but: Container[str] = ()) -> Iterator[Unhanded]:
+        """Those that have changed since they were first found.
 
-        step        the one in hand
-        closely     at its values, too, and not at versions alone
-        over_steps  it is a loop over steps; else over batches
+        step     the one in hand
+        closely  at its values, too, and not at versions alone
+        but      is not looked at, by name
         """
         known = [*chain.from_iterable(of_run().values() for of_run in _of_runs)]
         own = {id(module) for _, _, module in modules({str(number): module for number, module in enumerate(known)})}
         for root, module in held(variables(), _DEPTH_MAX).items():
-            if id(module) in own or type(module) in ProxyTypes:
+            if id(module) in own or root in but or type(module) in ProxyTypes:
                 continue
             if not (tensors := dict(_tensors(module, own))):
                 continue
@@ -74,15 +76,15 @@ class OtherModules:
             if names and is_carried(self._extra, [changed[name] for name in names]):
                 self._marks[module] = {name: mark(one) for name, one in tensors.items()}
             elif names:
-                which = f": {listed(names)}"
-                raise unhanded(root, "a module that the run was not handed", which, step, over_steps=over_steps)
+                yield Unhanded(root, "a module that the run was not handed", step, which=f": {listed(names)}")
 
 
 def _tensors(module: torch.nn.Module, own: Container[int]) -> Iterator[tuple[str, torch.Tensor]]:
     for _, path, one in modules({"": module}):
         if id(one) in own:
             continue
-        for key, tensor in [*one.named_parameters(recurse=False), *one.named_buffers(recurse=False)]:
+        kept = [item for item in one.named_buffers(recurse=False) if item[0] not in one._non_persistent_buffers_set]
+        for key, tensor in [*one.named_parameters(recurse=False), *kept]:
             if not is_lazy(tensor) and not tensor.is_inference() and tensor.layout is torch.strided:
                 yield f"{path}.{key}" if path else key, tensor
 
@@ -108,18 +110,59 @@ def is_carried(extra: Mapping[str, Any], tensors: Iterable[torch.Tensor]) -> boo
     )
 
 
-def unhanded(name: str, what: str, which: str, step: int, *, over_steps: bool) -> StepError:
-    """what: it is; which: what of it has changed"""
-    key = name.rpartition(".")[2]
-    by_share = (
-        "; and what the loop's body makes of it is made once a\n         share, of which a worker has as many as the "
-        "world size says"
-    )
-    return StepError(
-        f"{name} is {what}, and it has changed by step {step}{which}\n"
-        f"  found  it would be neither saved nor given to those who join{'' if over_steps else by_share}\n"
-        "  state  what the run has applied stays\n"
-        f"  next   hand it over: Run(extra={{{key!r}: {name}}}); change it "
-        f"{'behind the inner loop' if over_steps else 'where a step is applied: if run.stepped'}; one that is\n"
-        "         only asked, and whose buffers move all the same, wants .eval()"
-    )
+@dataclass(frozen=True)
+class Unhanded:
+    """Something of the script's that has changed.
+
+    name   of the variable, and from there
+    what   it is
+    step   by which it has changed
+    which  of it has
+    """
+
+    name: str
+    what: str
+    step: int
+    which: str = ""
+    has_state_dict: bool = True
+
+    def by_batches(self) -> StepError:
+        return StepError(
+            f"{self._said}\n"
+            "  found  it would be neither saved nor given to those who join; and what the loop's body makes of it is "
+            "made once a\n         share, of which a worker has as many as the world size says\n"
+            "  state  what the run has applied stays\n"
+            f"  next   hand it over: {self._handed}; change it where a step is applied: if run.stepped{self._or_eval}"
+        )
+
+    def by_steps(self) -> str:
+        return (
+            f"{self._said}\n"
+            "  found  no save holds it, and a worker that joins begins it anew\n"
+            "  next   nothing, where it is only looked at, or made of the model whenever it is used; what training "
+            f"depends on, as on a\n         teacher, is handed over: {self._handed}"
+        )
+
+    @property
+    def _said(self) -> str:
+        return f"{self._expression} is {self.what}, and it has changed by step {self.step}{self.which}"
+
+    @property
+    def _expression(self) -> str:
+        return re.sub(r"\.(\d+)", r"[\1]", self.name)
+
+    @property
+    def _handed(self) -> str:
+        key = self.name.rpartition(".")[2]
+        key = key if key.isidentifier() else "mine"
+        if self.has_state_dict:
+            return f"Run(extra={{{key!r}: {self._expression}}})"
+        return f"in an object with state_dict and load_state_dict, Run(extra={{{key!r}: ...}})"
+
+    @property
+    def _or_eval(self) -> str:
+        return (
+            "; one that is\n         only asked, and whose buffers move all the same, wants .eval()"
+            if self.has_state_dict
+            else ""
+        )
