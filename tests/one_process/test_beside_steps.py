@@ -130,7 +130,7 @@ def test_what_is_no_other_optimizer_is_let_pass(tmp_path: Path, capsys: Said) ->
     """From before, of other parameters, around the run's own, without groups, a proxy, a trainer that counts."""
     loop, other = Plain(tmp_path), nn.Linear(2, 2)
     before, several = torch.optim.Adam(loop.model.parameters()), OfSeveral(loop.optimizer)
-    trainer, proxy = Holder(loop.optimizer), weakref.proxy(loop.optimizer)
+    trainer, proxy, dead = Holder(loop.optimizer), weakref.proxy(loop.optimizer), weakref.proxy(nn.Linear(1, 1))
     with loop.run as run:
         for step in run:
             take(loop, step)
@@ -138,5 +138,5 @@ def test_what_is_no_other_optimizer_is_let_pass(tmp_path: Path, capsys: Said) ->
             of_another = torch.optim.SGD(other.parameters(), lr=0.1)
             around = Around(loop.optimizer)
     assert run.finished
-    assert all(one is not None for one in (before, several, trainer, proxy, of_another, around))
+    assert all(one is not None for one in (before, several, trainer, proxy, dead, of_another, around))
     assert "another optimizer" not in capsys.readouterr().err

@@ -13,6 +13,7 @@ from inspect import CO_OPTIMIZED
 from itertools import islice
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+from weakref import ProxyTypes
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ def variables() -> dict[str, Any]:
             ]
         for name in dict.fromkeys(names):
             value = known.get(name)
+            if type(value) in ProxyTypes:  # what it stands for is others', and may be gone
+                continue
             if name not in known or name.startswith("__") or isinstance(value, _NO_STATE) or is_own(type(value)):
                 continue
             found.setdefault(name, value)
