@@ -23,11 +23,13 @@ def take(loop: Plain, step: Any) -> None:
 
 
 def averaged(loop: Plain, teacher: nn.Module) -> None:
+    student = [teacher]  # another name of it
     with loop.run as run:
         for step in run:
             take(loop, step)
             in_place(teacher, loop.model)
     assert run.finished
+    assert student
 
 
 def test_an_average_that_the_run_was_not_handed_is_told_of(tmp_path: Path, capsys: Said) -> None:
@@ -50,7 +52,10 @@ def test_one_that_was_handed_over_is_let_pass(tmp_path: Path, capsys: Said) -> N
 def test_of_several_in_a_list_the_name_is_what_python_takes(tmp_path: Path, capsys: Said) -> None:
     loop = Plain(tmp_path)
     teachers = [nn.Linear(1, 1), copy.deepcopy(loop.model)]
-    averaged(loop, teachers[1])
+    with loop.run as run:
+        for step in run:
+            take(loop, step)
+            in_place(teachers[1], loop.model)
     assert "teachers[1] is a module that" in capsys.readouterr().err
 
 

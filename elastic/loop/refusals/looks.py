@@ -108,7 +108,7 @@ class Looks:
     def at_steps(self, step: int, *, joined_as: int | None) -> None:
         """Likewise. Raises nothing."""
         with _passed_over():
-            for found in self._other_modules.changed(step, closely=self._closely, but=self._told):
+            for found in self._other_modules.changed(step, closely=self._closely):
                 self._tell(found)
         with _passed_over():
             self._kept_copies.look(step)

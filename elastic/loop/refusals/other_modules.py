@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
-from weakref import ProxyTypes, WeakKeyDictionary
+from weakref import ProxyTypes, WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -43,6 +43,7 @@ class OtherModules:
     def __init__(self, known: Roots, extra: Mapping[str, Any]) -> None:
         self._known = known
         self._extra = dict(extra)
+        self._found: WeakSet[torch.nn.Module] = WeakSet()
         self._marks: WeakKeyDictionary[torch.nn.Module, dict[str, Mark]] = WeakKeyDictionary()
 
     def open(self) -> Callable[[], None]:
@@ -50,17 +51,16 @@ class OtherModules:
         _of_runs.append(self._known)
         return partial(_of_runs.remove, self._known)
 
-    def changed(self, step: int, *, closely: bool, but: Container[str] = ()) -> Iterator[Unhanded]:
-        """Those that have changed since they were first found.
+    def changed(self, step: int, *, closely: bool) -> Iterator[Unhanded]:
+        """Those that have changed since they were first found, each once.
 
         step     the one in hand
         closely  at its values, too, and not at versions alone
-        but      is not looked at, by name
         """
         known = [*chain.from_iterable(of_run().values() for of_run in _of_runs)]
         own = {id(module) for _, _, module in modules({str(number): module for number, module in enumerate(known)})}
         for root, module in held(variables(), _DEPTH_MAX).items():
-            if id(module) in own or root in but or type(module) in ProxyTypes:
+            if id(module) in own or type(module) in ProxyTypes or module in self._found:
                 continue
             if not (tensors := dict(_tensors(module, own))):
                 continue
@@ -76,6 +76,7 @@ class OtherModules:
             if names and is_carried(self._extra, [changed[name] for name in names]):
                 self._marks[module] = {name: mark(one) for name, one in tensors.items()}
             elif names:
+                self._found.add(module)
                 yield Unhanded(root, "a module that the run was not handed", step, which=f": {listed(names)}")
 
 
