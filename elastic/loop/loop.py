@@ -86,7 +86,12 @@ class Loop:
         self._count: Count | None = None
         self._rehearsal: Rehearsal | None = None
         config = context.config
-        self._looks = Looks(config, say=context.console.say, warn=context.console.warn)
+        self._looks = Looks(
+            config,
+            in_body=lambda: self._body_in_hand() is not None,
+            say=context.console.say,
+            warn=context.console.warn,
+        )
 
     def enter(self) -> None:
         """Joins the run, and holds its state.

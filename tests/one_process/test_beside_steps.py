@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.errors import StepError
 from tests.one_process.test_other_modules import OfAll, Shadow, in_place
 from tests.one_process.test_plain_misuse import Plain
 
@@ -41,6 +44,53 @@ def test_an_average_that_the_run_was_not_handed_is_told_of(tmp_path: Path, capsy
     assert said.count("was not handed") == 1
     assert "no save holds it, and a worker that joins begins it anew" in said
     assert "is handed over: Run(extra={'teacher': teacher})" in said
+
+
+@pytest.mark.parametrize("how", [lambda teacher, x: teacher(x), lambda teacher, x: teacher[0](x)])
+def test_one_that_changes_and_is_asked_in_a_body_is_refused(
+    tmp_path: Path, capsys: Said, how: Callable[[Any, torch.Tensor], torch.Tensor]
+) -> None:
+    """It is a teacher, or a critic: a worker that joined had another one, and a resume."""
+    loop = Plain(tmp_path)
+    teacher = copy.deepcopy(loop.model)
+
+    def train() -> None:
+        with loop.run as run:
+            for step in run:
+                for x, y in step:
+                    distance = (how(teacher, x).detach().sum() - loop.model(x).sum()).square()
+                    step.backward(loop.loss(x, y) * len(y) + distance * 0.01, count=len(y))
+                in_place(teacher[0], loop.model[0])
+
+    teacher.eval()
+    with pytest.raises(
+        StepError, match="teacher, a module that the run was not handed, changes, and is asked in"
+    ) as no:
+        train()
+    assert "Run(extra={'teacher': teacher})" in str(no.value)
+    assert loop.run.step_index == 1
+    assert capsys.readouterr().err.count("was not handed, and it has changed by step 1") == 1
+    assert copy.deepcopy(teacher)(torch.zeros(1, 4)).shape == (1, 2)
+    assert pickle.dumps(teacher)
+
+
+@pytest.mark.parametrize("where", ["between steps", "in bodies, as it was"])
+def test_one_that_is_asked_where_nothing_comes_of_it_is_let_pass(tmp_path: Path, where: str) -> None:
+    """A copy for evaluation; and a teacher that is cast in the first body, and stays."""
+    loop = Plain(tmp_path, epochs=2)
+    other = copy.deepcopy(loop.model).eval()
+    with loop.run as run:
+        for step in run:
+            for x, y in step:
+                if where != "between steps":
+                    other.double()
+                    other(x.double())
+                step.backward(loop.loss(x, y) * len(y), count=len(y))
+            if where == "between steps":
+                other.load_state_dict(loop.model.state_dict())
+                other(torch.zeros(2, 4))
+    assert run.finished
+    assert other(torch.zeros(2, 4, dtype=next(other.parameters()).dtype)).shape == (2, 2)
 
 
 def test_one_that_was_handed_over_is_let_pass(tmp_path: Path, capsys: Said) -> None:

@@ -3,7 +3,7 @@
 In a loop over batches that is refused which depends on how many of them a worker has. A loop over steps makes the same
 of it on each worker; there it is only lost with a worker, and not given to one that joins. Where it is made of the
 model each time that it is used, as an evaluation's copy, that does no harm, and nobody sees from here whether it is: so
-it is told of, once.
+it is told of, once. But a module that changes, and is then asked in a body, is a teacher: that is refused.
 
 A look takes some µs for each module of the run's, and of the script's that is looked at: so it is made in a process's
 first steps, where an epoch begins, and now and then. Whatever fails in one is passed over: it must not end a run.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from elastic.config import Config
 from elastic.errors import StepError
@@ -36,10 +37,13 @@ _EVERY, _EVERY_OF_STEPS = 16, 64  # a loop over steps has epochs that it does no
 
 class Looks:
     """
-    say   tells people, once for all workers; `warn`, of this worker alone
+    in_body  whether the script has a batch in hand, and has not passed it back
+    say      tells people, once for all workers; `warn`, of this worker alone
     """
 
-    def __init__(self, config: Config, *, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, *, in_body: Callable[[], bool], say: Callable[[str], None], warn: Callable[[str], None]
+    ) -> None:
         extra = config.extra
         handed = (*config.models.values(), *config.schedulers.values(), *extra.values(), *config.optimizers.values())
         if config.scaler is not None:
@@ -48,6 +52,8 @@ class Looks:
         def known() -> dict[str, torch.nn.Module]:
             return roots(config.models, extra)
 
+        self._in_body = in_body
+        self._known = known
         self._say = say
         self._other_modules = OtherModules(known, extra)
         self._other_averages = OtherAverages(config.parameters, lambda: _buffers(config), extra)
@@ -67,7 +73,16 @@ class Looks:
 
     def open(self) -> Callable[[], None]:
         """Returns what ends it."""
-        return self._other_modules.open()
+        close = self._other_modules.open()
+
+        def end() -> None:
+            close()
+            for module, (in_body, _) in [*_asked.items()]:
+                if in_body is self._in_body:
+                    _asked.pop(module)
+                    _hooks.pop(module).remove()
+
+        return end
 
     def begin(self, step: int, *, begins_epoch: bool, over_steps: bool) -> bool:
         """Whether there is to be a look in this step of this process."""
@@ -106,7 +121,7 @@ class Looks:
             self._wrapped_optimizers.look()
 
     def at_steps(self, step: int, *, joined_as: int | None) -> None:
-        """Likewise. Raises nothing."""
+        """Likewise. Raises nothing; a module that has changed does from here on, where it is asked in a body."""
         with _passed_over():
             for found in self._other_modules.changed(step, closely=self._closely):
                 self._tell(found)
@@ -139,6 +154,27 @@ class Looks:
         if found.name not in self._told:
             self._told.add(found.name)
             self._say(found.by_steps())
+            if found.module is not None:
+                self._refuse_in_bodies(found, found.module())
+
+    def _refuse_in_bodies(self, found: Unhanded, module: torch.nn.Module | None) -> None:
+        """And its parts, one by one: a script may call a method of its."""
+        own = {id(one) for *_, one in modules(self._known())}
+        for *_, one in modules({} if module is None else {"": module}):
+            if id(one) not in own and one not in _asked:
+                _hooks[one] = one.register_forward_pre_hook(_refuse_in_body)
+                _asked[one] = self._in_body, found
+
+
+_asked: WeakKeyDictionary[torch.nn.Module, tuple[Callable[[], bool], Unhanded]] = WeakKeyDictionary()
+_hooks: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
+
+
+def _refuse_in_body(module: torch.nn.Module, _: Any) -> None:
+    """A hook of modules that were told of. Of a copy, or one that was pickled, nothing is known."""
+    in_body, found = _asked.get(module, (None, None))
+    if in_body is not None and found is not None and in_body():
+        raise found.by_steps_that_ask()
 
 
 def _buffers(config: Config) -> dict[str, torch.Tensor]:

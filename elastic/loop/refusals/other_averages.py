@@ -54,7 +54,7 @@ class OtherAverages:
                 continue
             if there is found and then != now and not is_carried(self._extra, tensors):
                 what = "a copy or an average of weights that the run was not handed"
-                yield Unhanded(name, what, step, has_state_dict=False)
+                yield Unhanded(name, what, step)
             self._seen[name] = found, now
 
     def forget(self) -> None:

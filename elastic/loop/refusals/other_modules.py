@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
-from weakref import ProxyTypes, WeakKeyDictionary, WeakSet
+from typing import Any, NamedTuple
+from weakref import ProxyTypes, WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -34,6 +34,15 @@ _of_runs: list[Roots] = []
 """The modules of any run that is open in this process: they are that run's to save and to give."""
 
 
+class _Seen(NamedTuple):
+    mark: Mark
+    where: tuple[torch.dtype, torch.device]
+
+
+def _where(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    return tensor.dtype, tensor.device
+
+
 class OtherModules:
     """
     known  the run's modules, by name
@@ -44,7 +53,7 @@ class OtherModules:
         self._known = known
         self._extra = dict(extra)
         self._found: WeakSet[torch.nn.Module] = WeakSet()
-        self._marks: WeakKeyDictionary[torch.nn.Module, dict[str, Mark]] = WeakKeyDictionary()
+        self._marks: WeakKeyDictionary[torch.nn.Module, dict[str, _Seen]] = WeakKeyDictionary()
 
     def open(self) -> Callable[[], None]:
         """Returns what ends it."""
@@ -64,20 +73,22 @@ class OtherModules:
                 continue
             if not (tensors := dict(_tensors(module, own))):
                 continue
-            if module not in self._marks:
-                self._marks[module] = {name: mark(one) for name, one in tensors.items()}
-            before = self._marks[module]
+            before = self._marks.setdefault(module, {})
+            for name, one in tensors.items():
+                if name not in before or before[name].where != _where(one):  # it was moved, or cast
+                    before[name] = _Seen(mark(one), _where(one))
             changed = {
                 name: one
                 for name, one in tensors.items()
-                if name in before and (one._version != before[name][0] or (closely and mark(one) != before[name]))
+                if one._version != before[name].mark[0] or (closely and mark(one) != before[name].mark)
             }
             names = _not_of(known, changed) if changed else []
             if names and is_carried(self._extra, [changed[name] for name in names]):
-                self._marks[module] = {name: mark(one) for name, one in tensors.items()}
+                before |= {name: _Seen(mark(one), _where(one)) for name, one in tensors.items()}
             elif names:
                 self._found.add(module)
-                yield Unhanded(root, "a module that the run was not handed", step, which=f": {listed(names)}")
+                which = f": {listed(names)}"
+                yield Unhanded(root, "a module that the run was not handed", step, which=which, module=ref(module))
 
 
 def _tensors(module: torch.nn.Module, own: Container[int]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -115,17 +126,18 @@ def is_carried(extra: Mapping[str, Any], tensors: Iterable[torch.Tensor]) -> boo
 class Unhanded:
     """Something of the script's that has changed.
 
-    name   of the variable, and from there
-    what   it is
-    step   by which it has changed
-    which  of it has
+    name    of the variable, and from there
+    what    it is
+    step    by which it has changed
+    which   of it has
+    module  it, where it is one
     """
 
     name: str
     what: str
     step: int
     which: str = ""
-    has_state_dict: bool = True
+    module: ref[torch.nn.Module] | None = None
 
     def by_batches(self) -> StepError:
         return StepError(
@@ -144,6 +156,14 @@ class Unhanded:
             f"depends on, as on a\n         teacher, is handed over: {self._handed}"
         )
 
+    def by_steps_that_ask(self) -> StepError:
+        return StepError(
+            f"{self._expression}, a module that the run was not handed, changes, and is asked in the inner loop\n"
+            "  found  what it answers is no part of the run: no save holds it, and a worker that joins begins it anew\n"
+            "  state  the model is as it was before this step\n"
+            f"  next   hand it over: {self._handed}{self._or_eval}"
+        )
+
     @property
     def _said(self) -> str:
         return f"{self._expression} is {self.what}, and it has changed by step {self.step}{self.which}"
@@ -156,7 +176,7 @@ class Unhanded:
     def _handed(self) -> str:
         key = self.name.rpartition(".")[2]
         key = key if key.isidentifier() else "mine"
-        if self.has_state_dict:
+        if self.module is not None:
             return f"Run(extra={{{key!r}: {self._expression}}})"
         return f"in an object with state_dict and load_state_dict, Run(extra={{{key!r}: ...}})"
 
@@ -164,6 +184,6 @@ class Unhanded:
     def _or_eval(self) -> str:
         return (
             "; one that is\n         only asked, and whose buffers move all the same, wants .eval()"
-            if self.has_state_dict
+            if self.module is not None
             else ""
         )
