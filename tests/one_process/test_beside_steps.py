@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,64 @@ def test_one_that_changes_and_is_asked_in_a_body_is_refused(
     assert capsys.readouterr().err.count("was not handed, and it has changed by step 1") == 1
     assert copy.deepcopy(teacher)(torch.zeros(1, 4)).shape == (1, 2)
     assert pickle.dumps(teacher)
+
+
+class Blind(nn.Module):
+    """It lets nobody look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError
+
+
+def test_a_new_one_of_a_known_name_beside_one_that_lets_nobody_look_is_refused(tmp_path: Path, capsys: Said) -> None:
+    loop, another_one = Plain(tmp_path, epochs=40), Blind()
+    teacher = copy.deepcopy(loop.model).eval()
+
+    def train() -> None:
+        nonlocal teacher
+        with loop.run as run:
+            for step in run:
+                if step.index == 8:
+                    teacher = copy.deepcopy(loop.model).eval()
+                for x, y in step:
+                    asked = teacher(x).detach().sum() * 0 if step.index > 8 else 0
+                    step.backward(loop.loss(x, y) * len(y) + asked, count=len(y))
+                in_place(teacher[0], loop.model[0])
+
+    with pytest.raises(StepError, match="teacher, a module that the run was not handed, changes, and is asked"):
+        train()
+    assert another_one.inner.weight.shape == (1, 1)
+    assert capsys.readouterr().err.count("teacher is a module that the run was not handed") == 1
+
+
+def test_parts_that_stay_other_threads_and_compiled_copies_are_let_pass(tmp_path: Path, capsys: Said) -> None:
+    loop = Plain(tmp_path, epochs=3)
+    system = nn.ModuleDict({"loss": nn.MSELoss(), "seen": nn.BatchNorm1d(4), "model": loop.model})
+    shown = copy.deepcopy(loop.model).eval()
+    compiled = torch.compile(shown, backend="eager")
+    answers = []
+    with loop.run as run:
+        for step in run:
+            for x, _ in step:
+                loss = system["loss"](system["model"](x), torch.zeros(len(x), 2))
+                if step.index > 4:
+                    thread = threading.Thread(target=lambda x=x: answers.append(shown(x)))
+                    thread.start()
+                    thread.join(60)
+                step.backward(loss * len(x), count=len(x))
+            system["seen"](torch.randn(5, 4))
+            shown.load_state_dict(loop.model.state_dict())
+            if step.index > 2:
+                compiled(torch.zeros(step.index, 4))
+    assert run.finished
+    assert len(answers) == 3 * (run.step_index - 5)
+    said = capsys.readouterr().err
+    assert "system is a module that the run was not handed" in said
+    assert "shown is a module that the run was not handed" in said
 
 
 @pytest.mark.parametrize("where", ["between steps", "in bodies, as it was"])

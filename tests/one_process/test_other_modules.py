@@ -132,9 +132,9 @@ class Queue(nn.Module):
 
 
 def test_what_a_module_keeps_for_speed_alone_is_let_pass(tmp_path: Path) -> None:
-    """A buffer that is in no state_dict, such as tables that grow with the longest input, in .eval() too; and what a
+    """A buffer that is in no state_dict, such as tables that grow with the longest input; and what a
     module does when it is looked at is its own affair."""
-    loop, teacher = Plain(tmp_path), Rude()
+    loop, teacher = Plain(tmp_path), Rude().eval()
     with loop.run as run:
         for x, y in run.batches():
             teacher.register_buffer("table", torch.rand(3), persistent=False)

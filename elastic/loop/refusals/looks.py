@@ -11,10 +11,13 @@ first steps, where an epoch begins, and now and then. Whatever fails in one is p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+import torch
 
 from elastic.config import Config
 from elastic.errors import StepError
@@ -28,8 +31,6 @@ from elastic.state.modules import modules, roots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import torch
 
 _FIRST = 3  # steps
 _EVERY, _EVERY_OF_STEPS = 16, 64  # a loop over steps has epochs that it does not name
@@ -53,6 +54,7 @@ class Looks:
             return roots(config.models, extra)
 
         self._in_body = in_body
+        self._thread = threading.get_ident()
         self._known = known
         self._say = say
         self._other_modules = OtherModules(known, extra)
@@ -77,8 +79,8 @@ class Looks:
 
         def end() -> None:
             close()
-            for module, (in_body, _) in [*_asked.items()]:
-                if in_body is self._in_body:
+            for module, (asks, _) in [*_asked.items()]:
+                if asks == self._asks:
                     _asked.pop(module)
                     _hooks.pop(module).remove()
 
@@ -154,16 +156,25 @@ class Looks:
         if found.name not in self._told:
             self._told.add(found.name)
             self._say(found.by_steps())
-            if found.module is not None:
-                self._refuse_in_bodies(found, found.module())
+        module = None if found.module is None else found.module()
+        if module is not None:
+            with _passed_over():  # one of torch.jit's takes no hooks
+                self._refuse_in_bodies(found, module)
 
-    def _refuse_in_bodies(self, found: Unhanded, module: torch.nn.Module | None) -> None:
-        """And its parts, one by one: a script may call a method of its."""
+    def _refuse_in_bodies(self, found: Unhanded, module: torch.nn.Module) -> None:
+        """It, and what of it has changed: a script may call a part of it."""
         own = {id(one) for *_, one in modules(self._known())}
-        for *_, one in modules({} if module is None else {"": module}):
+        places = {""}
+        for name in found.names:
+            *above, _ = name.split(".")
+            places |= {".".join(above[:depth]) for depth in range(1, len(above) + 1)}
+        for one in map(module.get_submodule, sorted(places)):
             if id(one) not in own and one not in _asked:
                 _hooks[one] = one.register_forward_pre_hook(_refuse_in_body)
-                _asked[one] = self._in_body, found
+                _asked[one] = self._asks, found
+
+    def _asks(self) -> bool:
+        return threading.get_ident() == self._thread and self._in_body()
 
 
 _asked: WeakKeyDictionary[torch.nn.Module, tuple[Callable[[], bool], Unhanded]] = WeakKeyDictionary()
@@ -172,8 +183,10 @@ _hooks: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
 
 def _refuse_in_body(module: torch.nn.Module, _: Any) -> None:
     """A hook of modules that were told of. Of a copy, or one that was pickled, nothing is known."""
-    in_body, found = _asked.get(module, (None, None))
-    if in_body is not None and found is not None and in_body():
+    if torch.compiler.is_compiling():  # the compiler traces hooks; what it makes of the module asks nobody
+        return
+    asks, found = _asked.get(module, (None, None))
+    if asks is not None and found is not None and asks():
         raise found.by_steps_that_ask()
 
 

@@ -37,6 +37,7 @@ _of_runs: list[Roots] = []
 class _Seen(NamedTuple):
     mark: Mark
     where: tuple[torch.dtype, torch.device]
+    moved: bool = False
 
 
 def _where(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
@@ -71,32 +72,43 @@ class OtherModules:
         for root, module in held(variables(), _DEPTH_MAX).items():
             if id(module) in own or type(module) in ProxyTypes or module in self._found:
                 continue
-            if not (tensors := dict(_tensors(module, own))):
+            try:
+                names = self._changes_of(module, known, own, closely=closely)
+            except Exception:  # its own, where it is looked at: the others are looked at all the same
                 continue
-            before = self._marks.setdefault(module, {})
-            for name, one in tensors.items():
-                if name not in before or before[name].where != _where(one):  # it was moved, or cast
-                    before[name] = _Seen(mark(one), _where(one))
-            changed = {
-                name: one
-                for name, one in tensors.items()
-                if one._version != before[name].mark[0] or (closely and mark(one) != before[name].mark)
-            }
-            names = _not_of(known, changed) if changed else []
-            if names and is_carried(self._extra, [changed[name] for name in names]):
-                before |= {name: _Seen(mark(one), _where(one)) for name, one in tensors.items()}
-            elif names:
+            if names:
                 self._found.add(module)
                 which = f": {listed(names)}"
-                yield Unhanded(root, "a module that the run was not handed", step, which=which, module=ref(module))
+                yield Unhanded(root, "a module that the run was not handed", step, which, tuple(names), ref(module))
+
+    def _changes_of(
+        self, module: torch.nn.Module, known: Iterable[torch.nn.Module], own: Container[int], *, closely: bool
+    ) -> list[str]:
+        tensors = dict(_tensors(module, own))
+        before = self._marks.setdefault(module, {})
+        for name, one in tensors.items():
+            seen = before.get(name)
+            if seen is None or (seen.where != _where(one) and not seen.moved):  # cast, or moved, once
+                before[name] = _Seen(mark(one), _where(one), moved=seen is not None)
+        changed = {
+            name: one
+            for name, one in tensors.items()
+            if one._version != before[name].mark[0] or (closely and mark(one) != before[name].mark)
+        }
+        names = _not_of(known, changed) if changed else []
+        if names and is_carried(self._extra, [changed[name] for name in names]):
+            before |= {name: _Seen(mark(one), _where(one)) for name, one in tensors.items()}
+            return []
+        return names
 
 
 def _tensors(module: torch.nn.Module, own: Container[int]) -> Iterator[tuple[str, torch.Tensor]]:
     for _, path, one in modules({"": module}):
         if id(one) in own:
             continue
-        kept = [item for item in one.named_buffers(recurse=False) if item[0] not in one._non_persistent_buffers_set]
-        for key, tensor in [*one.named_parameters(recurse=False), *kept]:
+        passing = set() if one.training else one._non_persistent_buffers_set  # tables that grow with an input, say
+        buffers = [item for item in one.named_buffers(recurse=False) if item[0] not in passing]
+        for key, tensor in [*one.named_parameters(recurse=False), *buffers]:
             if not is_lazy(tensor) and not tensor.is_inference() and tensor.layout is torch.strided:
                 yield f"{path}.{key}" if path else key, tensor
 
@@ -130,6 +142,7 @@ class Unhanded:
     what    it is
     step    by which it has changed
     which   of it has
+    names   likewise, of a module's parameters and buffers
     module  it, where it is one
     """
 
@@ -137,6 +150,7 @@ class Unhanded:
     what: str
     step: int
     which: str = ""
+    names: tuple[str, ...] = ()
     module: ref[torch.nn.Module] | None = None
 
     def by_batches(self) -> StepError:
