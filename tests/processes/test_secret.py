@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.events.reading import read_events
+from tests.kit.agents import meet
 from tests.kit.launch import Launch
 
 WITHIN_S = 240.0
@@ -39,13 +39,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             return stack.enter_context(Launch("elastic", ["run", *flags], env=env))
 
         yield start
-
-
-def meet(nodes: str) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=secret"]
 
 
 def test_two_nodes_of_one_secret_train_and_survive_a_kill_and_show_it_nowhere(run: Run, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Averages of weights that are no modules, and that the run was not handed: a dict of tensors by the names of a model's
 parameters, or a list of tensors of their shapes, in a variable of the script or an attribute of an object there.
 
-As with other modules, one that changes is refused. It begins as a copy of the weights, which gradients that are kept
-to be looked at do not. One that is made anew each time is another one: those that were
-found are held from look to look, for else another might come to lie where it was. So they are looked at in the first
-steps alone, and a copy of weights or gradients that a script keeps costs no memory afterwards.
+Found are those that change, as with other modules. One begins as a copy of the weights, which gradients that are kept
+to be looked at do not. One that is made anew each time is another one: those that were found are held from look to
+look, for else another might come to lie where it was. So they are looked at in the first steps alone, and a copy of
+weights or gradients that a script keeps costs no memory afterwards.
 """
 
 from __future__ import annotations

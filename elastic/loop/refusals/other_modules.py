@@ -1,8 +1,9 @@
 """Modules of the script's own that the run was not handed: a teacher, a target network, an average of weights.
 
 One that stays as it is may be anybody's. One that changes is neither saved nor given to those who join, and what a body
-makes of it is made once a share: that is refused. Looked for are those in the script's variables, and in what these
-hold, with weights or buffers that are none of the run's; in the first steps, at an epoch's first one, and now and then.
+makes of it is made once a share; what is done about it, looks.py says. Looked for are those in the script's variables,
+and in what these hold, with weights or buffers that are none of the run's; in the first steps, at an epoch's first one,
+and now and then.
 """
 
 from __future__ import annotations
