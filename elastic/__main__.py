@@ -40,10 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from elastic.plan import simulate_command
 
         return simulate_command.main(argv[1:])
+    if argv[:1] == ["checkpoint"]:
+        from elastic_checkpoint import cli
+
+        return cli.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
     )
-    parser.add_argument("--version", action="version", version=f"elastic {version('elastic-training')}")
+    parser.add_argument("--version", action="version", version=f"elastic {version('elastic-exact')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("run", help="runs a training script, and recovers live (torchrun's flags)", add_help=False)
     drill = "runs a script with faults and without, and judges that nothing was lost"
@@ -53,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("plan", help=plan, add_help=False)
     simulate = "what recorded spot fleets make of a run, under several ways of running"
     commands.add_parser("simulate", help=simulate, add_help=False)
+    checkpoint = "looks at a run's checkpoints: ls, verify, digest, diff, export, import, sweep"
+    commands.add_parser("checkpoint", help=checkpoint, add_help=False)
     parser.parse_args(argv)
     return EXIT_USAGE
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from elastic_checkpoint import linux
 
-from checkpoint import linux
 from elastic.config import Config, Mode
 from elastic.config.checks import check_url, check_world, length_of, named
 from elastic.config.config import absolute, device_of, dict_of, order_of, save_rules
@@ -135,7 +135,7 @@ class Run:
             that it is not for.
         IdentityMismatch: The saved run is another run; in `with`.
         RendezvousTimeout: Too few workers came; in `with`.
-        checkpoint.ClaimHeld: A live job writes to this URL; in `with`.
+        elastic_checkpoint.ClaimHeld: A live job writes to this URL; in `with`.
         StartFailed: The coordinator could not start the run, and the message repeats why; in `with`. Or no worker holds
             a whole state any more; in the loop.
         StepError: The loop's body breaks a rule of its loop: see `batches`, `steps` and `elastic.Step`.

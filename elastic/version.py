@@ -1,5 +1,5 @@
-"""Which elastic-training is this? Processes of one run have the same: what they say to each other is no promise between
-versions, nor is how they add. What a run has saved is read by later ones (checkpoint/format/manifest.py).
+"""Which elastic-exact is this? Processes of one run have the same: what they say to each other is no promise between
+versions, nor is how they add. What a run has saved is read by later ones (elastic_checkpoint/format/manifest.py).
 
 The version of the code that runs, and not of what an installer has noted. pyproject.toml reads it here.
 """

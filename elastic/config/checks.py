@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from elastic_checkpoint import arguments
+from elastic_checkpoint.storage import redact
+from elastic_checkpoint.storage.urls import refusal
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 
-from checkpoint import arguments
-from checkpoint.storage import redact
-from checkpoint.storage.urls import refusal
 from elastic.data.order import Order
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch

@@ -1,8 +1,8 @@
 """The bytes of one data file, wherever it lies: memory-mapped on this machine, in ranges with a small cache elsewhere.
 
 Promises  opening costs a look at the file, whatever its size; forks share the mapping, and connect by themselves.
-          Storage that fails for a moment is asked again (checkpoint/storage). A file that ends before it should is an
-          error, and never fewer bytes.
+          Storage that fails for a moment is asked again (elastic_checkpoint/storage). A file that ends before it should
+          is an error, and never fewer bytes.
 Leaves    what the bytes mean, and whether the file is still the one that a run began with, to its callers.
 """
 
@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 import xxhash
+from elastic_checkpoint.storage import Missing, open_storage, redact, version
+from elastic_checkpoint.storage.urls import refusal
 
-from checkpoint.storage import Missing, open_storage, redact, version
-from checkpoint.storage.urls import refusal
 from elastic.errors import DataFileError
 
 _BLOCK_BYTES = 2**16
@@ -31,7 +31,7 @@ class DataFile:
 
     url      without credentials
     path     where it lies on this machine, or None
-    version  differs once the file is written anew, see checkpoint/storage/base.py
+    version  differs once the file is written anew, see elastic_checkpoint/storage/base.py
     """
 
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:

@@ -27,10 +27,10 @@ from types import FrameType
 from typing import Any
 
 import torch
+from elastic_checkpoint import linux
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from checkpoint import linux
 from elastic.data.scratch import Scratch
 from elastic.membership.signal_pipe import is_taken
 

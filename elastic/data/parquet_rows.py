@@ -15,8 +15,8 @@ from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from elastic_checkpoint.storage import redact
 
-from checkpoint.storage import redact
 from elastic.data.file_streams import Files
 from elastic.errors import ConfigError, DataFileError
 

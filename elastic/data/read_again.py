@@ -38,7 +38,7 @@ _EXAMPLES = 4  # that are asked, and a batch
 _ITEMS_MAX = 10_000  # of a container
 _BYTES_MAX = 1 << 20  # of an array
 _OF_THREADS = ("threading", "queue", "multiprocessing", "concurrent", "asyncio")
-_BESIDE = ("elastic", "checkpoint", "logging")  # packages whose objects are not looked into: ours, and loggers
+_BESIDE = ("elastic", "elastic_checkpoint", "logging")  # packages whose objects are not looked into: ours, and loggers
 
 
 class ReadAgain:

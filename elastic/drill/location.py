@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoint.storage.base import Storage
-from checkpoint.storage.redact import redact
-from checkpoint.storage.urls import refusal
+from elastic_checkpoint.storage.base import Storage
+from elastic_checkpoint.storage.redact import redact
+from elastic_checkpoint.storage.urls import refusal
+
 from elastic.errors import ConfigError
 
 _REMOVE_WITHIN_S = 60.0
@@ -109,7 +110,7 @@ class Location:
             storage.tidy(0.0)
 
     def _open(self, *, retry_s: float) -> Storage:
-        from checkpoint.storage import open_storage
+        from elastic_checkpoint.storage import open_storage
 
         return open_storage(str(self._root), self.options, retry_s=retry_s)
 

@@ -55,7 +55,7 @@ def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) 
             lambda: {path.name: 0 for path in events.glob("[!.]*.jsonl")}, lambda name: (events / name).read_bytes()
         )
         return
-    from checkpoint.storage import open_storage
+    from elastic_checkpoint.storage import open_storage
 
     storage = open_storage(str(url), storage_options, retry_s=ANSWER_S, answer_s=ANSWER_S)
     yield from _each(
@@ -66,7 +66,7 @@ def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) 
 
 def _each(look: Callable[[], Mapping[str, int]], read: Callable[[str], bytes]) -> Iterator[bytes]:
     """Worker by worker, in order. Where a segment is gone when it is to be read, its worker is looked at again."""
-    from checkpoint.storage import Missing
+    from elastic_checkpoint.storage import Missing
 
     def read_worker(worker: str, names: list[str]) -> list[bytes]:
         for _ in range(_LOOKS):

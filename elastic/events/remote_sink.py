@@ -23,7 +23,7 @@ class RemoteSink:
     """A sink; see the module's docstring."""
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None, worker_id: str) -> None:
-        from checkpoint.storage import open_storage
+        from elastic_checkpoint.storage import open_storage
 
         self._storage = open_storage(url, storage_options)
         self._worker_id = worker_id
@@ -119,7 +119,7 @@ class RemoteSink:
 
     def _put_segment(self, data: bytes) -> None:
         """Under the next free number, and then over it. (`put_new` knows bytes that its own retry has put there.)"""
-        from checkpoint.storage import AlreadyThere
+        from elastic_checkpoint.storage import AlreadyThere
 
         while not self._begun:
             try:

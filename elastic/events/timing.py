@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypedDict, cast
 
-from checkpoint.linux import process_stat
+from elastic_checkpoint.linux import process_stat
 
 WAIT, DATA, SAVE, EVALUATE = "wait_s", "data_s", "save_s", "evaluate_s"
 SPENT = (WAIT, DATA, SAVE, EVALUATE)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-
-from checkpoint.format.dtypes import name_of
+from elastic_checkpoint.format.dtypes import name_of
 
 
 class Layout(NamedTuple):

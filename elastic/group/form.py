@@ -18,9 +18,9 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+from elastic_checkpoint.forks import leave_garbage_to_parents
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
-from checkpoint.forks import leave_garbage_to_parents
 from elastic.errors import CollectiveFailed, PeerLost
 from elastic.group.hierarchy import hosts_of
 from elastic.group.nccl import connect as connect_nccl

@@ -16,11 +16,11 @@ from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
 
+import elastic_checkpoint
 import torch
 import xxhash
+from elastic_checkpoint.format.dtypes import name_of
 
-import checkpoint
-from checkpoint.format.dtypes import name_of
 from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group, gather_bytes
 from elastic.state.attributes import ABSENT, Attributes, Noted, copied, is_plain, is_same, set_plain
@@ -146,12 +146,14 @@ class PlainAttributes:
         """All ranks call it in a step in which some have no share: these get what the shares of the others left."""
         encoded = b""
         if self._values is not None:
-            document, tensors = checkpoint.encode({n: v for n, v in self._values.items() if v is not _DIFFER})
+            document, tensors = elastic_checkpoint.encode({n: v for n, v in self._values.items() if v is not _DIFFER})
             encoded = json.dumps([document, {name: _packed(tensor) for name, tensor in tensors.items()}]).encode()
         answers = [answer for answer in gather_bytes(group, encoded) if answer]
         if self._values is None:
             document, packed = json.loads(answers[0])
-            self._values = dict(checkpoint.decode(document, {name: _unpacked(*one) for name, one in packed.items()}))
+            self._values = dict(
+                elastic_checkpoint.decode(document, {name: _unpacked(*one) for name, one in packed.items()})
+            )
 
     def apply(self) -> None:
         """The beginning of the update, whose own changes come on top."""

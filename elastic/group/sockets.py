@@ -13,8 +13,8 @@ import socket
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from checkpoint.linux import descriptors
-from checkpoint.net.keepalive import send_again_soon
+from elastic_checkpoint.linux import descriptors
+from elastic_checkpoint.net.keepalive import send_again_soon
 
 
 def listening_ports() -> set[int]:

@@ -224,8 +224,8 @@ def _check_urls(endpoint: str) -> None:
     named = [("--rdzv-endpoint", part.strip()) for part in endpoint.split(",")]
     for name, url in (*named, ("ELASTIC_URL", environment.url_and_virtual_workers()[0])):
         if "://" in url:
-            from checkpoint.storage import redact
-            from checkpoint.storage.urls import EXPECTED, unknown_protocol
+            from elastic_checkpoint.storage import redact
+            from elastic_checkpoint.storage.urls import EXPECTED, unknown_protocol
 
             if (protocol := unknown_protocol(url)) is not None:
                 raise ConfigError(
@@ -240,7 +240,7 @@ def _check_one_url(endpoint: str) -> None:
     urls = [part.strip() for part in endpoint.split(",") if is_url(part.strip())]
     run = environment.url_and_virtual_workers()[0]
     if run and urls and _canonical(urls[0]) != _canonical(run):
-        from checkpoint.storage import redact
+        from elastic_checkpoint.storage import redact
 
         raise ConfigError(
             f"--rdzv-endpoint={redact(urls[0])} and ELASTIC_URL={redact(run)} name two runs, and one command starts "

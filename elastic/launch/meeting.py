@@ -8,7 +8,7 @@
 
 Promises  a node waits for the others no longer than --rdzv-conf join_timeout, and its error says who came.
           A published hub that does not answer may be moving: the node waits a while for the next one, and then for a
-          round, too. One that has another secret, or is of another elastic-training, it does not wait for: nobody else
+          round, too. One that has another secret, or is of another elastic-exact, it does not wait for: nobody else
           would be found there.
           Where the first of a round is lost before it has published the hub, those who are left meet in another round.
 Leaves    who may join, and everything after hello, to the hub.
@@ -29,14 +29,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.secured import prepare
+from elastic_checkpoint.net.transport import SAME_FOR_ALL
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from checkpoint.errors import CheckpointError
-from checkpoint.net.secured import prepare
-from checkpoint.net.transport import SAME_FOR_ALL
 from elastic.errors import ElasticError
 from elastic.launch.hub.announcement import HubAnnouncement, replace_hub
 from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
@@ -64,7 +64,7 @@ _HUB_S = 15.0  # from a round to the hub of its first node, which publishes it a
 
 class NodesMissing(ElasticError, TimeoutError):
     """Too few nodes met by the deadline, or the place where they meet cannot be reached, or has another secret, or the
-    run is of another elastic-training."""
+    run is of another elastic-exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def meet(
     secret: str | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
-    """secret: of the run, see checkpoint/net/secret.py
+    """secret: of the run, see elastic_checkpoint/net/secret.py
 
     Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
     """
@@ -431,9 +431,9 @@ class _Meets:
         )
 
     def _of_another_version(self, where: str, theirs: str | None) -> NodesMissing:
-        there = f"elastic-training {theirs}" if theirs is not None else "a version before those that say which they are"
+        there = f"elastic-exact {theirs}" if theirs is not None else "a version before those that say which they are"
         return NodesMissing(
-            f"this node has elastic-training {__version__}, and run {self._run_id!r} is of {there}, as its node at "
+            f"this node has elastic-exact {__version__}, and run {self._run_id!r} is of {there}, as its node at "
             f"{where} says\n"
             "  state  nothing was started here, and the run goes on without this node\n"
             "  next   install here what the run has; or end it on all nodes, and start all of them with one version: "

@@ -1,7 +1,7 @@
 """The newest checkpoint is read while this node's processes start: by a child of the agent, for the coordinator.
 
     agent   forks the child as soon as the command is read, and tells it to begin once the run's hub is known to be here
-    child   reads what lies at the run's URL into memory that has no name (checkpoint/load/read_ahead.py)
+    child   reads what lies at the run's URL into memory that has no name (elastic_checkpoint/load/read_ahead.py)
     worker  has that memory open from its beginning; the coordinator takes from it what is there, and the rest from
             storage
 
@@ -22,8 +22,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from checkpoint import linux
-from checkpoint.load.spool import Spool, new_spool
+from elastic_checkpoint import linux
+from elastic_checkpoint.load.spool import Spool, new_spool
+
 from elastic.errors import ConfigError
 from elastic.launch.processes import early_signals
 from elastic.membership.environment import url_and_virtual_workers
@@ -110,7 +111,7 @@ def _in_fork(url: str, descriptor: int, heard: int, agent: int) -> NoReturn:
 
 def _read(url: str, spool: Spool, heard: int) -> None:
     """Until all is read, nobody needs more, or the agent has closed its end, though the storage hangs."""
-    from checkpoint.load.read_ahead import read_ahead  # which loads fsspec
+    from elastic_checkpoint.load.read_ahead import read_ahead  # which loads fsspec
 
     reading = threading.Thread(target=read_ahead, args=(url, spool), name="elastic-read-ahead", daemon=True)
     reading.start()

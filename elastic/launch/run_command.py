@@ -16,17 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from checkpoint import linux
-from checkpoint.errors import CheckpointError
-from checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
-from checkpoint.net.secured import prepare
+from elastic_checkpoint import linux
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
+from elastic_checkpoint.net.secured import prepare
+
 from elastic.errors import ConfigError
 from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
 
 if TYPE_CHECKING:
-    from checkpoint.runs.beacon import Beacon
+    from elastic_checkpoint.runs.beacon import Beacon
+
     from elastic.launch.arguments import Arguments
     from elastic.launch.meeting import Meeting
     from elastic.launch.node.notice_hook import NoticeHook
@@ -247,7 +249,8 @@ def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) 
 def _beacon(arguments: Arguments) -> Beacon:
     """Which this process keeps for whoever claims the run's storage, should it ever have the hub: that there is a port
     for it is known before anybody relies on this node. Raises ConfigError."""
-    from checkpoint.runs.beacon import Beacon
+    from elastic_checkpoint.runs.beacon import Beacon
+
     from elastic.launch.net.addresses import none_free
 
     ports = arguments.ports

@@ -18,8 +18,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from elastic_checkpoint import linux
 
-from checkpoint import linux
 from elastic.data.data_plan import Examples
 from elastic.data.dataset_changes import data_sets_and_transforms
 from elastic.data.loader import Loader, read_once

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from elastic_checkpoint.net.machine import host_address
+from elastic_checkpoint.net.secret import secret_of_run, without_secret
 from torch.distributed import DistError, Store
 
-from checkpoint.net.machine import host_address
-from checkpoint.net.secret import secret_of_run, without_secret
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.group.form import Group, form, gather_bytes

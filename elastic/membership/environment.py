@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from multiprocessing.popen_fork import Popen
 from types import FrameType
 from typing import Any
 
-from checkpoint import linux
+from elastic_checkpoint import linux
 
 _ALONE_NS = 3 * 10**9  # a signal that the parent has not heard of before or by then was sent to the child alone
 _LOOK_S = 0.01

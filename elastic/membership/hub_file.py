@@ -11,8 +11,8 @@ The last hub of a run writes beside it that it has ended (launch/hub/announcemen
 there that does not answer has to wait: it may be moving. What a hub has written is never taken back: of two that take
 themselves for it, on two sides of a cut, one would take the other's.
 
-Whoever can read the run's storage can join the run, unless it has a secret (checkpoint/net/secret.py). What lies there
-is a hint: a hub that has moved on says where to.
+Whoever can read the run's storage can join the run, unless it has a secret (elastic_checkpoint/net/secret.py). What
+lies there is a hint: a hub that has moved on says where to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
+from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
+
 from elastic.membership.written_hub import hub_in
 
 KEY = "elastic/hub.json"

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import elastic_checkpoint
 import numpy as np
 import torch
 
-import checkpoint
 from elastic.errors import ConfigError
 from elastic.plan.figures import Figure, Figures
 
@@ -110,7 +110,7 @@ def _saves(storage: str | None, state_bytes: int, file: Path) -> dict[str, float
             f"--storage {storage}: {refused}; {file} was not written\n"
             "  next  name a folder that exists and can be written, or leave --storage out"
         ) from refused
-    with folder as at, checkpoint.Checkpointer(os.path.join(at, "run"), keep=2) as saves:
+    with folder as at, elastic_checkpoint.Checkpointer(os.path.join(at, "run"), keep=2) as saves:
         saves.warm(state)
         for step in range(_ROUNDS + 1):
             copies.append(_took(lambda: np.copyto(other, warm)))

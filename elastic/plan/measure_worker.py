@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from checkpoint import linux
+from elastic_checkpoint import linux
 
 
 def main(argv: list[str]) -> int:

@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.membership.signal_pipe import WOKEN, SignalPipe
 from elastic.preemption import loader_processes

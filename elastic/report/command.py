@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from elastic_checkpoint import CheckpointError
+from elastic_checkpoint.storage import redact
 from rich.console import Console
 
-from checkpoint import CheckpointError
-from checkpoint.storage import redact
 from elastic.events import declarations, words
 from elastic.events.event import Event
 from elastic.events.reading import read_events

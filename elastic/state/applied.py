@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import elastic_checkpoint
 import torch
 import xxhash
 
-import checkpoint
 from elastic.state.attributes import is_same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
@@ -126,7 +126,8 @@ class Applied:
                 for name, settings in self._settings.items()
             )
             and all(
-                checkpoint.encode(self._changeable[name].state_dict())[0] == kept.document and not self._changed(kept)
+                elastic_checkpoint.encode(self._changeable[name].state_dict())[0] == kept.document
+                and not self._changed(kept)
                 for name, kept in self._marked.items()
             )
             and self._buffers.is_still(self._modules())
@@ -152,7 +153,7 @@ class Applied:
 
     def _note_objects(self, objects: Mapping[str, Any]) -> None:
         for name, thing in objects.items():
-            document, tensors = checkpoint.encode(thing.state_dict())
+            document, tensors = elastic_checkpoint.encode(thing.state_dict())
             kept = _Marked(document, tensors, {key: mark(tensor) for key, tensor in tensors.items()})
             kept.copies = {key: tensor.clone() for key, tensor in tensors.items() if (name, key) in self._lively}
             self._marked[name] = kept
@@ -189,7 +190,7 @@ class Applied:
         """`objects` with these things as they were at `note`. Ask `known` first."""
         found = dict(objects)
         for name, kept in self._marked.items():
-            found[name] = checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
+            found[name] = elastic_checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
         if self._set is not None:
             found |= {"trained": self._set.document, "modes": self._eval, **self._plain}
         for name, settings in self._settings.items():

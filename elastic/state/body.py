@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import elastic_checkpoint
 import torch
 
-import checkpoint
 from elastic.errors import UNTOUCHED, StepError
 from elastic.state.applied import mark
 from elastic.state.modules import roots
@@ -148,7 +148,7 @@ class Body:
 
 def _state(thing: Any) -> tuple[str, dict[str, int]]:
     """By value: buffers that a share has moved are put back, which counts as a version."""
-    document, tensors = checkpoint.encode(thing.state_dict())
+    document, tensors = elastic_checkpoint.encode(thing.state_dict())
     return repr(document), {name: mark(tensor)[1] for name, tensor in tensors.items()}
 
 

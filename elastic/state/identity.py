@@ -109,7 +109,7 @@ def check(
         ways = f"set {'them' if len(refused) > 1 else 'it'} back, or start under a new URL"
         if refused.keys() & _OF_THE_RUNNING:
             ways = (
-                "install one version of elastic-training on all nodes; to change it, end the run on all of them, and "
+                "install one version of elastic-exact on all nodes; to change it, end the run on all of them, and "
                 "start it again from what is saved"
             )
         elif refused.keys() & _OF_EXAMPLES:

@@ -18,13 +18,13 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import elastic_checkpoint
 import numpy as np
 import torch
 import xxhash
+from elastic_checkpoint.errors import UnsupportedValue
+from elastic_checkpoint.format.kinds import is_stateful
 
-import checkpoint
-from checkpoint.errors import UnsupportedValue
-from checkpoint.format.kinds import is_stateful
 from elastic.errors import UNTOUCHED, StepError
 from elastic.state.attributes import OF_MODULES, is_plain
 
@@ -84,14 +84,14 @@ class OwnAttributes:
                         histories[name] = text
                     else:
                         plain = _plain(value)
-                        checkpoint.encode(plain)
+                        elastic_checkpoint.encode(plain)
                         values[name] = plain
                 continue
             if self._objects is not None and name not in self._objects:
                 raise _made_late(name, value)
             state = value.state_dict()
             with suppress(UnsupportedValue):
-                checkpoint.encode(state)
+                elastic_checkpoint.encode(state)
                 objects[name] = state
         found = {"values": values, "histories": histories, "objects": objects}
         return found if any(found.values()) else {}
@@ -286,7 +286,7 @@ class _Lines:
         if values[: len(self._items)] != self._items:
             self._items, self._lines = [], []
         for item in values[len(self._items) :]:
-            document, tensors = checkpoint.encode(_plain(item))
+            document, tensors = elastic_checkpoint.encode(_plain(item))
             if tensors:
                 raise TypeError(type(item))
             self._items.append(copy.deepcopy(item))
@@ -295,7 +295,7 @@ class _Lines:
 
 
 def _of_lines(text: str) -> list[Any]:
-    return [checkpoint.decode(json.loads(line), {}) for line in text.splitlines()]
+    return [elastic_checkpoint.decode(json.loads(line), {}) for line in text.splitlines()]
 
 
 def _plain(value: Any) -> Any:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import elastic_checkpoint
 import torch
 
-import checkpoint
 from elastic.state.applied import Applied
 
 
@@ -41,7 +41,7 @@ class SinceBoundary:
         if (now := epoch) is not None:
             now.note()
         self._epoch = now
-        self._noted = {name: checkpoint.encode(thing.state_dict()) for name, thing in self._changeable.items()}
+        self._noted = {name: elastic_checkpoint.encode(thing.state_dict()) for name, thing in self._changeable.items()}
         self._versions = {
             name: {key: tensor._version for key, tensor in tensors.items()}
             for name, (_, tensors) in self._noted.items()
@@ -58,7 +58,7 @@ class SinceBoundary:
         return found
 
     def _is_as(self, name: str, document: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
-        document_now, now = checkpoint.encode(self._changeable[name].state_dict())
+        document_now, now = elastic_checkpoint.encode(self._changeable[name].state_dict())
         if document_now != document or now.keys() != tensors.keys():
             return False
         return all(self._is_same(now[key], then, self._versions[name][key]) for key, then in tensors.items())

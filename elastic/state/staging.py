@@ -7,7 +7,7 @@ calls `join` first:
     a state that comes from storage or from a peer              TrainState.apply
     whatever is reached through `parameter.data`, and each      Staging.watched, here
     step of any optimizer: a fused one counts no version
-    the next save, `wait` and the checkpointer's end            checkpoint/save/pipeline.py, by itself
+    the next save, `wait` and the checkpointer's end            elastic_checkpoint/save/pipeline.py, by itself
 
 What the script writes by other ways between two steps is known by the tensor's version: that save is dropped, another
 is due, and from then on this run's saves are copied at once. Buffers, and all else in a state, always are.
@@ -21,10 +21,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
+import elastic_checkpoint
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import checkpoint
 from elastic.state.reached import watch
 from elastic.state.weights import Weights
 
@@ -37,7 +37,7 @@ class Staging:
     def __init__(self, weights: Weights, modules: Modules) -> None:
         self._weights = weights
         self._modules = modules
-        self._saving: checkpoint.Saving | None = None
+        self._saving: elastic_checkpoint.Saving | None = None
         self._on_staged: Callable[[], None] = lambda: None
         self._pid = os.getpid()  # whose the save is
         self.at_once = False  # the script has written to what was lent
@@ -50,7 +50,7 @@ class Staging:
         moving = {buffer.untyped_storage().data_ptr() for module in modules for buffer in module.buffers()}
         return [one for one in self._weights.tensors() if one.untyped_storage().data_ptr() not in moving]
 
-    def follow(self, saving: checkpoint.Saving, on_staged: Callable[[], None]) -> None:
+    def follow(self, saving: elastic_checkpoint.Saving, on_staged: Callable[[], None]) -> None:
         """From here on it is joined. on_staged: called once when it is copied, or has come to nothing"""
         self._saving, self._on_staged, self._pid = saving, on_staged, os.getpid()
         self.look()
@@ -81,5 +81,5 @@ class Staging:
         if not staged or saving is None:
             return
         self._saving = None
-        self.at_once |= isinstance(saving.error, checkpoint.StateChanged)
+        self.at_once |= isinstance(saving.error, elastic_checkpoint.StateChanged)
         self._on_staged()

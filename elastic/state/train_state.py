@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import elastic_checkpoint
 import torch
+from elastic_checkpoint.load.apply import apply
 
-import checkpoint
-from checkpoint.load.apply import apply
 from elastic.state.applied import Applied, Plain
 from elastic.state.attributes import OF_OPTIMIZERS, Attributes
 from elastic.state.dataset_attributes import DatasetAttributes
@@ -97,7 +97,7 @@ class TrainState:
         self.modes.begin_loop()
 
     def objects(self) -> Tree:
-        """The tree for `checkpoint`: stateful objects stand for their state_dict."""
+        """The tree for `Checkpointer`: stateful objects stand for their state_dict."""
         left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
         changed = {name: attributes for name, attributes in self._attributes.items() if attributes.state_dict()}
         health = {} if self.health.is_blank else {"health": self.health}
@@ -107,7 +107,7 @@ class TrainState:
         """Gives every object its state, of step `step`.
 
         keeps_trained  train what the script trains here, and not what the state's owner trained
-        Raises ConfigError and checkpoint.StateMismatch, before any weight is touched, if one misfits.
+        Raises ConfigError and elastic_checkpoint.StateMismatch, before any weight is touched, if one misfits.
         """
         self.staging.join()
         tree = {"trained": self._trained.state_dict(), "modes": self.modes.state_dict(), **tree}  # older runs lack them
@@ -137,8 +137,8 @@ class TrainState:
         return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
 
     def _put_back(self, noted: Applied, step: int) -> None:
-        now = checkpoint.encode(noted.tree(self.objects()))
-        self.apply(checkpoint.decode(*now), step=step)
+        now = elastic_checkpoint.encode(noted.tree(self.objects()))
+        self.apply(elastic_checkpoint.decode(*now), step=step)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         """Those whose buffers are the run's, by the names of their objects."""
@@ -159,7 +159,7 @@ class TrainState:
         return found
 
     def weights_digest(self) -> str:
-        """SHA-256 over the models' tensors by name: for one model, checkpoint.digest(model)."""
+        """SHA-256 over the models' tensors by name: for one model, elastic_checkpoint.digest(model)."""
         return weights_digest(self._models)
 
 
@@ -175,4 +175,4 @@ def _named(kind: str, things: Mapping[str, Any]) -> Tree:
 def weights_digest(models: Mapping[str, Any]) -> str:
     """The digest of one model is that of its state_dict; several are told apart by their names."""
     (single, *others) = models.values()
-    return checkpoint.digest(dict(models) if others else single)
+    return elastic_checkpoint.digest(dict(models) if others else single)

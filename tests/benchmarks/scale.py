@@ -37,10 +37,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from elastic_checkpoint.net.secret import generated_secret
 from rich.console import Console
 from rich.table import Table
 
-from checkpoint.net.secret import generated_secret
 from elastic.launch.hub.rules import WELCOME_S
 from elastic.launch.hub.server import HubServer
 from elastic.launch.net.agent_port import ACCEPTED_MAX

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.storages_s3 [--rounds 5] [--json FILE]
 
-Each operation through the interface that checkpoints use (checkpoint/storage/base.py). The sides take turns, and swap
-who begins; ratios are of medians, obstore's over s3fs's: below 0.75 it wins by a quarter. Processor time is this
-process's own, all of its threads; the server's is not in it. On a machine with other work only that ratio means much.
-"""
+Each operation through the interface that checkpoints use (elastic_checkpoint/storage/base.py). The sides take turns,
+and swap who begins; ratios are of medians, obstore's over s3fs's: below 0.75 it wins by a quarter. Processor time is
+this process's own, all of its threads; the server's is not in it. On a machine with other work only that ratio means
+much. """
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from elastic_checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
 from rich.console import Console
 from rich.table import Table
 
-from checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer
 
-import checkpoint
 import elastic
-from checkpoint import Checkpointer
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Kill, Plan, Stop
@@ -216,14 +216,14 @@ def test_a_save_copies_into_pinned_memory_beside_training(tmp_path: Path, device
     tensors["channels_last"] = torch.randn(8, 16, 32, 32, device=device).to(memory_format=torch.channels_last)
     with Checkpointer(tmp_path, log=said.append) as checkpoints:
         for step in (1, 2, 3):
-            before = checkpoint.digest(tensors)
+            before = elastic_checkpoint.digest(tensors)
             saving = checkpoints.save(step, {"w": tensors}, blocking=False)
             for tensor in tensors.values():
                 tensor.add_(1)
             saving.wait(60)
             loaded = {"w": {name: torch.empty_like(tensor) for name, tensor in tensors.items()}}
             checkpoints.load(loaded)
-            assert checkpoint.digest(loaded["w"]) == before
+            assert elastic_checkpoint.digest(loaded["w"]) == before
     assert not [line for line in said if "locked" in line], said
 
 
@@ -241,7 +241,7 @@ def test_a_save_beside_a_step_is_whole_however_late_the_gpu_is(tmp_path: Path, d
     with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(0, {"w": tensors}, blocking=False).wait(60)  # memory is made
         for step in range(1, 6):
-            before = checkpoint.digest(tensors)
+            before = elastic_checkpoint.digest(tensors)
             computed()
             saving = checkpoints.save(step, {"w": tensors}, blocking=False, steady=lent.values())
             tensors["buffer"].add_(1)
@@ -254,7 +254,7 @@ def test_a_save_beside_a_step_is_whole_however_late_the_gpu_is(tmp_path: Path, d
             assert saving.beside_s > 0, "the copy was made beside the step"
             loaded = {"w": {name: torch.empty_like(tensor) for name, tensor in tensors.items()}}
             checkpoints.load(loaded)
-            assert checkpoint.digest(loaded["w"]) == before
+            assert elastic_checkpoint.digest(loaded["w"]) == before
 
 
 @pytest.mark.timeout(900)

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint import linux
 
-from checkpoint import linux
 from elastic.drill.command import BROKEN, HOLDS, main
 from elastic.drill.hosts.network import host_of
 from elastic.drill.plan.drill_plan import DrillPlan

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.drill.hosts.hosts import Outcome
 from elastic.drill.hosts.network import Way, address, until
 from tests.kit.hosts import Hosts

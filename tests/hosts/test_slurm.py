@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
-from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.drill.end import End
 from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder

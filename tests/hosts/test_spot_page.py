@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
-from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.__main__ import main
 from elastic.drill.hosts.network import address
 from elastic.events.reading import read_events

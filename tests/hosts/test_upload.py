@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint.save.writer import WRITER_MODULE
 
-from checkpoint.save.writer import WRITER_MODULE
 from elastic.drill.end import End
 from elastic.drill.hosts.network import host_of
 from tests.kit.host_runs import HostRun

@@ -61,8 +61,8 @@ OURS = (
     "elastic.launch.warm.process",
     "elastic.run",
     "elastic.drill.inject.injector",
-    "checkpoint.checkpointer",
-    "checkpoint.runs.beacon",
+    "elastic_checkpoint.checkpointer",
+    "elastic_checkpoint.runs.beacon",
 )
 _READ_WHEN_LOADED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "TORCH", "PYTORCH", "MALLOC_", "GLIBC_")
 _ALWAYS = {

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint.net.secret import VARIABLE, generated_secret
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
+
 from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Outcome

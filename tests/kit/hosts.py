@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.drill.hosts import hosts
 from elastic.drill.hosts.hosts import Machine
 from elastic.drill.hosts.network import WITHIN_S, name, until

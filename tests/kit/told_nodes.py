@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.drill.inject.node_hosting import free_port
 from elastic.drill.machine.processes import WRITER
 from elastic.events.event import Event

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import checkpoint
 import elastic
 from elastic.errors import ConfigError, StepError
 from elastic.state.attributes import Attributes
@@ -218,11 +218,11 @@ def test_what_the_script_builds_holds_until_its_loop_begins() -> None:
     hidden = torch.ones(2)
     model.hidden = (hidden, 1)
     model.table = {"h": hidden}
-    document, tensors = checkpoint.encode(attributes.state_dict())
+    document, tensors = elastic_checkpoint.encode(attributes.state_dict())
     model.mean.zero_()
     hidden.zero_()
     model.count, model.scale = 3, 1.0
-    attributes.load_state_dict(checkpoint.decode(document, tensors))  # of a step that was taken over
+    attributes.load_state_dict(elastic_checkpoint.decode(document, tensors))  # of a step that was taken over
     assert (model.scale, model.rate.p, model.count) == (0.5, 0.1, 0)
     assert mean.tolist() == [1.0] * 4
     assert (model.hidden[0].tolist(), model.hidden[1], model.table["h"].tolist()) == ([1.0, 1.0], 1, [1.0, 1.0])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
 
-import checkpoint
 from elastic.errors import StepError
 from elastic.group.snapshot import Snapshot
 from elastic.state.modules import roots
@@ -78,9 +78,9 @@ def test_an_evaluation_leaves_buffers_as_they_were_and_gives_each_batch_the_same
 
     kept = small.model.get_buffer("kept")
     with small.run as run:
-        before = checkpoint.digest(small.model)
+        before = elastic_checkpoint.digest(small.model)
         run.evaluate(small.data, look, batch_size=7)
-        assert checkpoint.digest(small.model) == before
+        assert elastic_checkpoint.digest(small.model) == before
         assert small.model.get_buffer("kept") is kept
         assert seen == [(1.0, 1)] * 7
         run.stop("enough")
@@ -162,8 +162,8 @@ def test_saving_leaves_buffers_that_can_be_resized(tmp_path: Path) -> None:
     model = nn.Module()
     model.register_buffer("low", torch.tensor([]))
     model.register_buffer("scale", torch.ones(1))
-    checkpoint.digest(model)
-    with checkpoint.Checkpointer(tmp_path / "run") as checkpoints:
+    elastic_checkpoint.digest(model)
+    with elastic_checkpoint.Checkpointer(tmp_path / "run") as checkpoints:
         checkpoints.save(1, {"model": model})
     for name in ("low", "scale"):
         model.get_buffer(name).resize_(9)

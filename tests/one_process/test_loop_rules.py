@@ -11,6 +11,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint as recomputed
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.events.log import EventLog
@@ -68,7 +68,7 @@ class Small:
 
     @property
     def state(self) -> str:
-        return checkpoint.digest({"model": self.model, "optimizers": self.optimizers})
+        return elastic_checkpoint.digest({"model": self.model, "optimizers": self.optimizers})
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,11 @@ def goes_on_to(url: Path, expected: str, *, after: int) -> None:
 
 def test_what_no_run_has_saved_is_refused_by_name(tmp_path: Path) -> None:
     """It was a KeyError of ours, `identity`."""
-    with checkpoint.Checkpointer(tmp_path / "run") as alone:
+    with elastic_checkpoint.Checkpointer(tmp_path / "run") as alone:
         alone.save(5, {"w": torch.zeros(3)})
     with pytest.raises(IdentityMismatch, match=r"checkpoint step 5 in \S* is not an elastic.Run's(.|\n)*next"):
         Small(tmp_path / "run").train()
-    with checkpoint.Checkpointer(tmp_path / "run") as alone:
+    with elastic_checkpoint.Checkpointer(tmp_path / "run") as alone:
         assert [one.step for one in alone.verify() if one.ok] == [5]
 
 
@@ -490,7 +490,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_does_not_begin_anew(tmp_path: Pat
         path.write_bytes(path.read_bytes()[:-7] + b"damage!")
     damaged = {path: path.read_bytes() for path in manifests}
 
-    with pytest.raises(checkpoint.NoCheckpoint) as none:
+    with pytest.raises(elastic_checkpoint.NoCheckpoint) as none:
         Small(url).train()
     assert len(none.value.rejected) == len(manifests) > 1
     assert {path: path.read_bytes() for path in (url / "commits").rglob("*") if path.is_file()} == damaged

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.errors import ConfigError, StepError
 
@@ -44,7 +44,7 @@ class Misused:
 
     @property
     def state(self) -> str:
-        return checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
+        return elastic_checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
 
 
 @pytest.fixture

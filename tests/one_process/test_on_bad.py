@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
-from checkpoint import Checkpointer
 from elastic.errors import ConfigError
 from elastic.state.finite import norm, not_finite
 from elastic.state.health import Health, Passed, merged

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import checkpoint
 import elastic
 from elastic.errors import ConfigError, StepError
 
@@ -45,7 +45,7 @@ class Plain:
 
     @property
     def state(self) -> str:
-        return checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
+        return elastic_checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
 
 
 def good(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.state.trained import Trained
@@ -77,7 +77,7 @@ class Script:
 
     @property
     def state(self) -> str:
-        return checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
+        return elastic_checkpoint.digest({"model": self.model, "optimizer": self.optimizer})
 
 
 def interrupted_and_resumed(url: Path, *, after: int = 4, first: Act | None = None, **script: Any) -> Script:

@@ -63,7 +63,7 @@ def test_a_worker_imports_nothing_while_others_wait_for_it(run: Run, tmp_path: P
                 if step.index == 5 and run.rank == 0 and os.environ["ELASTIC_RESTART"] == "0":
                     os.kill(os.getpid(), signal.SIGKILL)
             late = sorted(set(sys.modules) - imported)
-            ours = [name for name in late if name.split(".")[0] in ("elastic", "checkpoint", "fsspec")]
+            ours = [name for name in late if name.split(".")[0] in ("elastic", "elastic_checkpoint", "fsspec")]
             print("imported late:", ours, "coordinator" if run.is_coordinator else "", flush=True)
     """
     launch = run(source, "--nproc-per-node=2", args=(str(tmp_path / "run"),))

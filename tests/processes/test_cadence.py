@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import checkpoint
+import elastic_checkpoint
+
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillTogether, Plan
@@ -21,7 +22,7 @@ def test_only_the_loss_of_all_counts_and_who_saves_next_knows_of_it(
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     told = [(one["bound"], one["losses"]) for one in end.events if one["event"] == "save_interval"]
     assert told == [("unmeasured", 0), ("unmeasured", 0), ("unmeasured", 1)]
-    with checkpoint.Checkpointer(run.url) as checkpoints:
+    with elastic_checkpoint.Checkpointer(run.url) as checkpoints:
         newest = checkpoints.latest()
     assert newest is not None
     assert (newest.step, newest.meta["losses"]["count"], newest.meta["losses"]["ended"]) == (20, 1, True)

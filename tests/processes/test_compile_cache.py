@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
-from checkpoint.net.secret import VARIABLE, generated_secret
 from elastic.events.declarations import problems
 from elastic.events.reading import read_events
 from elastic.loop.compiled.object import encode

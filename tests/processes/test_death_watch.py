@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint import linux
 
-from checkpoint import linux
 from elastic.launch.net import event_loop
 from elastic.launch.processes import children, robust_mutex
 from elastic.launch.processes.robust_mutex import RobustMutex

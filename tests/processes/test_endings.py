@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.drill.faults import At
 from elastic.drill.machine.processes import describe
@@ -58,7 +58,7 @@ class Small:
             for step in run:
                 for share in step:
                     (body or self.backward)(step, share)
-        return checkpoint.digest({"model": self.model, "optimizers": dict(run.optimizers)})
+        return elastic_checkpoint.digest({"model": self.model, "optimizers": dict(run.optimizers)})
 
 
 def wait_for(path: Path, *, within_s: float = AT_ONCE_S) -> None:

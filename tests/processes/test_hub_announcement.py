@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint.net.listener import listen
 from torch.distributed import HashStore, TCPStore
 
-from checkpoint.net.listener import listen
 from elastic.launch.hub.announcement import HubAnnouncement, write_hub
 from elastic.membership import hub_file
 from tests.kit.launch import Launch

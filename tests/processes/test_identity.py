@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.events.reading import read_events
@@ -43,7 +43,7 @@ class Trained:
 
     @property
     def digest(self) -> str:
-        return checkpoint.digest(self.model)
+        return elastic_checkpoint.digest(self.model)
 
 
 DIFFERENCES: dict[str, dict[str, Any]] = {

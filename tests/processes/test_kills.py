@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint import Checkpointer
+from elastic_checkpoint.save.writer import WRITER_MODULE
 
-from checkpoint import Checkpointer
-from checkpoint.save.writer import WRITER_MODULE
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.judge.review import review

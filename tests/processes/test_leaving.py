@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import elastic_checkpoint
 import pytest
 
-import checkpoint
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.report.report import report
@@ -33,7 +33,7 @@ def without_agent(folder: Path, workers: int | None, *args: object) -> Launch:
 
 
 def newest(folder: Path) -> int:
-    with checkpoint.Checkpointer(folder / "run") as checkpoints:
+    with elastic_checkpoint.Checkpointer(folder / "run") as checkpoints:
         commit = checkpoints.latest()
         assert commit is not None
         return commit.step

@@ -84,7 +84,7 @@ SCRIPT = """
             if run.step_index > 4 and not (joined := joined or run.world_size == 2):
                 time.sleep(0.4)  # else it would end without the newcomer
     if run.is_coordinator:
-        sys.stdout.write(f"digest {checkpoint.digest(model)} p={model.dropout.p}\\n")
+        sys.stdout.write(f"digest {elastic_checkpoint.digest(model)} p={model.dropout.p}\\n")
     if joined:
         sys.stdout.write("joined\\n")
 """

@@ -10,22 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-from checkpoint import Checkpointer
+from elastic_checkpoint import Checkpointer
 
 OPTIONAL = ("accelerate", "transformers", "lightning", "datasets", "pyarrow", "albumentations")
 
 CALLS = """
     import contextlib, io, json, sys
-    import checkpoint.cli, elastic.__main__
+    import elastic.__main__
     for command in json.loads(sys.argv[1]):
-        main = {"checkpoint": checkpoint.cli.main, "elastic": elastic.__main__.main}[command[0]]
         with contextlib.redirect_stdout(io.StringIO()):
             try:
-                status = main(command[1:])
+                status = elastic.__main__.main(command[1:])
             except SystemExit as asked_for_help:
                 status = asked_for_help.code
-        print(*command[:2], status, *(name for name in ("torch", "numpy", "matplotlib", "s3fs") if name in sys.modules))
+        named = command[: 3 if command[1] == "checkpoint" else 2]
+        print(*named, status, *(name for name in ("torch", "numpy", "matplotlib", "s3fs") if name in sys.modules))
 """
 
 
@@ -54,12 +53,12 @@ def test_commands_that_compute_nothing_do_without_torch(tmp_path: Path) -> None:
         ["elastic", "plan", *plan],
         ["elastic", "simulate", *plan],
         ["elastic", "report", str(run), "--html", str(tmp_path / "report.html")],
-        ["checkpoint", "--help"],
-        ["checkpoint", "ls", str(run)],
-        ["checkpoint", "verify", str(run)],
-        ["checkpoint", "digest", str(run)],
-        ["checkpoint", "diff", str(run), "1", "2"],
-        ["checkpoint", "sweep", str(run), "--keep", "2"],
+        ["elastic", "checkpoint", "--help"],
+        ["elastic", "checkpoint", "ls", str(run)],
+        ["elastic", "checkpoint", "verify", str(run)],
+        ["elastic", "checkpoint", "digest", str(run)],
+        ["elastic", "checkpoint", "diff", str(run), "1", "2"],
+        ["elastic", "checkpoint", "sweep", str(run), "--keep", "2"],
     ]
     asked = [sys.executable, "-c", textwrap.dedent(CALLS), json.dumps(commands)]
     done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=300)
@@ -70,10 +69,10 @@ def test_commands_that_compute_nothing_do_without_torch(tmp_path: Path) -> None:
         "elastic plan 0",
         "elastic simulate 0",
         "elastic report 0",
-        "checkpoint --help 0",
-        "checkpoint ls 0 numpy",
-        "checkpoint verify 0 numpy",
-        "checkpoint digest 0 numpy",
-        "checkpoint diff 1 numpy",
-        "checkpoint sweep 0 numpy",
+        "elastic checkpoint --help 0",
+        "elastic checkpoint ls 0 numpy",
+        "elastic checkpoint verify 0 numpy",
+        "elastic checkpoint digest 0 numpy",
+        "elastic checkpoint diff 1 numpy",
+        "elastic checkpoint sweep 0 numpy",
     ]

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
+from elastic_checkpoint.save import copying, steady
 
-import checkpoint
 import elastic
-from checkpoint.save import copying, steady
 from elastic.loop.storage import saver
 from elastic.state import trained
 from elastic.state.train_state import TrainState
@@ -80,14 +80,14 @@ class Trained:
         return any((self.url / "commits").glob(f"*.s{steps:09d}-*"))
 
     def saved(self) -> dict[int, str]:
-        with checkpoint.Checkpointer(self.url) as runs:
+        with elastic_checkpoint.Checkpointer(self.url) as runs:
             trees = {commit.step: runs.read(step=commit.step).tree for commit in runs.list()}
         kept = {step: {name: tree[name] for name in ("model", "optimizer")} for step, tree in trees.items()}
         return {step: self._digest(tree) for step, tree in kept.items()}
 
     @staticmethod
     def _digest(tree: Any) -> str:
-        return checkpoint.digest(tree)
+        return elastic_checkpoint.digest(tree)
 
 
 def loop(one: Trained, *, before: Callable[[int], None] = lambda _: None) -> None:
@@ -123,7 +123,7 @@ def test_every_save_is_the_state_between_two_steps(tmp_path: Path, train: Callab
 
     one = Trained(tmp_path)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("checkpoint.save.pipeline.versions_of", versions_of)
+        patched.setattr("elastic_checkpoint.save.pipeline.versions_of", versions_of)
         train(one)
     assert sum(map(bool, lent)) >= STEPS - 2, "saves were not copied later at all"
     saved = one.saved()
@@ -179,21 +179,21 @@ def test_a_state_that_comes_from_elsewhere_is_applied_after_the_copy(tmp_path: P
         trained=trained.Trained({"model": model}, {}, check=lambda: None), models={"model": model}, optimizers={},
         schedulers={}, scaler=None, extra={},
     )  # fmt: skip
-    with checkpoint.Checkpointer(tmp_path) as runs:
+    with elastic_checkpoint.Checkpointer(tmp_path) as runs:
         runs.save(0, {"model": model})
-        then = checkpoint.digest({"model": model})
+        then = elastic_checkpoint.digest({"model": model})
         saving = runs.save(1, {"model": model}, blocking=False, steady=state.staging.lend())
         state.staging.follow(saving, lambda: None)
         assert not saving.staged(wait=False)
         state.apply({"model": {name: torch.zeros_like(t) for name, t in model.state_dict().items()}}, step=2)
         saving.wait(WITHIN_S)
-        assert checkpoint.digest(runs.read(step=1).tree) == then
+        assert elastic_checkpoint.digest(runs.read(step=1).tree) == then
 
 
 KILLED_IN_THE_COPY = """
 import os, pathlib, signal, sys, time
 import torch, elastic
-from checkpoint.save import copying
+from elastic_checkpoint.save import copying
 from elastic.loop.storage import saver
 url, pieces = sys.argv[1], int(sys.argv[2])
 saver._WARM_AFTER_S, copying.PIECE_BYTES = 0.0, 2**19
@@ -229,9 +229,9 @@ def test_workers_killed_in_the_middle_of_a_copy_leave_only_whole_checkpoints(tmp
         return subprocess.run(command, check=False, timeout=WITHIN_S, cwd=Path(__file__).parents[2]).returncode
 
     def saved(folder: str) -> dict[int, str]:
-        with checkpoint.Checkpointer(tmp_path / folder) as runs:
+        with elastic_checkpoint.Checkpointer(tmp_path / folder) as runs:
             assert all(found.ok for found in runs.verify())
-            return {commit.step: checkpoint.digest(runs.read(step=commit.step).tree) for commit in runs.list()}
+            return {commit.step: elastic_checkpoint.digest(runs.read(step=commit.step).tree) for commit in runs.list()}
 
     assert launch("undisturbed", 0) == 0
     expected = saved("undisturbed")

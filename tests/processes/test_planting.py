@@ -38,11 +38,12 @@ def test_a_bug_whose_place_is_gone_ends_the_process(tmp_path: Path) -> None:
 
 def test_a_planted_process_imports_what_it_needs_and_no_more(tmp_path: Path) -> None:
     """Agents and checkpoint writers do without torch, whichever bug is in them."""
-    code = (
-        "import sys; import checkpoint.save.commit as one; print('torch' in sys.modules, one.write_object.__module__)"
-    )
+    code = """
+import sys, elastic_checkpoint.save.commit as one
+print("torch" in sys.modules, one.write_object.__module__)
+"""
     planted = python(code, environment(CATALOGUE["list_a_checkpoint_without_a_shard"], tmp_path))
     assert planted.stdout.split() == ["False", "tests.kit.planted.storing"], planted.stderr
     off = {name: value for name, value in environment(CATALOGUE["skip_an_example"], tmp_path).items() if name != BUG}
     assert str(OUTSIDE) in off["PYTHONPATH"]
-    assert python(code, off).stdout.split() == ["False", "checkpoint.save.commit"]
+    assert python(code, off).stdout.split() == ["False", "elastic_checkpoint.save.commit"]

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint import Checkpointer, Commit
 
-from checkpoint import Checkpointer, Commit
 from elastic.drill.machine import processes
 from elastic.drill.machine.leftovers import SHARED_MEMORY
 from elastic.events.reading import read_events

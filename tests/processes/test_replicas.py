@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.events.reading import read_events
 from tests.kit.ranks import Raised, as_worker_of_torchrun, returned, run_ranks
@@ -169,7 +169,7 @@ def trains(rank: int, world_size: int, port: int, url: str, between: Between, ac
             optimizer.step()
             if run.stepped:
                 between(Script(run, model, optimizer, average, meter, dataset, loss.item()))
-    return checkpoint.digest(model)
+    return elastic_checkpoint.digest(model)
 
 
 @pytest.mark.parametrize(("between", "name"), APART.items(), ids=[between.__name__ for between in APART])

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import pytest
+from elastic_checkpoint.testing import Delay, Error, Faults
+from elastic_checkpoint.testing import Plan as Rules
+from elastic_checkpoint.testing.fault_plan import Rule
 
-import checkpoint
-from checkpoint.testing import Delay, Error, Faults
-from checkpoint.testing import Plan as Rules
-from checkpoint.testing.fault_plan import Rule
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillTogether, Plan
@@ -27,7 +27,7 @@ MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
 LOSES_ITS_WRITER = """
-from checkpoint.save.writer import WRITER_MODULE
+from elastic_checkpoint.save.writer import WRITER_MODULE
 import os, pathlib, signal, sys, threading, time, psutil, torch, elastic
 def writer():
     return next((one for one in psutil.Process().children() if WRITER_MODULE in one.cmdline()), None)
@@ -54,7 +54,7 @@ KILLED = Plan((Kill(0, At(LAST, "saved")),))
 
 
 def committed(run: Cluster, options: dict[str, Any] | None = None) -> list[int]:
-    with checkpoint.Checkpointer(run.url, storage_options=options) as checkpoints:
+    with elastic_checkpoint.Checkpointer(run.url, storage_options=options) as checkpoints:
         assert all(verified.ok for verified in checkpoints.verify())
         return [commit.step for commit in checkpoints.list()]
 
@@ -200,7 +200,7 @@ def test_a_node_that_leaves_waits_for_the_save_that_its_last_worker_had_copied(t
         node.finish(within_s=WITHIN_S)
         output = node.output
     assert "waiting for a save to be committed" in output, output
-    with checkpoint.Checkpointer(url, storage_options=options) as checkpoints:
+    with elastic_checkpoint.Checkpointer(url, storage_options=options) as checkpoints:
         assert all(verified.ok for verified in checkpoints.verify())
         struck = [json.loads(line)["path"] for line in record.read_text().splitlines()]
         assert any(f"s{commit.step:09}" in path for commit in checkpoints.list() for path in struck), struck
@@ -217,5 +217,5 @@ def test_the_last_save_is_made_again_where_its_writer_process_is_killed(tmp_path
     assert "the last save failed, and is tried again in 1 s: step 8 was not saved: the writer process" in (
         ended.stdout + ended.stderr
     )
-    with checkpoint.Checkpointer(url) as checkpoints:
+    with elastic_checkpoint.Checkpointer(url) as checkpoints:
         assert checkpoints.read().step == 8

@@ -14,12 +14,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import psutil
 import pytest
+from elastic_checkpoint.save.writer import WRITER_MODULE
+from elastic_checkpoint.testing import Delay, Hang, Plan
 
-import checkpoint
-from checkpoint.save.writer import WRITER_MODULE
-from checkpoint.testing import Delay, Hang, Plan
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.report.report import report
@@ -107,7 +107,7 @@ class Nodes:
 
     def saved(self) -> Event:
         """The save on leaving, which is whole."""
-        with checkpoint.Checkpointer(self.url) as runs:
+        with elastic_checkpoint.Checkpointer(self.url) as runs:
             assert all(one.ok for one in runs.verify())
             newest = runs.latest()
             assert newest is not None
@@ -150,8 +150,8 @@ def test_all_leave_and_each_node_has_uploaded_a_part(run: Callable[[int], Nodes]
     with Launch(PROGRAM, [*nodes.script(Plan(), record="-"), *alone]) as goes_on:  # at another size
         goes_on.succeed(within_s=WITHIN_S)
     loaded = next(event for event in nodes.of("loaded") if event["step"] == saved["step"])
-    with checkpoint.Checkpointer(nodes.url) as runs:
-        assert loaded["digest"] == checkpoint.digest(runs.read(step=saved["step"]).tree["model"])
+    with elastic_checkpoint.Checkpointer(nodes.url) as runs:
+        assert loaded["digest"] == elastic_checkpoint.digest(runs.read(step=saved["step"]).tree["model"])
     with Launch(PROGRAM, [*nodes.script(Plan(), record="-", folder="other"), *alone]) as undisturbed:
         ended = undisturbed.succeed(within_s=WITHIN_S)
     assert f"with {nodes.of('finished')[0]['digest']}" in ended, "other bits than without all this"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from checkpoint import Checkpointer
+from elastic_checkpoint import Checkpointer
+
 from tests.kit.launch import Launch
 
 WITHIN_S = 240.0

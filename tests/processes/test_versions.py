@@ -1,4 +1,4 @@
-"""Nodes of one run have one elastic-training: another one is refused by name before it has changed anything, and what
+"""Nodes of one run have one elastic-exact: another one is refused by name before it has changed anything, and what
 an earlier one has saved is gone on from, and said."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OTHER = "9.9.9"
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A folder with another elastic-training, in which a node is started."""
+    """A folder with another elastic-exact, in which a node is started."""
     package = tmp_path / "other" / "elastic"
     package.mkdir(parents=True)
     for part in (ROOT / "elastic").iterdir():
@@ -53,7 +53,7 @@ def test_a_node_of_another_version_is_refused_by_name_and_the_run_goes_on(tmp_pa
         first.wait_for(lambda: "step 1 loss" in first.output, "step", within_s=WITHIN_S)
         with node(tmp_path, "1:2", endpoint, of=other) as second:
             assert second.finish(within_s=WITHIN_S) == 1, second.output
-            assert f"this node has elastic-training {OTHER}, and run 'job' is of elastic-training {__version__}" in (
+            assert f"this node has elastic-exact {OTHER}, and run 'job' is of elastic-exact {__version__}" in (
                 second.output
             )
             assert "nothing was started here" in second.output
@@ -84,7 +84,7 @@ def test_what_another_version_has_saved_is_gone_on_from_and_said(
         Trained(tmp_path / "run", steps=2)
     assert "was saved by" not in capfd.readouterr().err
     resumed = Trained(tmp_path / "run")
-    said = f"checkpoint step 2 was saved by elastic-training {OTHER}, and the run goes on with {__version__}"
+    said = f"checkpoint step 2 was saved by elastic-exact {OTHER}, and the run goes on with {__version__}"
     assert said in " ".join(capfd.readouterr().err.split())
     assert resumed.digest == Trained(tmp_path / "whole").digest
 
@@ -106,7 +106,7 @@ def test_workers_of_two_versions_under_torchrun_do_not_train_together(tmp_path: 
         texts = returned(run_ranks(of_another_version, 2, port, str(tmp_path / "run")))
     for text in texts:
         assert f'elastic: "{OTHER}" here, "{__version__}" there' in text
-        assert "install one version of elastic-training on all nodes" in text
+        assert "install one version of elastic-exact on all nodes" in text
         assert "accept" not in text
     assert not (tmp_path / "run" / "commits").exists()
 

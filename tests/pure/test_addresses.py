@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 
 import pytest
+from elastic_checkpoint.linux import first_ephemeral_port
+from elastic_checkpoint.net import listener
+from elastic_checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
 
-from checkpoint.linux import first_ephemeral_port
-from checkpoint.net import listener
-from checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
 from elastic.drill.inject.node_hosting import free_port
 from elastic.errors import ConfigError
 from elastic.launch.net import addresses

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import elastic_checkpoint
 import pytest
 import torch
+from elastic_checkpoint.load.apply import apply
 from torch import nn
 
-import checkpoint
-from checkpoint.load.apply import apply
 from elastic.state.applied import Applied
 from elastic.state.attributes import Attributes
 from elastic.state.modes import Modes
@@ -51,7 +51,7 @@ def parts() -> tuple[nn.Linear, torch.optim.SGD, Any, Counter, Applied]:
 
 def given(applied: Applied, optimizer: torch.optim.Optimizer, scheduler: Any, counter: Counter) -> Any:
     objects = {"optimizer": optimizer, "scheduler": scheduler, "extra.counter": counter}
-    return checkpoint.decode(*checkpoint.encode(applied.tree(objects)))
+    return elastic_checkpoint.decode(*elastic_checkpoint.encode(applied.tree(objects)))
 
 
 def test_plain_values_and_learning_rates_come_as_the_update_left_them() -> None:
@@ -159,7 +159,7 @@ def test_what_is_given_can_be_applied_to_the_objects_of_another_worker() -> None
     assert other_scheduler.state_dict() == scheduler.state_dict()
     assert other_optimizer.param_groups[0]["lr"] == 0.5
     optimizer.param_groups.pop()
-    assert checkpoint.digest(other_optimizer) == checkpoint.digest(optimizer)
+    assert elastic_checkpoint.digest(other_optimizer) == elastic_checkpoint.digest(optimizer)
 
 
 def test_what_an_optimizer_keeps_under_a_name_of_its_own_is_given() -> None:

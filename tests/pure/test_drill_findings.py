@@ -181,7 +181,7 @@ def test_an_exception_of_the_script_s_own_is_told_with_the_line_that_raises_it(t
     assert "ValueError: odd world" in found.what
     assert "step 3" in found.seen
     assert [line.number for line in found.look] == [2]
-    for ours in ("OnPurpose: by a drill", "checkpoint.errors.ClaimHeld: ...", "OSError: [Errno 28] no space"):
+    for ours in ("OnPurpose: by a drill", "elastic_checkpoint.errors.ClaimHeld: ...", "OSError: [Errno 28] no space"):
         assert diagnose(baseline, [*faulted, {**error, "error": ours}], script=str(file)) == [], ours
 
 

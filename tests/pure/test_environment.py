@@ -26,8 +26,8 @@ LOOKS = {
     "elastic/drill/hosts/hosts.py": "what the processes of a drill get",
     "elastic/drill/hosts/machine.py": "the same",
     "elastic/drill/inject/node_starter.py": "the same",
-    "checkpoint/net/secret.py": "the run's secret, which is nowhere else",
-    "checkpoint/save/writer/process.py": "what the process that writes gets",
+    "checkpoint/elastic_checkpoint/net/secret.py": "the run's secret, which is nowhere else",
+    "checkpoint/elastic_checkpoint/save/writer/process.py": "what the process that writes gets",
 }
 
 

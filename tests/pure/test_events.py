@@ -14,8 +14,8 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from elastic_checkpoint.storage.fsspec import FsspecStorage
 
-from checkpoint.storage.fsspec import FsspecStorage
 from elastic.events import remote_sink, segments
 from elastic.events.declarations import problems
 from elastic.events.digests import digest_of_indices, digest_of_sums

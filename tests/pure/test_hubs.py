@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.strangers import LEAST
+from elastic_checkpoint.net.transport import Transport, TransportError
 
-from checkpoint.net.secured import client_side
-from checkpoint.net.strangers import LEAST
-from checkpoint.net.transport import Transport, TransportError
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import addresses
 from elastic.launch.net.agent_port import HELLO_S, REFUSALS_SHOWN

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from elastic_checkpoint import linux
 
-from checkpoint import linux
 from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
 
 

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from checkpoint.errors import CheckpointError
+from elastic_checkpoint.errors import CheckpointError
+
 from elastic.loop.storage.late_reading import LateReading
 
 WITHIN_S = 60.0

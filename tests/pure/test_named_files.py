@@ -40,7 +40,10 @@ def named(source: str) -> Iterator[str]:
 def is_there(name: str, reader: Path) -> bool:
     """Whether whoever reads about it in that file finds it."""
     folders = [folder for folder in reader.parents if folder.is_relative_to(ROOT)]
-    if any((folder / name).exists() for folder in (*folders, ROOT / "elastic", ROOT / "checkpoint")):
+    if any(
+        (folder / name).exists()
+        for folder in (*folders, ROOT / "elastic", ROOT / "checkpoint" / "elastic_checkpoint", ROOT / "checkpoint")
+    ):
         return True
     return "/" not in name and SHARED[name] == 1
 
@@ -59,8 +62,8 @@ def test_the_files_that_docstrings_and_comments_name_are_there() -> None:
     ("source", "found"),
     [
         (
-            '"""See step.py, group/tree.py and checkpoint/save/writer/."""',
-            ["step.py", "group/tree.py", "checkpoint/save/writer/"],
+            '"""See step.py, group/tree.py and elastic_checkpoint/save/writer/."""',
+            ["step.py", "group/tree.py", "elastic_checkpoint/save/writer/"],
         ),
         ("x = 1  # loop/portable.py's\n", ["loop/portable.py"]),
         ('"""claims/00000007.json, /proc/self/stat, https://x.org/a/b.py and c.pyc"""', []),

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from elastic_checkpoint import Saving, WriterDied
 from hypothesis import given
 from hypothesis import strategies as st
 
 import elastic
-from checkpoint import Saving, WriterDied
 from elastic.errors import ConfigError
 from elastic.loop.leaving.departure import Departure
 from elastic.loop.storage.save_duration import SaveDuration, likely_s, older_left_s, too_late, upload_order
@@ -239,7 +239,7 @@ def test_how_long_an_older_save_is_uploaded_yet() -> None:
 def test_a_save_that_stores_nothing_more_does_not_seem_to_be_done_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stalled upload had no time left to go, and neither gave way nor was it said to come too late."""
     at = {"now_s": 0.0}
-    monkeypatch.setattr("checkpoint.save.handle.time.monotonic", lambda: at["now_s"])
+    monkeypatch.setattr("elastic_checkpoint.save.handle.time.monotonic", lambda: at["now_s"])
     saving, left_s = Saving(1), []
     for now_s, stored in ((0.0, 0), (10.0, 50), (14.0, None), (40.0, None)):
         at["now_s"] = now_s

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import elastic_checkpoint
 import numpy as np
 import pytest
 import torch
 
-import checkpoint
 from elastic.errors import StepError
 from elastic.state.own_attributes import Holder, OwnAttributes, by_class
 
@@ -35,7 +35,7 @@ def after(built: dict[str, Any], begins: Begins, later: dict[str, Any]) -> Any:
     begins(first)
     kept.begin_step()
     vars(first).update(later)
-    resumed.load_state_dict(checkpoint.decode(*checkpoint.encode(kept.state_dict())))
+    resumed.load_state_dict(elastic_checkpoint.decode(*elastic_checkpoint.encode(kept.state_dict())))
     begins(second)
     resumed.begin_step()
     return second

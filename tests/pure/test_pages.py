@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import elastic_checkpoint
+import elastic_checkpoint.errors
 import pytest
 
-import checkpoint
-import checkpoint.errors
 import elastic
 import elastic.errors
 from elastic.events.declarations import COMMON, DECLARED
@@ -57,7 +57,7 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", LIVING, ids=name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
-    """`elastic/loop/steps/step.py`, `tests/processes/test_loader*.py`, `checkpoint/runs/`"""
+    """`elastic/loop/steps/step.py`, `tests/processes/test_loader*.py`, `checkpoint/elastic_checkpoint/runs/`"""
     for named in re.findall(r"`((?:elastic|checkpoint|tests|recipes|docs)/[\w/*.-]*)`", prose(page)):
         assert list(ROOT.glob(named.rstrip("/"))), f"{name(page)} names {named}"
 
@@ -199,17 +199,19 @@ def test_the_table_of_the_protocol_holds_every_message_with_its_fields() -> None
 
 def test_the_map_of_rooms_names_every_room() -> None:
     _, _, table = (ROOT / "ARCHITECTURE.md").read_text().partition("## The map of rooms")
-    named = set(re.findall(r"^\| `(\w+/(?:\w+/)?)` \|", table, re.MULTILINE))
+    named = set(re.findall(r"^\| `((?:checkpoint/)?\w+/(?:\w+/)?)` \|", table, re.MULTILINE))
     packages = [path.parent for top in ("elastic", "checkpoint") for path in ROOT.glob(f"{top}/**/__init__.py")]
-    assert not {f"{name(room)}/" for room in packages if name(room).count("/") <= 1} - named
+    assert not {f"{name(room)}/" for room in packages if name(room).removeprefix("checkpoint/").count("/") <= 1} - named
 
 
 def test_the_reference_holds_every_public_name() -> None:
     text = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
-    assert {"elastic.errors", "checkpoint.errors"} <= shown
+    assert {"elastic.errors", "elastic_checkpoint.errors"} <= shown
     missing = {f"elastic.{one}" for one in elastic.__all__ if not hasattr(elastic.errors, one)}
-    missing |= {f"checkpoint.{one}" for one in checkpoint.__all__ if not hasattr(checkpoint.errors, one)}
+    missing |= {
+        f"elastic_checkpoint.{one}" for one in elastic_checkpoint.__all__ if not hasattr(elastic_checkpoint.errors, one)
+    }
     missing |= set(classes_for_frameworks())
     assert not missing - shown
 

@@ -43,7 +43,7 @@ ALLOWED = (
         "the count of writes to a tensor",
         "_version",
         "elastic/data/dataset_changes.py elastic/data/read_again.py elastic/state elastic/group/snapshot.py "
-        "checkpoint/save/steady.py "
+        "checkpoint/elastic_checkpoint/save/steady.py "
         "elastic/loop/refusals/other_averages.py elastic/loop/refusals/other_modules.py "
         "elastic/loop/refusals/script_variables.py",
     ),
@@ -117,10 +117,20 @@ ALLOWED = (
         "_run_module_as_main _shutdown _run_exitfuncs",
         "elastic/launch/processes/main_module.py elastic/launch/processes/ending.py",
     ),
-    Allowed("threads that an interpreter's end would wait for", "_threads_queues", "checkpoint/storage/answering.py"),
-    Allowed("how argparse fills a description", "_fill_text", "checkpoint/cli/usage.py"),
-    Allowed("types that have no other name", "_SubParsersAction _Hash", "checkpoint/cli checkpoint/format"),
-    Allowed("a storage's identity, an OrderedDict's attributes", "_cdata _metadata", "checkpoint/format"),
+    Allowed(
+        "threads that an interpreter's end would wait for",
+        "_threads_queues",
+        "checkpoint/elastic_checkpoint/storage/answering.py",
+    ),
+    Allowed("how argparse fills a description", "_fill_text", "checkpoint/elastic_checkpoint/cli/usage.py"),
+    Allowed(
+        "types that have no other name",
+        "_SubParsersAction _Hash",
+        "checkpoint/elastic_checkpoint/cli checkpoint/elastic_checkpoint/format",
+    ),
+    Allowed(
+        "a storage's identity, an OrderedDict's attributes", "_cdata _metadata", "checkpoint/elastic_checkpoint/format"
+    ),
     Allowed("who accelerate takes for the main process", "_shared_state", "elastic/integrations/accelerate.py"),
     Allowed(
         "what transformers' Trainer knows beside its TrainerState",

@@ -7,8 +7,8 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint.load.diff import DifferenceKind
 
-from checkpoint.load.diff import DifferenceKind
 from elastic.__main__ import main
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events

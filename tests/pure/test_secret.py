@@ -10,16 +10,16 @@ import threading
 import time
 
 import pytest
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net import tls
+from elastic_checkpoint.net.certificate import context, identity
+from elastic_checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_run
+from elastic_checkpoint.net.secured import client_side, prepare, server_side
+from elastic_checkpoint.net.tls import Tls
+from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from checkpoint.errors import CheckpointError
-from checkpoint.net import tls
-from checkpoint.net.certificate import context, identity
-from checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_run
-from checkpoint.net.secured import client_side, prepare, server_side
-from checkpoint.net.tls import Tls
-from checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
 from elastic.launch.node_rules import ThisNode
 from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 

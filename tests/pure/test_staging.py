@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
 
-import checkpoint
 from elastic.state.reached import watch
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
@@ -30,8 +30,8 @@ def staging_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Staging:
 class UnderWay:
     """A save whose copy is whole when it is asked for the `copied`-th time, or waited for."""
 
-    def __init__(self, copied: int = 10**6, error: checkpoint.CheckpointError | None = None) -> None:
-        self.saving = checkpoint.Saving(4)
+    def __init__(self, copied: int = 10**6, error: elastic_checkpoint.CheckpointError | None = None) -> None:
+        self.saving = elastic_checkpoint.Saving(4)
         self.asked: list[bool] = []
         self.told = 0
 
@@ -127,11 +127,11 @@ def test_once_the_script_has_written_to_what_was_lent_nothing_is_lent_any_more()
     model = nn.Linear(2, 1)
     staging = staging_of(model, torch.optim.SGD(model.parameters(), 0.1))
     assert len(staging.lend()) == 2
-    one = UnderWay(error=checkpoint.StateChanged("step 4 was not saved", step=4, tensors=("model.weight",)))
+    one = UnderWay(error=elastic_checkpoint.StateChanged("step 4 was not saved", step=4, tensors=("model.weight",)))
     staging.follow(one.saving, one.tell)
     staging.join()
     assert staging.lend() == []
-    other = UnderWay(error=checkpoint.SaveDropped("another took its place", step=4))
+    other = UnderWay(error=elastic_checkpoint.SaveDropped("another took its place", step=4))
     fresh = staging_of(model, torch.optim.SGD(model.parameters(), 0.1))
     fresh.follow(other.saving, other.tell)
     fresh.join()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import elastic_checkpoint
 import pytest
 
-import checkpoint
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import UnderWay
 from elastic.loop.storage.vain_uploads import VainUploads
@@ -35,7 +35,7 @@ class Save:
     done, ended_s, staged_s, joined_s, beside_s = True, 95.0, None, 0.0, 0.0
     helped: ClassVar[dict[int, int]] = {}
 
-    def __init__(self, failure: checkpoint.CheckpointError | None) -> None:
+    def __init__(self, failure: elastic_checkpoint.CheckpointError | None) -> None:
         self._failure = failure
 
     def wait(self) -> object:
@@ -46,10 +46,10 @@ class Save:
 
 @pytest.mark.parametrize(("between", "warned"), [([], True), ([None], False)], ids=["in a row", "one is committed"])
 def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
-    between: list[checkpoint.CheckpointError | None], warned: bool
+    between: list[elastic_checkpoint.CheckpointError | None], warned: bool
 ) -> None:
     """Nothing failed, so save_failures_max never stopped the run: for days nothing was saved, and nobody knew."""
-    dropped = checkpoint.SaveDropped("the job goes on under 2", step=7)
+    dropped = elastic_checkpoint.SaveDropped("the job goes on under 2", step=7)
     warnings: list[str] = []
     saver: Any = SimpleNamespace(
         _warmed=True,

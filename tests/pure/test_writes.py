@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from elastic_checkpoint.net.secured import client_side, server_side
+from elastic_checkpoint.net.transport import Transport
 
-from checkpoint.net.secured import client_side, server_side
-from checkpoint.net.transport import Transport
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.net.loop_connection import LoopConnection

@@ -12,12 +12,12 @@ from typing import Any
 
 import fsspec
 import pytest
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.storage import Storage
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from checkpoint.errors import CheckpointError
-from checkpoint.storage import Storage
 from elastic.errors import ConfigError
 from elastic.launch.rendezvous import written_meeting
 from elastic.launch.rendezvous.written_meeting import FOLDER, MOVING_S, MeetingSearch

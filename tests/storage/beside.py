@@ -13,14 +13,14 @@ from typing import Any
 
 import psutil
 import torch
-
-from checkpoint import (
+from elastic_checkpoint import (
     Checkpointer,
     NoCheckpoint,
     StorageError,
     digest,
 )
-from checkpoint.save.writer import WRITER_MODULE
+from elastic_checkpoint.save.writer import WRITER_MODULE
+
 from tests.kit.forkserver import piped
 
 Make = Callable[..., Checkpointer]
@@ -78,20 +78,20 @@ def command_of(process: psutil.Process) -> list[str]:
 # A trainer in a process of its own. Its commands come in one line each: save N, and what the tests add.
 TRAINER = """
 import sys, threading
-import checkpoint, checkpoint.save.staging
+import elastic_checkpoint, elastic_checkpoint.save.staging
 from tests.storage.beside import state
 url, size = sys.argv[1], int(sys.argv[2])
-runs = checkpoint.Checkpointer(url, shard_bytes=2**20, keep=100)
+runs = elastic_checkpoint.Checkpointer(url, shard_bytes=2**20, keep=100)
 print("claimed", runs.claim().number, flush=True)
 for line in sys.stdin:
     command, step = line.split()
     if command == "hold":  # the next copy stops in the middle, for good
-        move = checkpoint.save.staging.move
+        move = elastic_checkpoint.save.staging.move
         def half(moves):
             move(moves[: len(moves) // 2])
             print("held", flush=True)
             threading.Event().wait()
-        checkpoint.save.staging.move = half
+        elastic_checkpoint.save.staging.move = half
     if command == "fork":
         import os, time
         child = os.fork()

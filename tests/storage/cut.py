@@ -1,13 +1,13 @@
-"""A storage that loses power: real until the cut, dead from then on. `checkpoint.testing`, at the seam above fsspec."""
+"""A storage that loses power: real until the cut, dead from then on. The testing room's, at the seam above fsspec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from checkpoint.storage import Buffer, Storage
-from checkpoint.testing import Cut, Faults, Plan
-from checkpoint.testing import PowerCut as PowerCut
+from elastic_checkpoint.storage import Buffer, Storage
+from elastic_checkpoint.testing import Cut, Faults, Plan
+from elastic_checkpoint.testing import PowerCut as PowerCut
 
 T = TypeVar("T")
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from checkpoint.format.tensors import DTYPES, pack, writable_bytes
-from checkpoint.runs.claims import Claim
-from checkpoint.save import arena as arenas
-from checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, offsets
-from checkpoint.save.planner import Planner, Save
-from checkpoint.save.staging import CannotPin, Stage
+from elastic_checkpoint.format.tensors import DTYPES, pack, writable_bytes
+from elastic_checkpoint.runs.claims import Claim
+from elastic_checkpoint.save import arena as arenas
+from elastic_checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, offsets
+from elastic_checkpoint.save.planner import Planner, Save
+from elastic_checkpoint.save.staging import CannotPin, Stage
 
 CLAIM = Claim(1, "nonce", None, None, None, None, 0.0)
 
@@ -58,7 +57,7 @@ def test_a_half_holds_exactly_the_files_of_the_foreground(
     shard_bytes: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every dtype, layout and cut, and every bit: NaNs have payloads."""
-    monkeypatch.setattr("checkpoint.save.staging._WORTH_THREADS_BYTES", 1)
+    monkeypatch.setattr("elastic_checkpoint.save.staging._WORTH_THREADS_BYTES", 1)
     state = every_kind_of_tensor()
     save = planned(Planner(shard_bytes), state)
     expected = [bytes(pack(shard, save.tensors, bytearray(shard.size))) for shard in save.plan.shards]
@@ -154,7 +153,7 @@ def test_memory_that_the_kernel_refuses_is_an_error_and_no_signal() -> None:
     """The limit on file sizes stands in for a full /dev/shm: posix_fallocate fails before a page is touched."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
-        "from checkpoint.save.arena import Arena, NoRoom\n"
+        "from elastic_checkpoint.save.arena import Arena, NoRoom\n"
         "try: Arena(2**21)\n"
         "except NoRoom as error: print(error)\n"
     )

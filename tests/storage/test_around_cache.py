@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from checkpoint import Checkpointer
-from checkpoint.load import reader
-from checkpoint.storage import Missing
-from checkpoint.storage.local import LocalStorage
+from elastic_checkpoint import Checkpointer
+from elastic_checkpoint.load import reader
+from elastic_checkpoint.storage import Missing
+from elastic_checkpoint.storage.local import LocalStorage
 
 MIB = 2**20
 SIZES = (MIB - 1, MIB, MIB + 1, MIB + mmap.PAGESIZE, 33 * MIB + 513, 64 * MIB)

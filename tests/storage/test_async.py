@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from checkpoint import (
+from elastic_checkpoint import (
     Checkpointer,
     digest,
 )
+
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -89,7 +89,7 @@ def test_the_state_may_grow_shrink_and_change_its_text(tmp_path: Path, checkpoin
 def test_the_writer_process_never_loads_torch(tmp_path: Path) -> None:
     """It would cost each node 200 MB, and the first save 2 s; NumPy, which it needs for large objects only, 0.1 s."""
     program = (
-        "import sys, checkpoint, checkpoint.save.writer.server, checkpoint.save.commit\n"
+        "import sys, elastic_checkpoint, elastic_checkpoint.save.writer.server, elastic_checkpoint.save.commit\n"
         "print([name for name in ('torch', 'numpy', 's3fs') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

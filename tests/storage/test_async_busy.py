@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-
-from checkpoint import (
+from elastic_checkpoint import (
     CheckpointError,
     SaveDropped,
 )
-from checkpoint.testing import Delay, Plan
+from elastic_checkpoint.testing import Delay, Plan
+
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, gone, state, writers
 from tests.storage.gate import Gate, gate
@@ -112,7 +112,7 @@ def test_a_writer_that_no_signal_ends_holds_nobody_up(
     slow: Gate, s3: S3Server, tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel may wait for a disk for ever. Here its end of the socket stays open, which looks the same."""
-    monkeypatch.setattr("checkpoint.save.writer.process._KILLED_S", 1.0)
+    monkeypatch.setattr("elastic_checkpoint.save.writer.process._KILLED_S", 1.0)
     url, options = f"s3://runs/{tmp_path.name}", behind(slow, s3)
     runs = checkpointer(url, storage_options=options, finish_s=1.0, log=lambda line: None)
     runs.save(1, state(1), blocking=False).wait(WITHIN_S)

@@ -10,18 +10,18 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from checkpoint import (
+from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
     ClaimLost,
     Saving,
     StorageError,
 )
-from checkpoint.save.in_flight import InFlightSaves, Rules
-from checkpoint.save.resources import WriterResources
-from checkpoint.save.writer.messages import DropArena, Serve
-from checkpoint.storage import open_storage
+from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
+from elastic_checkpoint.save.resources import WriterResources
+from elastic_checkpoint.save.writer.messages import DropArena, Serve
+from elastic_checkpoint.storage import open_storage
+
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
@@ -73,7 +73,7 @@ def test_without_memory_for_the_arena_training_waits_and_the_log_says_how_much_i
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
         "import sys, checkpoint\n"
         "from tests.storage.beside import state\n"
-        "with checkpoint.Checkpointer(sys.argv[1], shard_bytes=2**19, log=print) as runs:\n"
+        "with elastic_checkpoint.Checkpointer(sys.argv[1], shard_bytes=2**19, log=print) as runs:\n"
         "    runs.warm(state(1, 50_000))\n"
         "    for step in (1, 2): print(runs.save(step, state(step, 50_000), blocking=False).wait(60).step)\n"
     )
@@ -101,7 +101,7 @@ def test_what_a_writer_process_cannot_be_told_is_saved_in_the_foreground(tmp_pat
 def test_credentials_reach_the_writer_by_no_command_line_and_no_environment(
     s3: S3Server, tmp_path: Path, checkpointer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, logger="checkpoint")
+    caplog.set_level(logging.DEBUG, logger="elastic_checkpoint")
     runs = checkpointer("s3://no-such-bucket-here/x", storage_options=s3.options, retry_s=1)
     good = checkpointer(f"s3://runs/{tmp_path.name}", storage_options=s3.options)
     good.save(1, state(1), blocking=False).wait(WITHIN_S)
@@ -129,7 +129,7 @@ def test_a_writer_process_finds_this_package_and_nothing_else_by_its_path(tmp_pa
         runs.save(1, state(1), blocking=False).wait(WITHIN_S)
         (writer,) = writers()
         first = Path(writer.environ()["PYTHONPATH"].split(os.pathsep)[0])
-    assert (first / "checkpoint" / "__init__.py").exists()
+    assert (first / "elastic_checkpoint" / "__init__.py").exists()
 
 
 def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-
-from checkpoint import (
+from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
     digest,
 )
+
 from tests.kit.forkserver import piped
 from tests.kit.sampling import NIGHTLY
 from tests.storage.beside import SEED, WITHIN_S, Make, Trainer, ended, gone, newest, state, writers
@@ -46,11 +46,11 @@ def test_a_restart_goes_on_from_what_its_dead_predecessor_had_staged(tmp_path: P
     """However slow the storage is: going back further would repeat work that is about to be safe."""
     program = (
         "import os, signal, sys, checkpoint\n"
-        "from checkpoint.testing import Delay, Plan\n"
+        "from elastic_checkpoint.testing import Delay, Plan\n"
         "from tests.storage.beside import state\n"
         "slow = Plan(Delay(2.0, on='write', path='*/s000000002*')).document()\n"
         "options = {'target_protocol': 'file', 'target_options': {'auto_mkdir': True}, 'faults': slow}\n"
-        "runs = checkpoint.Checkpointer('faulty://' + sys.argv[1], storage_options=options)\n"
+        "runs = elastic_checkpoint.Checkpointer('faulty://' + sys.argv[1], storage_options=options)\n"
         "runs.save(1, state(1), blocking=False).wait(60)\n"
         "runs.save(2, state(2), blocking=False)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -233,7 +233,7 @@ def test_an_arena_that_became_too_small_is_kept_by_nobody(tmp_path: Path, checkp
 def test_where_memory_cannot_be_pinned_training_waits_and_the_log_says_why(
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("checkpoint.save.pipeline.on_gpu", lambda tensors: True)
+    monkeypatch.setattr("elastic_checkpoint.save.pipeline.on_gpu", lambda tensors: True)
     lines: list[str] = []
     runs = checkpointer(tmp_path, log=lines.append)
     for step in (1, 2):

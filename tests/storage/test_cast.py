@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from checkpoint import Checkpointer, CheckpointError, StateMismatch, digest
+from elastic_checkpoint import Checkpointer, CheckpointError, StateMismatch, digest
 
 Make = Callable[..., Checkpointer]
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

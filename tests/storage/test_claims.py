@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, StorageError
+from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
+from elastic_checkpoint.runs.holder import Free, Held, Wait, decide
+from elastic_checkpoint.storage import Buffer, Storage, open_storage
 
-from checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, StorageError
-from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
-from checkpoint.runs.holder import Free, Held, Wait, decide
-from checkpoint.storage import Buffer, Storage, open_storage
 from tests.kit.forkserver import Piped, piped
 from tests.storage.cut import CutAfter
 
@@ -34,7 +34,7 @@ STATE = {"w": torch.arange(6.0)}
 HOLDER = """
 import sys, checkpoint
 job = sys.argv[2] or None
-runs = checkpoint.Checkpointer(sys.argv[1], job=job)
+runs = elastic_checkpoint.Checkpointer(sys.argv[1], job=job)
 print(runs.claim(world={"workers": 4}).number, flush=True)
 runs.save(5, {"at": 5})
 print("saved", flush=True)

@@ -1,4 +1,4 @@
-"""The command `checkpoint` says what is there, whether it is whole, and exits so that a script can tell."""
+"""The command `elastic checkpoint` says what is there, whether it is whole, and exits so that a script can tell."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer, digest
+from elastic_checkpoint.cli import housekeeping, main
+from elastic_checkpoint.cli.screen import escaped, human_age, human_bytes, one_line
+from elastic_checkpoint.cli.usage import parse
+from elastic_checkpoint.runs.fence import withdraw
+from elastic_checkpoint.storage import open_storage
 
-from checkpoint import Checkpointer, digest
-from checkpoint.cli import housekeeping, main
-from checkpoint.cli.screen import escaped, human_age, human_bytes, one_line
-from checkpoint.cli.usage import parse
-from checkpoint.runs.fence import withdraw
-from checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 
 STATE = {"model": {"w": torch.arange(6.0)}, "epoch": 3}
@@ -68,7 +68,7 @@ def files(run: Path) -> dict[str, bytes]:
 
 
 def command(
-    *arguments: object, program: Sequence[str] = ("-m", "checkpoint"), **options: Any
+    *arguments: object, program: Sequence[str] = ("-m", "elastic", "checkpoint"), **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """The real command, with its output in pipes."""
     return subprocess.run(
@@ -306,7 +306,7 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_one(run: Path) -> None:
     """os.walk passes over what it may not read, so the command would say: no checkpoint."""
     # All is imported while it may still read the interpreter's own files.
     become_nobody = (
-        "import contextlib, os, sys, checkpoint.cli.commands, checkpoint.cli as cli\n"
+        "import contextlib, os, sys, elastic_checkpoint.cli.commands, elastic_checkpoint.cli as cli\n"
         "with contextlib.suppress(SystemExit): cli.main(['--help'])\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "sys.exit(cli.main())"
@@ -333,7 +333,12 @@ def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
         assert max(map(len, text.splitlines())) <= 80
 
 
-BAR_AT_ONCE = "import sys, checkpoint.cli as c, checkpoint.cli.screen as s; s._BAR_AFTER_S = -1; sys.exit(c.main())"
+BAR_AT_ONCE = """
+import sys
+from elastic_checkpoint import cli
+cli.screen._BAR_AFTER_S = -1
+sys.exit(cli.main())
+"""
 
 
 def test_in_a_pipe_there_are_no_colours_no_bars_and_no_cut_lines(run: Path) -> None:
@@ -347,10 +352,10 @@ def test_in_a_pipe_there_are_no_colours_no_bars_and_no_cut_lines(run: Path) -> N
 
 
 def test_a_reader_that_leaves_early_is_no_answer_and_no_traceback(run: Path) -> None:
-    """`checkpoint ls | head -1` under `set -o pipefail`."""
+    """`elastic checkpoint ls | head -1` under `set -o pipefail`."""
     for more in ([], ["--json"]):
         with subprocess.Popen(
-            [sys.executable, "-m", "checkpoint", "ls", str(run), *more],
+            [sys.executable, "-m", "elastic", "checkpoint", "ls", str(run), *more],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -453,7 +458,8 @@ def test_a_live_job_is_not_swept_from_under(run: Path, checkpointer: Make, capsy
 def stopped(run: Path) -> Iterator[int]:
     """The id of a process that holds the run's claim, and was stopped: it may go on at any time."""
     program = (
-        "import sys, checkpoint; c = checkpoint.Checkpointer(sys.argv[1]); c.claim(); print(1, flush=True); input()"
+        "import sys, elastic_checkpoint\n"
+        "c = elastic_checkpoint.Checkpointer(sys.argv[1]); c.claim(); print(1, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(run)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -517,7 +523,7 @@ def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     def broken(*_: object) -> None:
         raise ZeroDivisionError("s3://user:hush@host/x")
 
-    monkeypatch.setattr("checkpoint.cli.commands.compare", broken)
+    monkeypatch.setattr("elastic_checkpoint.cli.commands.compare", broken)
     assert main(["diff", str(run), "10", "20"]) == 2
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
 
-from checkpoint.errors import CheckpointError
-from checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
 from elastic.loop.compiled.arriving import arriving
 from elastic.loop.compiled.eviction import NoRoom
 from elastic.loop.compiled.object import INDEX_BYTES_MAX, decode, encode, object_bytes

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from checkpoint.net import listener as listening
-from checkpoint.net.client import Client
-from checkpoint.net.connection import Connection
-from checkpoint.net.framing import NotAMessage
-from checkpoint.net.secret import VARIABLE
-from checkpoint.net.secured import client_side, server_side
-from checkpoint.net.server import Server
-from checkpoint.net.transport import WANTS_TLS
+from elastic_checkpoint.net import listener as listening
+from elastic_checkpoint.net.client import Client
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.framing import NotAMessage
+from elastic_checkpoint.net.secret import VARIABLE
+from elastic_checkpoint.net.secured import client_side, server_side
+from elastic_checkpoint.net.server import Server
+from elastic_checkpoint.net.transport import WANTS_TLS
 
 WITHIN_S = 30.0
 SECRET = "known to its processes alone, and random"
@@ -34,7 +33,7 @@ SECRET = "known to its processes alone, and random"
 # A client in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
 import json, os, sys, time
-from checkpoint.net.client import Client
+from elastic_checkpoint.net.client import Client
 say = lambda message: print(json.dumps(message), flush=True)
 client = Client(json.loads(sys.argv[1]), int(sys.argv[2]), say, print)
 for line in sys.stdin:

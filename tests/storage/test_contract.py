@@ -1,4 +1,4 @@
-"""Every storage keeps the contract of checkpoint/storage/base.py, line by line."""
+"""Every storage keeps the contract of elastic_checkpoint/storage/base.py, line by line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from typing import Any
 
 import fsspec
 import pytest
+from elastic_checkpoint.storage import (
+    AlreadyThere,
+    Missing,
+    Storage,
+    delete_many,
+    get_into,
+    map_object,
+    open_storage,
+    version,
+)
 from fsspec.asyn import AsyncFileSystem
-
-from checkpoint.storage import AlreadyThere, Missing, Storage, delete_many, get_into, map_object, open_storage, version
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""`checkpoint diff` finds whatever differs, to the bit, says by how much, and never takes trouble for an answer."""
+"""`elastic checkpoint diff` finds what differs, to the bit, says by how much, and takes no trouble for an answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer
+from elastic_checkpoint.cli import main
+from elastic_checkpoint.format.dtypes import STORED
+from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.load.diff import count
 from hypothesis import given
 from hypothesis import strategies as st
-
-from checkpoint import Checkpointer
-from checkpoint.cli import main
-from checkpoint.format.dtypes import STORED
-from checkpoint.format.envelope import seal, unseal
-from checkpoint.load.diff import count
 
 Capture = pytest.CaptureFixture[str]
 Make = Callable[..., Checkpointer]

@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-
-from checkpoint import (
+from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
     NoCheckpoint,
@@ -27,11 +23,15 @@ from checkpoint import (
     UnsupportedValue,
     digest,
 )
-from checkpoint.load.group import load as load_module
-from checkpoint.load.group import ranges
-from checkpoint.net import errors, rank_channel
-from checkpoint.save.group import agreement
-from checkpoint.storage import Scrubber
+from elastic_checkpoint.load.group import load as load_module
+from elastic_checkpoint.load.group import ranges
+from elastic_checkpoint.net import errors, rank_channel
+from elastic_checkpoint.save.group import agreement
+from elastic_checkpoint.storage import Scrubber
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
 

@@ -1,4 +1,4 @@
-"""`checkpoint export` writes what other tools really load, bit for bit, whole or not at all."""
+"""`elastic checkpoint export` writes what other tools really load, bit for bit, whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from elastic_checkpoint import Checkpointer, CorruptCheckpoint, digest
+from elastic_checkpoint.cli import main
+from elastic_checkpoint.cli.export import split
+from elastic_checkpoint.load import pieces, stream
+from elastic_checkpoint.storage import open_storage
 from safetensors import safe_open
 from torch.distributed import checkpoint as dcp
 
-from checkpoint import Checkpointer, CorruptCheckpoint, digest
-from checkpoint.cli import main
-from checkpoint.cli.export import split
-from checkpoint.load import pieces, stream
-from checkpoint.storage import open_storage
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 
@@ -211,7 +211,7 @@ def test_damage_leaves_no_folder_and_is_1(run: Path, tmp_path: Path, capsys: Cap
 
 LIMITED = """
 import resource, sys
-from checkpoint.cli import main
+from elastic_checkpoint.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 sys.exit(main(sys.argv[2:]))
 """
@@ -245,7 +245,7 @@ def test_an_export_that_is_killed_is_there_as_a_whole_or_not_at_all(
 ) -> None:
     """It is killed the moment that its first file appears, or its folder."""
     out = tmp_path / "out"
-    arguments = [sys.executable, "-m", "checkpoint", "export", str(big), str(out), "--to", "safetensors"]
+    arguments = [sys.executable, "-m", "elastic", "checkpoint", "export", str(big), str(out), "--to", "safetensors"]
     with piped(arguments) as process:
         deadline = time.monotonic() + WITHIN_S
         while not list(tmp_path.glob(at_first)) and process.poll() is None:
@@ -265,7 +265,7 @@ def test_what_a_killed_export_left_goes_with_the_next_one_and_a_living_one_s_sta
     big: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "out"
-    arguments = [sys.executable, "-m", "checkpoint", "export", str(big), str(out), "--to", "safetensors"]
+    arguments = [sys.executable, "-m", "elastic", "checkpoint", "export", str(big), str(out), "--to", "safetensors"]
     with piped(arguments) as process:
         deadline = time.monotonic() + WITHIN_S
         while not list(tmp_path.glob(".out.*.tmp/*")) and process.poll() is None:

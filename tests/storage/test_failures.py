@@ -19,14 +19,14 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer, ClaimLost, StorageError
+from elastic_checkpoint.storage import AlreadyThere, Buffer, Missing, open_storage, redact
+from elastic_checkpoint.storage.fsspec import FsspecStorage
+from elastic_checkpoint.storage.local import LocalStorage
+from elastic_checkpoint.storage.redact import Scrubber
+from elastic_checkpoint.storage.retry import RetryingStorage
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint import Checkpointer, ClaimLost, StorageError
-from checkpoint.storage import AlreadyThere, Buffer, Missing, open_storage, redact
-from checkpoint.storage.fsspec import FsspecStorage
-from checkpoint.storage.local import LocalStorage
-from checkpoint.storage.redact import Scrubber
-from checkpoint.storage.retry import RetryingStorage
 from tests.kit.s3 import S3Server
 
 Make = Callable[..., Checkpointer]
@@ -222,12 +222,12 @@ def test_credentials_reach_no_error_log_manifest_or_claim(caplog: pytest.LogCapt
         def put(self, key: str, data: Buffer) -> None:
             raise OSError(errno.ENOSPC, f"cannot write to {self._full_url} with {self._options}")
 
-    caplog.set_level(logging.DEBUG, logger="checkpoint")
+    caplog.set_level(logging.DEBUG, logger="elastic_checkpoint")
     storage = RetryingStorage(Leaking(url, {}), retry_s=1, scrub=Scrubber(url, options))
     storage._inner._options = options  # type: ignore[attr-defined]
     with pytest.raises(StorageError) as caught:
         checkpointer(storage).save(1, STATE)
-    logged = [record.getMessage() for record in caplog.records if record.name == "checkpoint"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "elastic_checkpoint"]
     shown = [str(caught.value), repr(caught.value), *logged, storage.url, str(caught.value.__cause__)]
     shown += [storage.get(key).decode() for key in storage.list("")]
     assert "eu-central-1" in str(caught.value)
@@ -318,7 +318,7 @@ def test_a_forked_child_uses_its_own_connection(s3: S3Server) -> None:
 def test_an_interrupted_local_write_is_invisible(tmp_path: Path) -> None:
     """SIGKILL in the middle of a large write, many times: no reader ever sees a part of it."""
     program = (
-        "import sys; from checkpoint.storage import open_storage; s = open_storage(sys.argv[1])\n"
+        "import sys; from elastic_checkpoint.storage import open_storage; s = open_storage(sys.argv[1])\n"
         "for n in range(10**6): s.put(f'a/{n}', bytes([n % 251]) * 3_000_000); print(n, flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:

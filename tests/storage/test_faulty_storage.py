@@ -14,13 +14,12 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-
-from checkpoint import Checkpointer, CheckpointError, NoCheckpoint, StorageError, digest
-from checkpoint.storage import Scrubber
-from checkpoint.storage.fsspec import FsspecStorage
-from checkpoint.storage.retry import RetryingStorage
-from checkpoint.testing import Cut, Error, Faults, Hang, Plan, PowerCut, ShortRead, StaleList, TornWrite
-from checkpoint.testing.fault_plan import Rule
+from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint, StorageError, digest
+from elastic_checkpoint.storage import Scrubber
+from elastic_checkpoint.storage.fsspec import FsspecStorage
+from elastic_checkpoint.storage.retry import RetryingStorage
+from elastic_checkpoint.testing import Cut, Error, Faults, Hang, Plan, PowerCut, ShortRead, StaleList, TornWrite
+from elastic_checkpoint.testing.fault_plan import Rule
 
 Make = Callable[..., Checkpointer]
 

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
+from elastic_checkpoint.format.dtypes import STORED
+from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.manifest import parse
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.format.tensors import DTYPES
+from elastic_checkpoint.save import commit as writer
+from elastic_checkpoint.storage import open_storage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
-from checkpoint.format.dtypes import STORED
-from checkpoint.format.envelope import seal, unseal
-from checkpoint.format.manifest import parse
-from checkpoint.format.names import CommitId
-from checkpoint.format.tensors import DTYPES
-from checkpoint.save import commit as writer
-from checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter
 
 Change = Callable[[dict[str, Any]], object]
@@ -217,7 +217,7 @@ def test_a_manifest_that_is_no_document_is_refused(
 
 def test_deep_nesting_with_a_right_hash_is_refused() -> None:
     deep = b'{"xxh3_128":"%s","body":{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}}"
-    from checkpoint.format.hashing import xxh3
+    from elastic_checkpoint.format.hashing import xxh3
 
     content = deep[deep.index(b'"body":') + 7 : -1]
     with pytest.raises(CorruptCheckpoint, match="no JSON"):

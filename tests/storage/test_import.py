@@ -1,4 +1,4 @@
-"""`checkpoint import` makes a checkpoint of what other tools wrote, to the bit, and runs nothing that it names."""
+"""`elastic checkpoint import` makes a checkpoint of what other tools wrote, to the bit, and runs nothing they name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Any, cast
 import pytest
 import safetensors.torch
 import torch
+from elastic_checkpoint import Checkpointer, digest
+from elastic_checkpoint.cli import main
+from elastic_checkpoint.cli.importing import import_state
+from elastic_checkpoint.cli.opened_run import OpenedRun, WatchedStorage
+from elastic_checkpoint.cli.screen import Screen
+from elastic_checkpoint.sources import dcp as dcp_source
+from elastic_checkpoint.sources.find import open_source
+from elastic_checkpoint.storage import Storage
+from elastic_checkpoint.storage.local import LocalStorage
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 
-from checkpoint import Checkpointer, digest
-from checkpoint.cli import main
-from checkpoint.cli.importing import import_state
-from checkpoint.cli.opened_run import OpenedRun, WatchedStorage
-from checkpoint.cli.screen import Screen
-from checkpoint.sources import dcp as dcp_source
-from checkpoint.sources.find import open_source
-from checkpoint.storage import Storage
-from checkpoint.storage.local import LocalStorage
 from tests.kit.ranks import returned, run_ranks
 from tests.kit.s3 import S3Server
 from tests.storage.cut import CutAfter, PowerCut

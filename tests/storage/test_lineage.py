@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
+from elastic_checkpoint.format.names import (
+    CommitId,
+    claim_number,
+    commit_id,
+    data_owner,
+    id_document,
+    id_from,
+    parse_name,
+)
+from elastic_checkpoint.runs.history import History
+from elastic_checkpoint.runs.lineage import lineage
+from elastic_checkpoint.runs.retention import removable
 from hypothesis import given
 from hypothesis import strategies as st
-
-from checkpoint.format.names import CommitId, claim_number, commit_id, data_owner, id_document, id_from, parse_name
-from checkpoint.runs.history import History
-from checkpoint.runs.lineage import lineage
-from checkpoint.runs.retention import removable
 
 
 def commit(claim: int, step: int, time: int = 0) -> CommitId:

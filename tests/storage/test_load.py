@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from checkpoint import Checkpointer, NoCheckpoint, StateMismatch, UnsupportedValue, digest
+from elastic_checkpoint import Checkpointer, NoCheckpoint, StateMismatch, UnsupportedValue, digest
 
 Make = Callable[..., Checkpointer]
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

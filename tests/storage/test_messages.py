@@ -6,10 +6,16 @@ import os
 import threading
 
 import pytest
-
-from checkpoint.errors import CheckpointError, ClaimLost, CorruptCheckpoint, RanksDiffer, SaveDropped, StorageError
-from checkpoint.net.errors import error_document, error_from
-from checkpoint.save.writer.link import PACKET_BYTES, Link, pair
+from elastic_checkpoint.errors import (
+    CheckpointError,
+    ClaimLost,
+    CorruptCheckpoint,
+    RanksDiffer,
+    SaveDropped,
+    StorageError,
+)
+from elastic_checkpoint.net.errors import error_document, error_from
+from elastic_checkpoint.save.writer.link import PACKET_BYTES, Link, pair
 
 
 @pytest.mark.parametrize("size", [0, PACKET_BYTES - 50, 3 * PACKET_BYTES, 40 * PACKET_BYTES])

@@ -21,16 +21,16 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer, StorageError
+from elastic_checkpoint.cli import main, opened_run
+from elastic_checkpoint.storage import AlreadyThere, Storage, open_storage
+from elastic_checkpoint.storage import fsspec as fsspec_storage
+from elastic_checkpoint.storage.local import LocalStorage
+from elastic_checkpoint.storage.redact import Scrubber
+from elastic_checkpoint.storage.retry import RetryingStorage
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint import Checkpointer, StorageError
-from checkpoint.cli import main, opened_run
-from checkpoint.storage import AlreadyThere, Storage, open_storage
-from checkpoint.storage import fsspec as fsspec_storage
-from checkpoint.storage.local import LocalStorage
-from checkpoint.storage.redact import Scrubber
-from checkpoint.storage.retry import RetryingStorage
 from elastic.__main__ import main as elastic_main
 from elastic.events import reading
 from tests.kit.flaky import Front, flaky
@@ -161,7 +161,7 @@ def test_what_the_server_will_never_do_is_said_after_one_request(front: Front, c
 def test_the_probe_of_the_conditional_create_is_logged_once(
     any_s3: S3Server, checkpointer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="checkpoint")
+    caplog.set_level(logging.INFO, logger="elastic_checkpoint")
     runs = checkpointer("s3://runs/probe", storage_options=any_s3.options, retry_s=PATIENCE_S)
     for step in (1, 2, 3):
         runs.save(step, STATE)
@@ -264,8 +264,8 @@ NEVER_ANSWERS = """
 import asyncio, sys, threading
 import fsspec
 from fsspec.asyn import AsyncFileSystem
-from checkpoint.errors import StorageError
-from checkpoint.storage import open_storage
+from elastic_checkpoint.errors import StorageError
+from elastic_checkpoint.storage import open_storage
 
 class Resolves(AsyncFileSystem):
     "As aiohttp, which looks names up in its loop's pool."

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from checkpoint import CheckpointError
-from checkpoint.format.draft import Draft
-from checkpoint.format.names import CommitId
-from checkpoint.net.client import Client
-from checkpoint.net.errors import error_document
-from checkpoint.net.server import Server
-from checkpoint.save.writer.group_messages import Committed, Failed, Stored, as_message
-from checkpoint.save.writer.roles import Follower, Leader
-from checkpoint.storage import open_storage
+from elastic_checkpoint import CheckpointError
+from elastic_checkpoint.format.draft import Draft
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.net.client import Client
+from elastic_checkpoint.net.errors import error_document
+from elastic_checkpoint.net.server import Server
+from elastic_checkpoint.save.writer.group_messages import Committed, Failed, Stored, as_message
+from elastic_checkpoint.save.writer.roles import Follower, Leader
+from elastic_checkpoint.storage import open_storage
 
 PATIENCE_S = 60.0
 SAVE = "c00000001.s000000001-00"

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from elastic_checkpoint import Checkpointer, PerRank, RanksDiffer, StateMismatch, UnsupportedValue, digest
+from elastic_checkpoint.format.marks import Patterns
+from elastic_checkpoint.load.reader import read_commit
+from elastic_checkpoint.save.group import replicas
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from checkpoint import Checkpointer, PerRank, RanksDiffer, StateMismatch, UnsupportedValue, digest
-from checkpoint.format.marks import Patterns
-from checkpoint.load.reader import read_commit
-from checkpoint.save.group import replicas
 from tests.kit.ranks import returned, run_ranks
 from tests.storage.together import ranks_of
 
@@ -237,7 +237,7 @@ def _as_if_saved_by_two(runs: Checkpointer, state: State, monkeypatch: pytest.Mo
         model.update({name: PerRank([*value, *value]) for name, value in model.items() if isinstance(value, PerRank)})
         return found
 
-    monkeypatch.setattr("checkpoint.load.into_state.read_commit", doubled)
+    monkeypatch.setattr("elastic_checkpoint.load.into_state.read_commit", doubled)
     return runs.load(state, step=3)
 
 

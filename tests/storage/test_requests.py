@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from elastic_checkpoint import Checkpointer, digest
+from elastic_checkpoint.cli import main
+from elastic_checkpoint.format.envelope import seal
+from elastic_checkpoint.format.names import CommitId, claim_key, new_nonce
+from elastic_checkpoint.load import pieces
+from elastic_checkpoint.load.stream import Stream
+from elastic_checkpoint.runs.claims import Claim
+from elastic_checkpoint.runs.history import read_history
+from elastic_checkpoint.storage import open_storage
+from elastic_checkpoint.storage.local import LocalStorage
 
-from checkpoint import Checkpointer, digest
-from checkpoint.cli import main
-from checkpoint.format.envelope import seal
-from checkpoint.format.names import CommitId, claim_key, new_nonce
-from checkpoint.load import pieces
-from checkpoint.load.stream import Stream
-from checkpoint.runs.claims import Claim
-from checkpoint.runs.history import read_history
-from checkpoint.storage import open_storage
-from checkpoint.storage.local import LocalStorage
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from checkpoint import Checkpointer, CheckpointError
-from checkpoint.cli.usage import parse
-from checkpoint.format.names import CommitId, new_nonce
-from checkpoint.runs.retention import Sweeper
-from checkpoint.storage import open_storage
-from checkpoint.storage.base import Buffer
+from elastic_checkpoint import Checkpointer, CheckpointError
+from elastic_checkpoint.cli.usage import parse
+from elastic_checkpoint.format.names import CommitId, new_nonce
+from elastic_checkpoint.runs.retention import Sweeper
+from elastic_checkpoint.storage import open_storage
+from elastic_checkpoint.storage.base import Buffer
 
 Make = Callable[..., Checkpointer]
 
@@ -113,7 +112,7 @@ def test_a_blocking_save_that_takes_longer_than_any_grace_is_never_swept(
     saving = threading.Thread(target=runs.save, args=(1, {"w": torch.ones(4)}))
     saving.start()
     assert storage.reached.wait(60)
-    monkeypatch.setattr("checkpoint.checkpointer.time.time", lambda: 2.0**40)
+    monkeypatch.setattr("elastic_checkpoint.checkpointer.time.time", lambda: 2.0**40)
     assert list(runs.sweep()) == []
     monkeypatch.undo()
     storage.go.set()

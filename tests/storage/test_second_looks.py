@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint
+from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.runs.fence import withdraw
+from elastic_checkpoint.runs.history import read_history
+from elastic_checkpoint.storage import local, open_storage, redact
+from elastic_checkpoint.storage.local import LocalStorage
+from elastic_checkpoint.storage.redact import Scrubber
+from elastic_checkpoint.testing import Delay, Faults, Plan, ShortRead
 
-from checkpoint import Checkpointer, CheckpointError, NoCheckpoint
-from checkpoint.format.envelope import seal, unseal
-from checkpoint.format.names import CommitId
-from checkpoint.runs.fence import withdraw
-from checkpoint.runs.history import read_history
-from checkpoint.storage import local, open_storage, redact
-from checkpoint.storage.local import LocalStorage
-from checkpoint.storage.redact import Scrubber
-from checkpoint.testing import Delay, Faults, Plan, ShortRead
 from tests.kit.ranks import returned, run_ranks
 
 Make = Callable[..., Checkpointer]
@@ -79,7 +79,7 @@ def test_an_entry_whose_sync_failed_is_synced_before_it_is_called_durable(
     runs = checkpointer(tmp_path)
     runs.claim()
     (tmp_path / "commits").mkdir()
-    monkeypatch.setattr("checkpoint.storage.local._fsync_folder", fails_once)
+    monkeypatch.setattr("elastic_checkpoint.storage.local._fsync_folder", fails_once)
     runs.save(1, state(1))
     assert synced == ["failed", "done"]
 
@@ -95,7 +95,7 @@ def test_a_new_folder_whose_entry_was_not_synced_is_made_again(tmp_path: Path, m
             raise OSError(errno.EIO, "Input/output error")
         real(folder)
 
-    monkeypatch.setattr("checkpoint.storage.local._fsync_folder", fails_once)
+    monkeypatch.setattr("elastic_checkpoint.storage.local._fsync_folder", fails_once)
     storage.put_new("claims/x", b"x")
     assert failed == [tmp_path]
     assert storage.get("claims/x") == b"x"
@@ -111,7 +111,7 @@ def test_a_clock_that_is_set_sweeps_no_save_under_way(
     runs.warm(state(0))
     runs.save(1, state(1), blocking=False).wait(60)
     saving = runs.save(2, state(2), blocking=False)
-    monkeypatch.setattr("checkpoint.checkpointer.time.time", lambda: 2.0**40)
+    monkeypatch.setattr("elastic_checkpoint.checkpointer.time.time", lambda: 2.0**40)
     while not saving.done:
         assert list(runs.sweep()) == []
     monkeypatch.undo()

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import tenacity
 import torch
-
-from checkpoint import Checkpointer, ClaimHeld
-from checkpoint.net.machine import only_near
-from checkpoint.net.secured import client_side
-from checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
-from checkpoint.storage import open_storage
-from checkpoint.testing import Faults, Plan
+from elastic_checkpoint import Checkpointer, ClaimHeld
+from elastic_checkpoint.net.machine import only_near
+from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
+from elastic_checkpoint.storage import open_storage
+from elastic_checkpoint.testing import Faults, Plan
 
 Make = Callable[..., Checkpointer]
 STATE = {"w": torch.arange(4.0)}
@@ -45,7 +44,7 @@ def elsewhere(endpoint: dict[str, Any], *addresses: str) -> dict[str, Any]:
 def test_one_address_that_refuses_proves_nothing(beacon: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder advertises the address of its bridge to its containers, which is another machine's here: that one
     refuses, while the holder's own address is behind a firewall. Loopback addresses stand for all of them."""
-    monkeypatch.setattr("checkpoint.runs.beacon.only_near", lambda address: False)
+    monkeypatch.setattr("elastic_checkpoint.runs.beacon.only_near", lambda address: False)
     here = elsewhere(beacon.endpoint(), "127.0.0.2", "127.0.0.3", "127.0.0.4")
     beacon.close()
     with socket.create_server(("127.0.0.3", beacon.port)):  # takes connections, and says nothing
@@ -77,7 +76,7 @@ def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_l
     tmp_path: Path, checkpointer: Make, beacon: Beacon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saves once an hour, and nobody can ask it: what it renews in the storage is all that shows its life."""
-    monkeypatch.setattr("checkpoint.runs.sign_of_life.EVERY_S", 0.05)
+    monkeypatch.setattr("elastic_checkpoint.runs.sign_of_life.EVERY_S", 0.05)
     lines: list[str] = []
     first = checkpointer(tmp_path, answers=(NONCE, elsewhere(beacon.endpoint())))
     first.save(1, STATE)
@@ -97,7 +96,7 @@ def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_be
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one may be old, and who waits for a change sees none where both count from one."""
-    monkeypatch.setattr("checkpoint.runs.sign_of_life.EVERY_S", 3600.0)
+    monkeypatch.setattr("elastic_checkpoint.runs.sign_of_life.EVERY_S", 3600.0)
     claim = checkpointer(tmp_path).claim()
     sign = tmp_path / "leases" / "00000001"
     assert not sign.exists()

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from checkpoint import Checkpointer, ClaimLost, CorruptCheckpoint, NoCheckpoint, StorageError
-from checkpoint.format.names import COMMITS, CommitId
-from checkpoint.runs.history import read_history
-from checkpoint.storage import Missing, open_storage
+from elastic_checkpoint import Checkpointer, ClaimLost, CorruptCheckpoint, NoCheckpoint, StorageError
+from elastic_checkpoint.format.names import COMMITS, CommitId
+from elastic_checkpoint.runs.history import read_history
+from elastic_checkpoint.storage import Missing, open_storage
 
 Make = Callable[..., Checkpointer]
 
@@ -120,7 +119,7 @@ def test_no_sweep_by_a_stale_listing_removes_what_is_needed(
     more.adopt(runs.claim())
     for step in (4, 5, 6):
         more.save(step, state(step))
-    monkeypatch.setattr("checkpoint.checkpointer.time.time", lambda: 2.0**40)
+    monkeypatch.setattr("elastic_checkpoint.checkpointer.time.time", lambda: 2.0**40)
     removed = [*runs.sweep(), *runs.sweep()]  # at first they could be saves under way
     monkeypatch.undo()
     reader = checkpointer(tmp_path)

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
+from elastic_checkpoint import Checkpointer, Claim, ClaimHeld, ClaimLost, SaveDropped
+from elastic_checkpoint.runs.beacon import Beacon
 
-from checkpoint import Checkpointer, Claim, ClaimHeld, ClaimLost, SaveDropped
-from checkpoint.runs.beacon import Beacon
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -101,7 +101,7 @@ def test_a_beacon_that_answers_for_others_too_says_nothing_of_whether_they_go_on
 ) -> None:
     """A worker took the claim for a hub, and went on with another one. The first hub's newcomers held its beacon for
     the proof that nobody does, and evicted them."""
-    monkeypatch.setattr("checkpoint.runs.sign_of_life.EVERY_S", 0.05)
+    monkeypatch.setattr("elastic_checkpoint.runs.sign_of_life.EVERY_S", 0.05)
     answers = "of the run", beacon.endpoint()
     holder = checkpointer(tmp_path, answers=answers)
     holder.save(1, state(1))

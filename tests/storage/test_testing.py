@@ -12,13 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import elastic_checkpoint.testing
 import fsspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-import checkpoint.testing
-from checkpoint.testing import (
+from elastic_checkpoint.testing import (
     ERRORS,
     Cut,
     Delay,
@@ -32,7 +29,9 @@ from checkpoint.testing import (
     StaleList,
     TornWrite,
 )
-from checkpoint.testing.fault_plan import OPERATIONS, Rule
+from elastic_checkpoint.testing.fault_plan import OPERATIONS, Rule
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -66,7 +65,7 @@ ACTS: dict[str, Any] = {
 
 def test_the_example_in_the_docstring_is_a_test_that_runs() -> None:
     """It is what users copy."""
-    text = inspect.getdoc(checkpoint.testing) or ""
+    text = inspect.getdoc(elastic_checkpoint.testing) or ""
     example = textwrap.dedent("\n".join(line for line in text.splitlines() if line.startswith("    ")))
     built: list[tuple[Any, str]] = []
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from elastic.drill.faults.base import Aftermath, Flag, Scene, WorkerFault
 
 if TYPE_CHECKING:
-    from checkpoint.format.names import CommitId
+    from elastic_checkpoint.format.names import CommitId
+
     from elastic.drill.folder import DrillFolder
 
 _FLIPPED = "flipped"
@@ -64,7 +65,7 @@ class Flip(WorkerFault):
 
 def _commits(storage: Path) -> list[CommitId]:
     """Of what is committed there, in order."""
-    from checkpoint.format.names import COMMITS, commit_id
+    from elastic_checkpoint.format.names import COMMITS, commit_id
 
     found = (commit_id(f"{COMMITS}/{path.name}") for path in (storage / COMMITS).glob("*"))
     return sorted(id for id in found if id is not None)

@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.drill.environment import DRILL_NODE
 from elastic.drill.hosts.network import DIES_WITH_US, HOSTS_MAX, WITHIN_S, Network, address, end, name, until
 from elastic.drill.machine.node import Node

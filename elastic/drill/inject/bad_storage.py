@@ -1,4 +1,4 @@
-"""Storage on a bad day, for a run in a drill: where it lives behind `faulty://` (checkpoint.testing), in every process.
+"""Storage on a bad day, for a run in a drill: where it lives behind `faulty://`, in every process.
 
 Each process counts its own operations, and chance decides from the seed and that count; what struck is put on record in
 one file of all of them.
@@ -11,9 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from checkpoint.format.names import commit_id
-from checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
-from checkpoint.testing.fault_plan import Rule
+from elastic_checkpoint.format.names import commit_id
+from elastic_checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
+from elastic_checkpoint.testing.fault_plan import Rule
+
 from elastic.drill.plan.drill_plan import StorageFaults
 from elastic.events.words import counted
 

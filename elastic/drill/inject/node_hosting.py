@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from checkpoint.linux import first_ephemeral_port
+from elastic_checkpoint.linux import first_ephemeral_port
+
 from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import pid_in
 from elastic.errors import ConfigError

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from checkpoint.net.secret import VARIABLE, generated_secret
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
+
 from elastic.drill.inject.node_hosting import NodeHosting
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.machine import processes

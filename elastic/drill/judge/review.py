@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from checkpoint.format.names import CommitId
-from checkpoint.load.diff import Side, compare
-from checkpoint.load.reader import read_commit
-from checkpoint.load.verify import verify_commit
-from checkpoint.runs.history import read_history
-from checkpoint.storage import Storage, open_storage
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.load.diff import Side, compare
+from elastic_checkpoint.load.reader import read_commit
+from elastic_checkpoint.load.verify import verify_commit
+from elastic_checkpoint.runs.history import read_history
+from elastic_checkpoint.storage import Storage, open_storage
+
 from elastic.drill.judge.invariants import judge
 from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
 from elastic.drill.judge.verdict import Verdict, Violation

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from checkpoint.mounts import mounts
+from elastic_checkpoint.mounts import mounts
+
 from elastic.errors import ConfigError
 
 FULL = "full"

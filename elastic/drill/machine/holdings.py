@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes

@@ -12,8 +12,9 @@ import signal
 import time
 from pathlib import Path
 
-from checkpoint import linux
-from checkpoint.save.writer import WRITER_MODULE
+from elastic_checkpoint import linux
+from elastic_checkpoint.save.writer import WRITER_MODULE
+
 from elastic.launch.warm.process import NAME as WARM
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm

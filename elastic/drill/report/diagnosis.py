@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import checkpoint.errors
+import elastic_checkpoint.errors
+
 import elastic.errors
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.judge.contents import conflicts, notes
@@ -99,7 +100,7 @@ def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
 def _of_script(error: str) -> bool:
     """Neither what the faults raise, nor elastic's own and the storage's, which are no matter of the script."""
     name = error.partition(":")[0].rpartition(".")[2]
-    ours = any(hasattr(module, name) for module in (elastic.errors, checkpoint.errors))
+    ours = any(hasattr(module, name) for module in (elastic.errors, elastic_checkpoint.errors))
     raised_by_faults = any(kind.raised(name, error) for kind in KINDS.values())
     return not (ours or raised_by_faults or (hasattr(builtins, name) and issubclass(getattr(builtins, name), OSError)))
 

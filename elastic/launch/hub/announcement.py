@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from elastic_checkpoint.net.keepalive import keep_alive
 from torch.distributed import DistError, Store, TCPStore
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from checkpoint.net.keepalive import keep_alive
 from elastic.launch.rendezvous.store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
 

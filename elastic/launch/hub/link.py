@@ -20,7 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from checkpoint.net.secured import client_side
+from elastic_checkpoint.net.secured import client_side
+
 from elastic.launch.hub import rules
 from elastic.launch.hub.announcement import HubAnnouncement
 from elastic.launch.hub.client import HubClient

@@ -9,7 +9,8 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from checkpoint.net.secured import client_side
+from elastic_checkpoint.net.secured import client_side
+
 from elastic.launch.hub import rules
 from elastic.launch.net.agent_port import AgentPort
 from elastic.launch.net.dialing import Address, Dials

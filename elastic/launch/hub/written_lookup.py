@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.errors import CheckpointError
-from checkpoint.net.codec import WORD
-from checkpoint.net.secured import client_side
-from checkpoint.net.transport import TransportError, receive
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.codec import WORD
+from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.transport import TransportError, receive
+
 from elastic.launch.net.dialing import Address
 from elastic.membership.messages.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Lines, Message, encode
@@ -28,7 +29,7 @@ class HubLookup:
     """
     own      where this agent listens: it may be written there, and is not asked
     refused  who was found there has had another secret than this node, for a while
-    other_version  who was found there is of the run, and of another elastic-training than this node: where, and which
+    other_version  who was found there is of the run, and of another elastic-exact than this node: where, and which
     """
 
     def __init__(self, secret: str | None, own: Address) -> None:
@@ -67,7 +68,7 @@ class HubLookup:
             self._refused = None
             if isinstance(found, _OtherVersion):
                 its = found.version or "that does not say its version"
-                self._unreachable[where] = f"has an elastic-training {its}, and this node has {__version__}"
+                self._unreachable[where] = f"has an elastic-exact {its}, and this node has {__version__}"
                 self.other_version = (where, found.version) if found.knows_hub else None
                 return None
             self.other_version = None
@@ -104,7 +105,7 @@ class HubLookup:
 
 @dataclass(frozen=True)
 class _OtherVersion:
-    """version: None: of an elastic-training that did not say which yet   knows_hub: else it may be about to end"""
+    """version: None: of an elastic-exact that did not say which yet   knows_hub: else it may be about to end"""
 
     version: str | None
     knows_hub: bool

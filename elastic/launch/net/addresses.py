@@ -16,8 +16,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checkpoint.net import listener, machine
-from checkpoint.net.machine import host_address, interfaces, only_near
+from elastic_checkpoint.net import listener, machine
+from elastic_checkpoint.net.machine import host_address, interfaces, only_near
+
 from elastic.errors import ConfigError
 
 _LOOPBACK = "127.0.0.1"

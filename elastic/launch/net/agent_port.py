@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpoint.net.keepalive import keep_alive
-from checkpoint.net.secured import server_side
-from checkpoint.net.strangers import Strangers, most_strangers
-from checkpoint.net.transport import SAME_FOR_ALL
+from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.secured import server_side
+from elastic_checkpoint.net.strangers import Strangers, most_strangers
+from elastic_checkpoint.net.transport import SAME_FOR_ALL
+
 from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode

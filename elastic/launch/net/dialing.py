@@ -8,7 +8,7 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.keepalive import keep_alive
 
 Address = tuple[str, int]
 

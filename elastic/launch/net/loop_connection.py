@@ -11,7 +11,8 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from checkpoint.net.transport import Cleartext, Transport, TransportError
+from elastic_checkpoint.net.transport import Cleartext, Transport, TransportError
+
 from elastic.launch.net.event_loop import EventLoop
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
 

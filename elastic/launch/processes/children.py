@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from checkpoint import linux
-from checkpoint.save.writer import WRITER_MODULE
+from elastic_checkpoint import linux
+from elastic_checkpoint.save.writer import WRITER_MODULE
 
 _POLL_S = 0.01
 _WRITER = WRITER_MODULE.encode()

@@ -27,7 +27,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.launch.processes import robust_mutex
 from elastic.launch.processes.ending import end
 from elastic.launch.processes.main_module import MainModule

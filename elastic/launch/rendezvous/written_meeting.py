@@ -27,12 +27,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
-from checkpoint.errors import CheckpointError
-from checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
 from elastic.errors import ConfigError
 from elastic.launch.rendezvous.store import FoundStore, with_config
 from elastic.membership.written_hub import hub_in

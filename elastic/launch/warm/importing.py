@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from checkpoint import linux
+from elastic_checkpoint import linux
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """A rank is a place in a view: no worker of `elastic run` has these."""

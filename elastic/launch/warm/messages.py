@@ -5,7 +5,7 @@
     agent:  BecomeWorker, to that process
 
 Each is one packet of a socket that keeps their borders; descriptors come beside it. What arrives is one of these,
-whole, or is refused (checkpoint/net/codec.py).
+whole, or is refused (elastic_checkpoint/net/codec.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint.net.codec import Vocabulary, parse
-from checkpoint.net.framing import decode, encode
+from elastic_checkpoint.net.codec import Vocabulary, parse
+from elastic_checkpoint.net.framing import decode, encode
 
 PACKET_MAX, FDS_MAX = 1 << 17, 16
 

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-_OWN = ("__main__", "__mp_main__", "elastic", "checkpoint")
+_OWN = ("__main__", "__mp_main__", "elastic", "elastic_checkpoint")
 _OTHERS = ("TOKENIZERS_", "HF_", "TRANSFORMERS_", "DATASETS_", "WANDB_", "MLFLOW_", "COMET_", "TENSORBOARD_", "MPL")
 """Variables that are no concern of torch, nor of what torch imports."""
 

@@ -36,7 +36,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.launch.processes import worker
 from elastic.launch.processes.main_module import MainModule
 from elastic.launch.processes.script import Script
@@ -59,7 +60,7 @@ from elastic.launch.warm.preloaded import Preloaded
 
 NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
 
-_LAZY = ("elastic.run", "checkpoint.checkpointer")
+_LAZY = ("elastic.run", "elastic_checkpoint.checkpointer")
 """What workers would import on first use, while others wait for them: elastic.Run, the coordinator."""
 _COMPILER = "torch._dynamo"  # which any optimizer imports on first use
 _OF_COMPILER = re.compile(r"[\"'](TORCH|TRITON)")  # a variable that it reads when it is loaded, set by the script

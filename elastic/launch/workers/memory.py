@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint.memory import control_groups
+from elastic_checkpoint.memory import control_groups
 
 _KEY = "oom_kill"
 

@@ -16,7 +16,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import NodeRules

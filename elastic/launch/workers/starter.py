@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from checkpoint import linux
-from checkpoint.net.framing import NotAMessage
+from elastic_checkpoint import linux
+from elastic_checkpoint.net.framing import NotAMessage
+
 from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.processes import children, early_signals
 from elastic.launch.processes.script import Script

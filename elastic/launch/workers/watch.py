@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from checkpoint import linux
+from elastic_checkpoint import linux
+
 from elastic.launch.workers.node_worker import NodeWorker
 from elastic.launch.workers.sightings import Doubts, Patience, sighting
 from elastic.membership.messages.messages import KillHung, Sighted, as_message

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from checkpoint.net.secret import MAKE_ONE, lasting_key
+from elastic_checkpoint.net.secret import MAKE_ONE, lasting_key
+
 from elastic.events import schema
 from elastic.loop.compiled.arriving import arriving
 from elastic.loop.compiled.storage import LABEL, CompiledStorage

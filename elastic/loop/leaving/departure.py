@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-import checkpoint
+import elastic_checkpoint
+
 from elastic.errors import PeerLost
 from elastic.events import schema, words
 from elastic.events.event import ABSENT
@@ -188,7 +189,7 @@ class Departure:
             if not self._is_committed():
                 restorer.take_over_saving()
                 self._save_unless_held(must=True, patiently=None, by_s=None)
-        except checkpoint.CheckpointError as failure:
+        except elastic_checkpoint.CheckpointError as failure:
             live.has_tried_to_save()
             reason = str(failure).replace("\n", "\n    ")
             self._context.console.warn(
@@ -243,7 +244,7 @@ class Departure:
             restorer.take_over_saving()
             self._look_at_time(restorer.saver)
             self._save_unless_held(must=True, patiently=_PATIENTLY if patiently else None, by_s=self.by_s)
-        except checkpoint.CheckpointError as failure:
+        except elastic_checkpoint.CheckpointError as failure:
             self._not_saved(str(failure))
 
     def _is_committed(self) -> bool:

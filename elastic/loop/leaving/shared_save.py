@@ -4,9 +4,9 @@
       while they wait for it with all others  ->  it commits
 
 It is the coordinator's save: its claim, its plain values, its manifest. A helper is offered objects with their hashes,
-and uploads those of which it holds the very bytes; what it does not, the coordinator does (checkpoint/save/helping).
-A node's own network is what is gained, so workers of the coordinator's node do not help, and no second one of another.
-"""
+and uploads those of which it holds the very bytes; what it does not, the coordinator does
+(elastic_checkpoint/save/helping). A node's own network is what is gained, so workers of the coordinator's node do not
+help, and no second one of another. """
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import checkpoint
+import elastic_checkpoint
+
 from elastic.group.fingerprint import Kind
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
@@ -57,7 +58,7 @@ class SharedSave:
     def _helpers(self) -> list[int]:
         return helpers_of(self._session.view_group.nodes)
 
-    def _helper(self, by_s: float | None) -> checkpoint.Helper | None:
+    def _helper(self, by_s: float | None) -> elastic_checkpoint.Helper | None:
         session, rank = self._session, self._session.view_group.rank
         saver, invitation = session.restorer.saver, None
         if saver is not None:
@@ -70,7 +71,9 @@ class SharedSave:
         config, console = session.context.config, session.context.console
         try:
             state = session.train_state.objects()
-            return checkpoint.Helper(config.url, config.storage_options, json.loads(said), rank, state, log=console.say)
+            return elastic_checkpoint.Helper(
+                config.url, config.storage_options, json.loads(said), rank, state, log=console.say
+            )
         except Exception as error:  # of the script's own objects, too: the coordinator saves all the same
             console.say(f"this worker does not help with the save: {type(error).__name__}: {error}")
             return None

@@ -16,10 +16,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 from weakref import ProxyTypes, WeakKeyDictionary, WeakSet, ref
 
+import elastic_checkpoint
 import torch
 from torch.nn.parameter import is_lazy
 
-import checkpoint
 from elastic.errors import StepError
 from elastic.loop.refusals.script_variables import variables
 from elastic.state.applied import Mark, mark
@@ -126,7 +126,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def is_carried(extra: Mapping[str, Any], tensors: Iterable[torch.Tensor]) -> bool:
     """Whether the state of what the run was handed holds these, under whatever name."""
-    kept = [one for thing in extra.values() for one in checkpoint.encode(thing.state_dict())[1].values()]
+    kept = [one for thing in extra.values() for one in elastic_checkpoint.encode(thing.state_dict())[1].values()]
     there = {(_memory(one), one.storage_offset(), one.shape) for one in kept}
     return all(
         (_memory(one), one.storage_offset(), one.shape) in there

@@ -20,8 +20,9 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-import checkpoint
-from checkpoint.storage import redact
+import elastic_checkpoint
+from elastic_checkpoint.storage import redact
+
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.events import schema
 from elastic.events.event import ABSENT
@@ -74,7 +75,7 @@ class StateRestorer:
         self._phases = phases
         self._view_group = view_group
         self._train_state = train_state
-        self._claimed: checkpoint.Claim | None = None
+        self._claimed: elastic_checkpoint.Claim | None = None
         self.saver: Saver | None = None
         self.check: Callable[[], None] = _fit  # whether a new run's weights are fit to be saved; raises if not
         self.save_begun_s = time.monotonic()
@@ -191,7 +192,7 @@ class StateRestorer:
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._know_losses(Losses.from_document(ahead["losses"]))
-            before, self._claimed = self.claim, checkpoint.Claim.from_document(ahead["claim"])
+            before, self._claimed = self.claim, elastic_checkpoint.Claim.from_document(ahead["claim"])
             self._events.context(claim=self.claim)
             if self.saver is not None and self.claim != before:
                 self.saver.adopt(self._claimed)
@@ -253,11 +254,11 @@ class StateRestorer:
                 return
             self._claimed = saver.succeed(self._claimed, answers=answers, nodes=words.nodes)
             live.claimed(at, self._claimed.document())
-        except checkpoint.ClaimLost as lost:
+        except elastic_checkpoint.ClaimLost as lost:
             theirs = self.newest_claim()  # says which of us may ask again; where it cannot be read, all may
             why = f"others have gone on with the run: {lost}"
             live.claimed(at, theirs, why=why, moved_on=theirs is not None)
-        except checkpoint.CheckpointError as failure:
+        except elastic_checkpoint.CheckpointError as failure:
             live.claimed(at, None, why=str(failure))
         finally:
             self._phases.sign(Phase.WAITING)
@@ -267,7 +268,7 @@ class StateRestorer:
         no other node can be, or where storage cannot tell."""
         if not self._context.launch.several_nodes:
             return None
-        with suppress(checkpoint.CheckpointError):
+        with suppress(elastic_checkpoint.CheckpointError):
             with self._look() as storage:
                 newest = storage.newest_claim() if storage.exclusive else None
             return newest.document() if newest is not None else None
@@ -284,7 +285,7 @@ class StateRestorer:
     def _sees(self, claim: dict[str, Any]) -> bool:
         """Whether it is in a storage that can tell two sides of a cut network apart. Raises CheckpointError."""
         with self._look() as storage:
-            return storage.sees(checkpoint.Claim.from_document(claim)) and storage.exclusive
+            return storage.sees(elastic_checkpoint.Claim.from_document(claim)) and storage.exclusive
 
     def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
         """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under
@@ -296,17 +297,17 @@ class StateRestorer:
     def learn_claim(self, known: dict[str, Any] | None) -> None:
         """The hub's word: a worker may have taken a newer one for a view that is ours, too."""
         if known is not None and (self._claimed is None or int(known["claim"]) > self._claimed.number):
-            self._claimed = checkpoint.Claim.from_document(known)
+            self._claimed = elastic_checkpoint.Claim.from_document(known)
             self._events.context(claim=self.claim)
             if self.saver is not None:
                 self.saver.adopt(self._claimed)
 
-    def _look(self) -> checkpoint.Checkpointer:
-        return checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)
+    def _look(self) -> elastic_checkpoint.Checkpointer:
+        return elastic_checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)
 
     def is_committed(self, step: int) -> bool:
         """Whether storage holds a commit of this run with at least so many steps; of what cannot be read, no."""
-        with suppress(checkpoint.CheckpointError):
+        with suppress(elastic_checkpoint.CheckpointError):
             with self._look() as storage:
                 newest = storage.latest()
             return newest is not None and newest.step >= step and newest.claim >= self.claim
@@ -372,7 +373,7 @@ class StateRestorer:
         if "failure" in answer:
             all_know(group)
             raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
-        self._claimed = checkpoint.Claim.from_document(answer["claim"])
+        self._claimed = elastic_checkpoint.Claim.from_document(answer["claim"])
         self.position = Position(**answer["position"])
         self._know_losses(Losses.from_document(answer["losses"]))
         self._accepted = answer["accepted"]

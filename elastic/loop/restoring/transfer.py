@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+import elastic_checkpoint
 import torch
+from elastic_checkpoint.format.dtypes import name_of
 
-import checkpoint
-from checkpoint.format.dtypes import name_of
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
 from elastic.loop.restoring.background_transfer import PIECE, Giving, Piece, pieces, take
@@ -107,8 +107,8 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
     header = b""
     first = parts.donors[0]
     if group.rank in parts.donors:
-        packed, small = checkpoint.encode(side_state)
-        document, tensors = checkpoint.encode(state)
+        packed, small = elastic_checkpoint.encode(side_state)
+        document, tensors = elastic_checkpoint.encode(state)
         if group.rank == first:
             held = weights.memory() if parts.follows else frozenset()
             header = json.dumps(
@@ -124,7 +124,7 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
     new_side_state = None
     if group.rank in parts.need_side_state:
         small = {name: torch.tensor(v, dtype=getattr(torch, kind)) for name, (kind, v) in answer["values"].items()}
-        new_side_state = checkpoint.decode(answer["side_state"], small)
+        new_side_state = elastic_checkpoint.decode(answer["side_state"], small)
     if not parts.need_state:
         return Passed(side_state=new_side_state)
     follow = {name: answer["tensors"].pop(name) for name in answer["follow"]}
@@ -143,7 +143,7 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
         return Passed(side_state=new_side_state, nbytes=nbytes, giving=giving)
     if follow:
         received |= _taken(group, given, following)
-    state = dict(checkpoint.decode(answer["document"], received))
+    state = dict(elastic_checkpoint.decode(answer["document"], received))
     return Passed(side_state=new_side_state, state=state, nbytes=nbytes)
 
 
@@ -286,7 +286,7 @@ def broadcast(group: Group, tree: Tree | None) -> Tree:
         assert tree is not None
         if group.world_size == 1:
             return tree
-        document, tensors = checkpoint.encode(tree)
+        document, tensors = elastic_checkpoint.encode(tree)
         kinds = {name: [name_of(t.dtype), list(t.shape)] for name, t in tensors.items()}
         header = json.dumps({"document": document, "tensors": kinds}).encode()
     layout = json.loads(gather_bytes(group, header)[0])
@@ -298,4 +298,4 @@ def broadcast(group: Group, tree: Tree | None) -> Tree:
         if wire.numel():
             group.broadcast(wire.reshape(-1).view(torch.uint8)).wait()
         received[name] = wire
-    return dict(checkpoint.decode(layout["document"], received))
+    return dict(elastic_checkpoint.decode(layout["document"], received))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import checkpoint
+import elastic_checkpoint
+
 from elastic.errors import StartFailed
 from elastic.group.form import all_know, gather_bytes
 from elastic.loop.restoring.transfer import broadcast
@@ -23,7 +24,7 @@ from elastic.state.train_state import Tree
 def go_back(session: Session, step: int, every: int) -> tuple[int, Tree] | None:
     """All ranks call it. The newest regular save of at most `step` steps: (its steps, its state); None: there is none.
 
-    Raises PeerLost, and StartFailed where the storage failed on the coordinator; there, checkpoint.StorageError.
+    Raises PeerLost, and StartFailed where the storage failed on the coordinator; there, StorageError.
     """
     group, phases, saver = session.group, session.phases, session.restorer.saver
     tree: Tree | None = None
@@ -37,7 +38,7 @@ def go_back(session: Session, step: int, every: int) -> tuple[int, Tree] | None:
             found = saver.read_regular(step, every)
             tree = None if found is None else found[1]
             outcome = {"step": None if found is None else found[0]}
-        except checkpoint.CheckpointError as failed:
+        except elastic_checkpoint.CheckpointError as failed:
             failure, outcome = failed, {"failure": f"{type(failed).__name__}: {failed}"}
     phases.enter(Phase.WAITING)
     answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])

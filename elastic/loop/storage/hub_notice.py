@@ -14,7 +14,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import checkpoint
+import elastic_checkpoint
+
 from elastic.membership import hub_file
 from elastic.status.console import Console
 
@@ -29,11 +30,11 @@ class HubNotice:
         self._state = threading.Lock()
         self._writing = threading.Lock()
         self._beacon: Mapping[str, Any] | None = None
-        self._claim: checkpoint.Claim | None = None
+        self._claim: elastic_checkpoint.Claim | None = None
         self._hub_written: object = None
         self._moved: object = None
 
-    def write(self, beacon: Mapping[str, Any] | None, claim: checkpoint.Claim | None) -> None:
+    def write(self, beacon: Mapping[str, Any] | None, claim: elastic_checkpoint.Claim | None) -> None:
         """
         beacon  of the agent that has the hub, as in a view (hub.py): "nonce", "endpoint", "hub"
         claim   that the run writes under; None: as far as is known here it names that beacon
@@ -53,7 +54,7 @@ class HubNotice:
         hub = self._beacon.get("hub") if self._beacon is not None else None
         return hub if hub != self._hub_written else None
 
-    def _news_of_beacon(self) -> tuple[checkpoint.Claim, str, Mapping[str, Any]] | None:
+    def _news_of_beacon(self) -> tuple[elastic_checkpoint.Claim, str, Mapping[str, Any]] | None:
         if self._beacon is None or self._claim is None:
             return None
         nonce, claim = self._beacon["nonce"], self._claim
@@ -73,10 +74,10 @@ class HubNotice:
                 if moved is not None:
                     claim, nonce, endpoint = moved
                     options = dict(self._options) if self._options else None
-                    with checkpoint.Checkpointer(self._url, storage_options=options) as storage:
+                    with elastic_checkpoint.Checkpointer(self._url, storage_options=options) as storage:
                         storage.move_beacon(claim, answers=(nonce, dict(endpoint)))
                     self._moved = claim.number, nonce
-            except checkpoint.CheckpointError as failure:
+            except elastic_checkpoint.CheckpointError as failure:
                 self._console.say(
                     f"where the run's hub is now could not be written beside its checkpoints: {failure}\n"
                     "  state  the run goes on; a second launch of it elsewhere may find nobody who answers for it\n"

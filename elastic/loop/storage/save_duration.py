@@ -75,7 +75,7 @@ class UploadOrder:
 def older_left_s(as_it_goes_s: float | None, begun_s: float, took_s: float | None) -> float | None:
     """How long a save is likely to be uploaded yet; None: nobody knows.
 
-    as_it_goes_s  see checkpoint.Saving.likely_left_s; None: nothing of it is stored yet
+    as_it_goes_s  see elastic_checkpoint.Saving.likely_left_s; None: nothing of it is stored yet
     begun_s       how long ago it was begun
     took_s        by the last one that was committed
     """

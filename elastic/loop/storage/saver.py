@@ -2,9 +2,9 @@
 
 Training stops for a periodic save only until what forward passes or the script may move is copied; weights, and what
 optimizers keep, are copied while the next step computes, and joined before its update (state/staging.py). The rest is
-done by a writer process, even if this one is killed (checkpoint/save/writer/). One that fails is reported and training
-goes on, until so many in a row have failed that the run stops (SavesFailed) before more work is at risk; the final one
-must succeed, and is tried again.
+done by a writer process, even if this one is killed (elastic_checkpoint/save/writer/). One that fails is reported and
+training goes on, until so many in a row have failed that the run stops (SavesFailed) before more work is at risk; the
+final one must succeed, and is tried again.
 A newer claim means that the run goes on elsewhere: Evicted, and nothing more is written. Unless this side has it: then
 what was under way of the older one is made anew, as the state stands at the next boundary.
 """
@@ -19,10 +19,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
+import elastic_checkpoint
 import torch
+from elastic_checkpoint.load.spool import Spool
 
-import checkpoint
-from checkpoint.load.spool import Spool
 from elastic.config import Config
 from elastic.errors import Evicted, IdentityMismatch, SavesFailed
 from elastic.events import schema
@@ -99,8 +99,8 @@ class Saver:
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
         self._failures = 0
-        self._last_failure: checkpoint.CheckpointError | None = None
-        self._checkpoints = checkpoint.Checkpointer(
+        self._last_failure: elastic_checkpoint.CheckpointError | None = None
+        self._checkpoints = elastic_checkpoint.Checkpointer(
             config.url,
             keep=config.keep,
             keep_every=config.keep_every,
@@ -114,18 +114,18 @@ class Saver:
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
 
-    def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> checkpoint.Claim:
-        """nodes: of the view. answers_for_others: see Checkpointer.claim. Raises checkpoint.ClaimHeld where another job
+    def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> elastic_checkpoint.Claim:
+        """nodes: of the view. answers_for_others: see Checkpointer.claim. Raises ClaimHeld where another job
         is alive on this URL, or others of this one are."""
         world = {"world_size": self.world_size, "nodes": sorted(nodes)}
         return self._claimed(self._checkpoints.claim(world=world, answers_for_others=answers_for_others))
 
     def succeed(
-        self, to: checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]
-    ) -> checkpoint.Claim:
-        """The next claim, for those of the run's nodes that are here. Raises checkpoint.ClaimLost, StorageError."""
+        self, to: elastic_checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]
+    ) -> elastic_checkpoint.Claim:
+        """The next claim, for those of the run's nodes that are here. Raises ClaimLost, StorageError."""
 
-        def ours(claim: checkpoint.Claim) -> bool:
+        def ours(claim: elastic_checkpoint.Claim) -> bool:
             return may_succeed(to=to.number, nodes=nodes, newest=claim.number, its_nodes=nodes_of(claim.document()))
 
         world = {"world_size": self.world_size, "nodes": sorted(nodes)}
@@ -136,13 +136,13 @@ class Saver:
         """Whether the storage lets one of several claims win."""
         return self._checkpoints.exclusive
 
-    def _claimed(self, claim: checkpoint.Claim) -> checkpoint.Claim:
+    def _claimed(self, claim: elastic_checkpoint.Claim) -> elastic_checkpoint.Claim:
         self._claim, resumed = claim.number, claim.resumed_from
         self._events.context(claim=claim.number)
         self._events.emit(schema.Claimed(resumed_from=resumed._asdict() if resumed is not None else None))
         return claim
 
-    def adopt(self, claim: checkpoint.Claim) -> None:
+    def adopt(self, claim: elastic_checkpoint.Claim) -> None:
         """Goes on under a claim that another worker of the run has taken: the coordinator before this one, which is
         gone; or one that was asked for it, for a view that this worker is in, too."""
         self._claim = claim.number
@@ -151,13 +151,13 @@ class Saver:
     def read(self) -> tuple[Position, Tree, int] | None:
         """The newest whole state, its position and its claim; None for a new run.
 
-        Raises IdentityMismatch, and checkpoint.NoCheckpoint when there are checkpoints and none is whole.
+        Raises IdentityMismatch, and elastic_checkpoint.NoCheckpoint when there are checkpoints and none is whole.
         """
         spool, self._spool = self._spool, None
         self.read_ahead_bytes = 0
         try:
             found = self._checkpoints.read(spool=spool)
-        except checkpoint.NoCheckpoint as none:
+        except elastic_checkpoint.NoCheckpoint as none:
             if none.rejected:
                 raise  # there are checkpoints, and none is whole: beginning anew would bury them
             return None
@@ -171,7 +171,7 @@ class Saver:
                 "Checkpointer alone, and does not say which examples were trained on\n"
                 "  state  nothing was loaded or written\n"
                 "  next   give the run a URL of its own; what is here is loaded before it, by "
-                "checkpoint.Checkpointer(url).read()",
+                "elastic_checkpoint.Checkpointer(url).read()",
                 {},
             )
         accepted = identities.check(
@@ -183,7 +183,7 @@ class Saver:
         )
         if (there := found.meta["identity"].get("elastic")) != (here := self._identity["elastic"]):
             self._console.say(
-                f"checkpoint step {found.step} was saved by elastic-training {there or 'of an earlier version'}, and "
+                f"checkpoint step {found.step} was saved by elastic-exact {there or 'of an earlier version'}, and "
                 f"the run goes on with {here}"
             )
         self.accepted = sorted(accepted)
@@ -199,15 +199,15 @@ class Saver:
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
         """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its
-        state). Waits for one that is under way. Raises checkpoint.StorageError, where patience did not help.
+        state). Waits for one that is under way. Raises elastic_checkpoint.StorageError, where patience did not help.
         """
         for one in self._under_way:
             if one.position.step <= step:
-                with suppress(checkpoint.CheckpointError):  # `look` says what failed
+                with suppress(elastic_checkpoint.CheckpointError):  # `look` says what failed
                     one.saving.wait()
 
         def read(at: int) -> Tree | None:
-            with suppress(checkpoint.NoCheckpoint, checkpoint.CorruptCheckpoint):
+            with suppress(elastic_checkpoint.NoCheckpoint, elastic_checkpoint.CorruptCheckpoint):
                 tree: Tree = self._checkpoints.read(step=at).tree
                 return tree
             return None
@@ -230,7 +230,7 @@ class Saver:
         """
         for one in self._under_way:
             if (one.position.step, one.position.stopped) == (step, stopped):
-                with suppress(checkpoint.CheckpointError):  # `look` says what failed
+                with suppress(elastic_checkpoint.CheckpointError):  # `look` says what failed
                     one.saving.wait()
         self.look()
         return self._saved == (step, stopped)
@@ -250,18 +250,18 @@ class Saver:
                 commit = one.saving.wait()
                 self._committed(one.position, commit, one.took_s, one.stall_s, helped=one.saving.helped)
                 self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
-            except (checkpoint.SaveDropped, checkpoint.ClaimLost) as lost:
-                if isinstance(lost, checkpoint.StateChanged):
+            except (elastic_checkpoint.SaveDropped, elastic_checkpoint.ClaimLost) as lost:
+                if isinstance(lost, elastic_checkpoint.StateChanged):
                     self.schedule.owes_one = True
                 elif one.claim < self._claim:
                     self.schedule.owes_one = True
                     if (words := self._in_vain.came_too_late(took_s=one.took_s, newest=self.newest)) is not None:
                         self._console.warn(words)
-                elif isinstance(lost, checkpoint.ClaimLost):
+                elif isinstance(lost, elastic_checkpoint.ClaimLost):
                     raise _evicted(lost) from lost
                 elif not self._under_way:  # else a newer save took its place
                     self.schedule.owes_one = True
-            except checkpoint.CheckpointError as failure:
+            except elastic_checkpoint.CheckpointError as failure:
                 self._failed(one.position, failure)
 
     def check(self, *, step: int) -> None:
@@ -298,9 +298,9 @@ class Saver:
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
-        with suppress(checkpoint.CheckpointError):
+        with suppress(elastic_checkpoint.CheckpointError):
             options = self._config.storage_options or None
-            with checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
+            with elastic_checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
                 newest = storage.latest()
             return newest.meta if newest is not None else {}
         return {}
@@ -332,7 +332,7 @@ class Saver:
         while True:
             try:
                 return act()
-            except (checkpoint.StorageError, checkpoint.WriterDied) as failure:
+            except (elastic_checkpoint.StorageError, elastic_checkpoint.WriterDied) as failure:
                 if self._clock() + wait_s > until_s:
                     raise
                 self._console.say(f"{what} failed, and is tried again in {wait_s:.0f} s: {failure}")
@@ -350,7 +350,7 @@ class Saver:
         self._give_way(step, by_s, uploaders=uploaders)
         if not self._warmed and by_s is not None and by_s - self._clock() < _MAKE_READY_S:
             return None
-        with suppress(checkpoint.CheckpointError):
+        with suppress(elastic_checkpoint.CheckpointError):
             invitation = self._checkpoints.invite(ranks, state=self._train_state.objects())
             if invitation is not None:
                 self._warmed, self._invited = True, uploaders
@@ -390,11 +390,11 @@ class Saver:
             else:
                 commit = self._checkpoints.save(position.step, objects, meta=meta)
                 stall_s = self._has_saved() - begun_s
-        except checkpoint.ClaimLost as lost:
+        except elastic_checkpoint.ClaimLost as lost:
             raise _evicted(lost) from lost
-        except checkpoint.UnsupportedValue:
+        except elastic_checkpoint.UnsupportedValue:
             raise
-        except checkpoint.CheckpointError as failure:
+        except elastic_checkpoint.CheckpointError as failure:
             self._failed(position, failure)
             if must:
                 raise
@@ -453,7 +453,7 @@ class Saver:
         return [] if self._config.goes_back else self._train_state.staging.lend()
 
     def _tell_staged(self, one: UnderWay) -> None:
-        if not isinstance(one.saving.error, checkpoint.StateChanged):
+        if not isinstance(one.saving.error, elastic_checkpoint.StateChanged):
             self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
 
     def _has_saved(self) -> float:
@@ -461,12 +461,12 @@ class Saver:
         self.schedule.last_s, self.schedule.owes_one = self._clock(), False
         return self.schedule.last_s
 
-    def _await(self, saving: checkpoint.Saving, by_s: float | None) -> bool:
+    def _await(self, saving: elastic_checkpoint.Saving, by_s: float | None) -> bool:
         """If this process is killed meanwhile, the writer process commits it all the same. False: an older one was
         given up for it, and it is to be made anew."""
         said = False
         while by_s is not None and not saving.done:
-            with suppress(checkpoint.CheckpointError, TimeoutError):
+            with suppress(elastic_checkpoint.CheckpointError, TimeoutError):
                 saving.wait(_LOOK_S)
             if not saving.done and self._give_way(saving.step, by_s):
                 return False
@@ -474,7 +474,7 @@ class Saver:
             if words is not None and not said:
                 self._console.warn(words)
                 said = True
-        with suppress(checkpoint.CheckpointError):
+        with suppress(elastic_checkpoint.CheckpointError):
             saving.wait()
         self.look()
         if saving.error is not None:
@@ -484,7 +484,7 @@ class Saver:
     def close(self, *, abruptly: bool = False) -> None:
         """abruptly  what is under way is left to the writer process: others wait for this one's end"""
         if not abruptly:
-            with suppress(checkpoint.CheckpointError):  # logged
+            with suppress(elastic_checkpoint.CheckpointError):  # logged
                 self._checkpoints.wait()
             with suppress(Evicted):
                 self.look()
@@ -493,7 +493,7 @@ class Saver:
     def _committed(
         self,
         position: Position,
-        commit: checkpoint.Commit,
+        commit: elastic_checkpoint.Commit,
         took_s: float,
         stall_s: float,
         *,
@@ -518,7 +518,7 @@ class Saver:
         )
         self._events.flush()
 
-    def _failed(self, position: Position, failure: checkpoint.CheckpointError) -> None:
+    def _failed(self, position: Position, failure: elastic_checkpoint.CheckpointError) -> None:
         self._failures += self._soon.failed(self._clock())
         self._last_failure = failure
         self._events.emit(
@@ -553,5 +553,5 @@ def _human(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _evicted(lost: checkpoint.ClaimLost) -> Evicted:
+def _evicted(lost: elastic_checkpoint.ClaimLost) -> Evicted:
     return Evicted(f"{lost}\n  next   nothing: another worker has taken this run over; this one ends")

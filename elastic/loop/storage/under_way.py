@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import checkpoint
+import elastic_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class UnderWay:
     called_s  how long the call has stopped training
     """
 
-    saving: checkpoint.Saving
+    saving: elastic_checkpoint.Saving
     position: Position
     claim: int
     begun_s: float

@@ -1,9 +1,9 @@
 """Does anybody give signs of life in the run's storage, as far as the hub knows?
 
 The coordinator of a view does once all have met in it, and before that who took the claim
-(checkpoint/runs/sign_of_life.py). Workers that hold no state take the next claim, and begin anew, once they have seen
-none for a grace of 15 s. So those who are left when the last one who gave them has gone, however that was, may only go
-on without another claim if they do so before that time can be over.
+(elastic_checkpoint/runs/sign_of_life.py). Workers that hold no state take the next claim, and begin anew, once they
+have seen none for a grace of 15 s. So those who are left when the last one who gave them has gone, however that was,
+may only go on without another claim if they do so before that time can be over.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Collection
 from elastic.membership.hub.workers import Workers
 from elastic.membership.succession.succession import KnownView
 
-# Of the 15 s of checkpoint/runs/holder.py: the last sign may have been 5 s old when its giver went
-# (checkpoint/runs/sign_of_life.py), and all have to meet before the next one.
+# Of the 15 s of elastic_checkpoint/runs/holder.py: the last sign may have been 5 s old when its giver went
+# (elastic_checkpoint/runs/sign_of_life.py), and all have to meet before the next one.
 _LAST_S = 3.0
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkpoint.net.codec import NUMBER_MAX, made
+from elastic_checkpoint.net.codec import NUMBER_MAX, made
+
 from elastic.membership.messages.failure import NAME_MAX, OfWorker
 from elastic.membership.messages.message_checks import LIST_MAX, SLOTS_MAX, check_address, check_addresses, within
 from elastic.membership.messages.wire import WireError
@@ -211,7 +212,7 @@ class Handover:
 @dataclass(frozen=True, kw_only=True)
 class HubIs:
     """From an agent that was asked. address: None: it is being looked for   stays: it may not go on without others
-    version: of elastic-training, there; see version.py. Whoever asks looks at it first: all else may be new to it"""
+    version: of elastic-exact, there; see version.py. Whoever asks looks at it first: all else may be new to it"""
 
     address: str | None = None
     port: int = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from checkpoint.net.codec import Vocabulary
+from elastic_checkpoint.net.codec import Vocabulary
+
 from elastic.membership.messages.wire import WireError
 
 ME = "me"  # of a worker, to its agent, which knows who speaks and puts the worker's id there

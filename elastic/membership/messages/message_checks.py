@@ -6,7 +6,8 @@ import base64
 import binascii
 from typing import Any
 
-from checkpoint.net.codec import NUMBER_MAX, short
+from elastic_checkpoint.net.codec import NUMBER_MAX, short
+
 from elastic.membership.messages.failure import check_name
 from elastic.membership.messages.wire import WireError
 

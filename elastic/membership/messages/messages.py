@@ -3,7 +3,7 @@
 Promises  `parse` raises WireError and nothing else, whatever it is given: an unknown word, a fact that is missing, of
           another type or too many, a number out of all bounds.
 Leaves    what follows to hub.py; on whose behalf one may speak too. How a type is made of what arrived is
-          checkpoint/net/codec.py's. Who says what, and when, is a table in docs/internals/protocol.md.
+          elastic_checkpoint/net/codec.py's. Who says what, and when, is a table in docs/internals/protocol.md.
 
 The types are in worker_messages.py and agent_messages.py; here are their words, and who hears which.
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoint.net import codec
-from checkpoint.net.codec import Vocabulary
-from checkpoint.net.framing import NotAMessage
+from elastic_checkpoint.net import codec
+from elastic_checkpoint.net.codec import Vocabulary
+from elastic_checkpoint.net.framing import NotAMessage
+
 from elastic.membership.messages.agent_messages import (
     Bye,
     Exited,

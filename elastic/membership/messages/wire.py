@@ -1,7 +1,7 @@
 """How workers, agents and the hub talk: one JSON object per line, with a word in it. Who says what:
 docs/internals/protocol.md.
 
-Framing is checkpoint/net/framing.py's, as for all connections of this repository.
+Framing is elastic_checkpoint/net/framing.py's, as for all connections of this repository.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from checkpoint.net import framing
-from checkpoint.net.framing import LINE_MAX as LINE_MAX  # bytes, of whoever connects
-from checkpoint.net.framing import Message
-from checkpoint.net.framing import encode as encode
+from elastic_checkpoint.net import framing
+from elastic_checkpoint.net.framing import LINE_MAX as LINE_MAX  # bytes, of whoever connects
+from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.framing import encode as encode
+
 from elastic.errors import ElasticError
 
 LONG_LINE_MAX = 1 << 26  # of a process of the run: a view of 16,384 workers takes some 1.4 MB

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkpoint.net.codec import NUMBER_MAX
+from elastic_checkpoint.net.codec import NUMBER_MAX
+
 from elastic.membership.messages.failure import OfWorker
 from elastic.membership.messages.message_checks import check_claim, check_nonce, decoded, within
 from elastic.membership.messages.wire import WireError

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from checkpoint.net.codec import made
+from elastic_checkpoint.net.codec import made
+
 from elastic.membership.messages.messages import Exited, Failed, Leaving
 from elastic.membership.rules.endings import LEAVES, Ended, ended
 from elastic.membership.rules.kills import Slot

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checkpoint.net.codec import facts_of, made
-from checkpoint.net.framing import NotAMessage
+from elastic_checkpoint.net.codec import facts_of, made
+from elastic_checkpoint.net.framing import NotAMessage
+
 from elastic.membership.messages.message_checks import check_claim
 from elastic.membership.messages.messages import (
     TO_HUB,

@@ -22,10 +22,10 @@ import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 
+from elastic_checkpoint.net.listener import listen
+from elastic_checkpoint.net.machine import host_address
 from torch.distributed import DistError, Store, TCPStore
 
-from checkpoint.net.listener import listen
-from checkpoint.net.machine import host_address
 from elastic.errors import RendezvousTimeout
 from elastic.membership.environment import Launch
 from elastic.membership.view import View

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import checkpoint
 import elastic
 from elastic.config import Mode
 from elastic.events.digests import digest_of_sums
@@ -79,11 +79,11 @@ class Training:
             models = dict(model) if isinstance(model, Mapping) else {"model": model}
             gradients = {k: {n: p.grad for n, p in m.named_parameters()} for k, m in models.items()}
             self.outcome.update(
-                weights=checkpoint.digest(models),
-                buffers=checkpoint.digest({key: dict(one.named_buffers()) for key, one in models.items()}),
-                gradients=checkpoint.digest(gradients),
-                state=checkpoint.digest({name: options.get(name) for name in ("scheduler", "scaler", "extra")}),
-                optimizers=checkpoint.digest(dict(run.optimizers)),
+                weights=elastic_checkpoint.digest(models),
+                buffers=elastic_checkpoint.digest({key: dict(one.named_buffers()) for key, one in models.items()}),
+                gradients=elastic_checkpoint.digest(gradients),
+                state=elastic_checkpoint.digest({name: options.get(name) for name in ("scheduler", "scaler", "extra")}),
+                optimizers=elastic_checkpoint.digest(dict(run.optimizers)),
                 steps=steps,
                 drawn=drawn,
                 stopped=run.stopped,

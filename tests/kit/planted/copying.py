@@ -14,9 +14,9 @@ from tests.kit.planted.bug import Act, Bug, planted
 def _late(bug: Bug) -> Bug:
     """No bug: so that there is a copy under way at all, and how far it is does not depend on the machine."""
     bug.also("elastic.loop.storage.saver:_WARM_AFTER_S")(lambda right, act: 0.0)
-    bug.also("checkpoint.save.steady:_SMALL_BYTES")(lambda right, act: 1)
-    bug.also("checkpoint.save.steady:_WORTH_BYTES")(lambda right, act: 1)
-    bug.also("checkpoint.save.copying:Copying._work_aside")(lambda right, act: lambda self: None)
+    bug.also("elastic_checkpoint.save.steady:_SMALL_BYTES")(lambda right, act: 1)
+    bug.also("elastic_checkpoint.save.steady:_WORTH_BYTES")(lambda right, act: 1)
+    bug.also("elastic_checkpoint.save.copying:Copying._work_aside")(lambda right, act: lambda self: None)
     return bug
 
 
@@ -53,7 +53,7 @@ def _(right: Any, act: Act) -> Any:
     return close
 
 
-join_a_copy_after_the_update.also("checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
+join_a_copy_after_the_update.also("elastic_checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
 
 
 _LENT: list[Any] = []
@@ -72,7 +72,7 @@ def lend_buffers(right: Any, act: Act) -> Any:
     return lend
 
 
-lend_buffers.also("checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
+lend_buffers.also("elastic_checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
 
 
 @lend_buffers.also("elastic.group.buffers:Buffers.share_done")
@@ -88,7 +88,7 @@ def _(right: Any, act: Act) -> Any:
 
 
 @_late
-@planted("checkpoint.save.copying:Copying.done", plan="resumed", caught_by={"reference", "state"})
+@planted("elastic_checkpoint.save.copying:Copying.done", plan="resumed", caught_by={"reference", "state"})
 def commit_before_all_is_copied(right: Any, act: Act) -> Any:
     """The writer process is told that a half is whole when nothing of what was lent is copied."""
 

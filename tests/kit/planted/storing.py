@@ -23,7 +23,7 @@ def resume_at_the_wrong_step(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("checkpoint.checkpointer:Checkpointer.read", plan="resumed", caught_by={"durable"})
+@planted("elastic_checkpoint.checkpointer:Checkpointer.read", plan="resumed", caught_by={"durable"})
 def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
     """A run goes on from the checkpoint before the newest."""
 
@@ -35,14 +35,14 @@ def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
+@planted("elastic_checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
 def commit_before_the_data(right: Any, act: Act) -> Any:
     """A checkpoint is listed before its data are there, and a kill comes in between."""
 
     def save_now(storage: Any, save: Any) -> Any:
-        from checkpoint.format.draft import StoredObject
-        from checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
-        from checkpoint.format.tensors import pack
+        from elastic_checkpoint.format.draft import StoredObject
+        from elastic_checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
+        from elastic_checkpoint.format.tensors import pack
 
         act()
         files = [bytes(pack(shard, save.tensors, bytearray(max(save.plan.sizes)))) for shard in save.plan.shards]
@@ -54,7 +54,7 @@ def commit_before_the_data(right: Any, act: Act) -> Any:
     return save_now
 
 
-@planted("checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
+@planted("elastic_checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
 def report_a_save_before_it_is_durable(right: Any, act: Act) -> Any:
     """A save is reported as committed while it is still to be written, and a kill comes in between."""
 
@@ -87,7 +87,7 @@ def _write_what_waits() -> None:
         _WAITING.pop(0)()
 
 
-@planted("checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
+@planted("elastic_checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
 def list_a_checkpoint_without_a_shard(right: Any, act: Act) -> Any:
     """An object is never written, nobody counts, and the checkpoint is listed."""
 
@@ -101,12 +101,12 @@ def list_a_checkpoint_without_a_shard(right: Any, act: Act) -> Any:
     return write_object
 
 
-@list_a_checkpoint_without_a_shard.also("checkpoint.save.commit:commit")
+@list_a_checkpoint_without_a_shard.also("elastic_checkpoint.save.commit:commit")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, draft, objects, **_: storage.put_new(draft.id.manifest_key, draft.manifest(objects))
 
 
-@planted("checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
+@planted("elastic_checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
 def tear_what_the_writer_process_writes(right: Any, act: Act) -> Any:
     """The process that writes checkpoints beside training loses the end of an object, after it was hashed."""
 
@@ -172,12 +172,12 @@ def end_without_the_last_save(right: Any, act: Act) -> Any:
     return commit
 
 
-@planted("checkpoint.runs.retention:Sweeper.sweep", plan="alone", caught_by={"checkpoint"})
+@planted("elastic_checkpoint.runs.retention:Sweeper.sweep", plan="alone", caught_by={"checkpoint"})
 def sweep_what_is_needed(right: Any, act: Act) -> Any:
     """A sweep removes an object of a checkpoint that stays."""
 
     def sweep(self: Any, **asked: Any) -> Any:
-        from checkpoint.runs.history import read_history
+        from elastic_checkpoint.runs.history import read_history
 
         removed = right(self, **asked)
         kept = read_history(self._storage, self._log).lineage[-1]
@@ -189,7 +189,7 @@ def sweep_what_is_needed(right: Any, act: Act) -> Any:
     return sweep
 
 
-@planted("checkpoint.runs.tenure:Tenure._ask", plan="launched twice", caught_by={"writer"})
+@planted("elastic_checkpoint.runs.tenure:Tenure._ask", plan="launched twice", caught_by={"writer"})
 def ignore_the_claim(right: Any, act: Act) -> Any:
     """A second launch takes the run from a living one, and that one goes on as if it had not."""
 
@@ -200,22 +200,22 @@ def ignore_the_claim(right: Any, act: Act) -> Any:
     return ask
 
 
-@ignore_the_claim.also("checkpoint.runs.fence:newer_claim")
+@ignore_the_claim.also("elastic_checkpoint.runs.fence:newer_claim")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, claim, nonce: None
 
 
-@ignore_the_claim.also("checkpoint.runs.fence:left_out_by")
+@ignore_the_claim.also("elastic_checkpoint.runs.fence:left_out_by")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, id: None
 
 
-@planted("checkpoint.runs.tenure:take", plan="launched twice", caught_by={"finished"})
+@planted("elastic_checkpoint.runs.tenure:take", plan="launched twice", caught_by={"finished"})
 def leave_a_claim_behind(right: Any, act: Act) -> Any:
     """A second launch that is refused leaves its claim, and the living run takes that for its successor's."""
 
     def take(storage: Any, *, free: Any, **rest: Any) -> Any:
-        from checkpoint.errors import ClaimHeld
+        from elastic_checkpoint.errors import ClaimHeld
 
         refused = []
 
@@ -235,7 +235,7 @@ def leave_a_claim_behind(right: Any, act: Act) -> Any:
     return take
 
 
-@leave_a_claim_behind.also("checkpoint.runs.fence:both_gone_for_certain")
+@leave_a_claim_behind.also("elastic_checkpoint.runs.fence:both_gone_for_certain")
 def _(right: Any, act: Act) -> Any:
     return lambda endpoint, nonce, moved: None
 
@@ -247,7 +247,7 @@ def read_before_the_claim(right: Any, act: Act) -> Any:
     def claim(self: Any, *nodes: Any, **options: Any) -> Any:
         import time
 
-        from checkpoint.errors import ClaimHeld
+        from elastic_checkpoint.errors import ClaimHeld
 
         until_s = time.monotonic() + 60
         while True:

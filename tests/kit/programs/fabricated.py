@@ -6,12 +6,12 @@ import argparse
 import os
 import time
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 
-import checkpoint
 import elastic
 from elastic.integrations.fabric import Fabric
 
@@ -61,7 +61,7 @@ def main() -> None:
                 if run.stepped and run.world_size < options.unhurried:
                     time.sleep(0.1)  # a run of few steps is to see its lost workers replaced
             fabric.print(f"epoch {epoch} of {run.step_index} steps is over")
-    digest = checkpoint.digest({"model": model, "optimizer": plain_optimizer, "scheduler": scheduler})
+    digest = elastic_checkpoint.digest({"model": model, "optimizer": plain_optimizer, "scheduler": scheduler})
     line = f"took part: {digest} at rate {scheduler.get_last_lr()}\n"
     os.write(1, line.encode())  # at once: print writes piece by piece
 

@@ -16,6 +16,7 @@ import time
 import warnings
 from typing import Any
 
+import elastic_checkpoint
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torn import Torn, torn  # type: ignore[import-not-found]  # likewise
 
-import checkpoint
 import elastic
 from elastic.integrations.lightning import ElasticStrategy  # a run's
 
@@ -199,9 +199,9 @@ def main() -> None:
     if trainer.is_global_zero:
         print(f"told: { {name: value for name, value in told.items() if name not in ('history', 'decays')} }")
         saved = torch.load(best.best_model_path, weights_only=False)
-        print(f"the best model, of step {saved['global_step']}: {checkpoint.digest(saved['state_dict'])}")
+        print(f"the best model, of step {saved['global_step']}: {elastic_checkpoint.digest(saved['state_dict'])}")
     known = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    line = f"took part: {checkpoint.digest(model)} knows {known}\n"
+    line = f"took part: {elastic_checkpoint.digest(model)} knows {known}\n"
     os.write(1, line.encode())  # at once: print writes piece by piece
 
 

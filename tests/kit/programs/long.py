@@ -11,12 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 
 
@@ -49,7 +49,7 @@ def main() -> None:
                     (folder / f"stuck-{run.rank}").touch()
                     libc.pthread_mutex_lock(mutex)  # for ever; no signal interrupts it
             if run.is_coordinator:
-                print(f"finished {checkpoint.digest(model)}")
+                print(f"finished {elastic_checkpoint.digest(model)}")
     finally:
         after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], signal.set_wakeup_fd(-1)
         print("handlers are as they were" if after == before else f"handlers changed: {before} {after}")

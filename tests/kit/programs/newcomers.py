@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import time
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import checkpoint
 import elastic
 
 
@@ -52,7 +52,7 @@ def main() -> None:
             fullest = max(fullest, run.world_size)
             if run.world_size < fullest:
                 time.sleep(patience_s := min(2 * patience_s, 4.0))  # however long a replacement takes on this machine
-        digest = checkpoint.digest({"model": model, "optimizer": optimizer})
+        digest = elastic_checkpoint.digest({"model": model, "optimizer": optimizer})
         print(f"took part: {digest} idle {idle}", flush=True)
 
 

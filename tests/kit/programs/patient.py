@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 from elastic.membership import environment
 
@@ -72,7 +72,7 @@ def main() -> None:
             if patience.waited == 3:
                 run.stop("no progress")
         if run.is_coordinator:
-            digest = checkpoint.digest({"model": model, "optimizers": dict(run.optimizers)})
+            digest = elastic_checkpoint.digest({"model": model, "optimizers": dict(run.optimizers)})
             options.out.write_text(json.dumps({**patience.state_dict(), "digest": digest, "steps": run.step_index}))
 
 

@@ -14,13 +14,13 @@ import os
 import time
 from typing import Any
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import checkpoint
 import elastic
 
 
@@ -149,7 +149,7 @@ def main() -> None:
             if run.is_coordinator:
                 print(f"epoch {epoch}: {found['correct'] / len(dataset):.4f} correct")
     seen = {name: torch.tensor(value, dtype=torch.float64) for name, value in counted.state_dict().items()}
-    state = checkpoint.digest(
+    state = elastic_checkpoint.digest(
         {"model": model, "average": average, "optimizer": optimizers, "scheduler": scheduler, "counted": seen}
     )
     if scaler is not None:

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import checkpoint
 import elastic
 from elastic.loop.steps import rollback
 from elastic.orders import Sequential
@@ -154,7 +154,7 @@ def main() -> None:
                 say(step.passed_over)
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "counts": counts}
         scaled = f", scale {scaler.get_scale():g}" if scaler is not None else ""
-        print(f"took part: {checkpoint.digest(state)} with {counts.updates} updates{scaled}")
+        print(f"took part: {elastic_checkpoint.digest(state)} with {counts.updates} updates{scaled}")
 
 
 if __name__ == "__main__":

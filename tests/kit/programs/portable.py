@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import checkpoint
 import elastic
 
 
@@ -31,7 +31,7 @@ def main() -> None:
             for x, y in step:
                 step.backward(F.cross_entropy(model(x), y, reduction="sum"), count=len(y))
     if run.is_coordinator:
-        print(f"found {torch.backends.cpu.get_cpu_capability()} {checkpoint.digest(model)}")
+        print(f"found {torch.backends.cpu.get_cpu_capability()} {elastic_checkpoint.digest(model)}")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import torch
 
-import checkpoint
 import elastic
 from elastic.loop.storage import saver
 from tests.kit.programs.leaves import wait_for_notice
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--waits-at", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10_000)
     options = parser.parse_args()
-    defaults = checkpoint.Checkpointer.__init__.__kwdefaults__
+    defaults = elastic_checkpoint.Checkpointer.__init__.__kwdefaults__
     assert defaults is not None
     defaults["shard_bytes"] = SHARD_BYTES
 
@@ -88,7 +88,7 @@ def main() -> None:
             elif options.nodes:
                 time.sleep(0.2)
     if run.is_coordinator:
-        sys.stdout.write(f"ends at step {run.step_index} with {checkpoint.digest(model)}\n")
+        sys.stdout.write(f"ends at step {run.step_index} with {elastic_checkpoint.digest(model)}\n")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import os
 import time
 from typing import Any
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torn import torn  # type: ignore[import-not-found]  # beside this script
 
-import checkpoint
 import elastic
 
 BATCH, SHARES, SEED = 48, 8, 7
@@ -127,7 +127,7 @@ def main() -> None:
                     counts.note(run.count, run.sums["loss"])
                     hurry(run, options.unhurried)
     seen = {name: torch.tensor(value, dtype=torch.float64) for name, value in counts.state_dict().items()}
-    state = checkpoint.digest({"model": model, "optimizer": optimizer, "scheduler": scheduler, "counts": seen})
+    state = elastic_checkpoint.digest({"model": model, "optimizer": optimizer, "scheduler": scheduler, "counts": seen})
     os.write(1, f"took part: {state} counted {sum(counts.counts)}\n".encode())  # at once: print writes piece by piece
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 
-import checkpoint
 import elastic
 
 
@@ -74,7 +74,7 @@ def main(streams_of: Callable[[Path], elastic.Streams], collate_fn: Callable[[li
             if run.world_size < options.unhurried:
                 time.sleep(0.1)  # a run of few steps is to see its lost workers replaced
     positions = torch.tensor([*streams.state_dict()["positions"].encode()])
-    state = checkpoint.digest({"model": model, "optimizer": optimizer, "streams": positions})
+    state = elastic_checkpoint.digest({"model": model, "optimizer": optimizer, "streams": positions})
     os.write(1, f"took part: {state}\n".encode())  # at once: print writes piece by piece
 
 

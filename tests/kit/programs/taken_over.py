@@ -17,12 +17,12 @@ import random
 import time
 from typing import Any
 
+import elastic_checkpoint
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import checkpoint
 import elastic
 from elastic.errors import PeerLost
 from elastic.loop.exchange import Exchange
@@ -139,7 +139,7 @@ def main() -> None:
             if run.world_size < fullest:
                 time.sleep(patience_s := min(2 * patience_s, 4.0))  # however long a replacement takes on this machine
         state = {"model": model, "hidden": model.hidden, "teacher": teacher, "drawn": drawn, "last": draw()}
-        print(f"took part: {checkpoint.digest(state)}", flush=True)
+        print(f"took part: {elastic_checkpoint.digest(state)}", flush=True)
 
 
 if __name__ == "__main__":

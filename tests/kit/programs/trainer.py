@@ -16,6 +16,7 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
+import elastic_checkpoint
 import torch
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torn import Torn, torn  # type: ignore[import-not-found]  # likewise
@@ -32,7 +33,6 @@ from transformers import (
 )
 from transformers.trainer_callback import ExportableState
 
-import checkpoint
 import elastic
 from elastic.integrations.transformers import ElasticTrainer  # a run's
 
@@ -213,7 +213,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         print(f"{len(told['log'])} lines of log, the last: {told['log'][-1]}")
         print(f"saved: {sorted(os.listdir(args.output_dir))}")
-    line = f"took part: {checkpoint.digest(trainer.model)} knows {known}\n"
+    line = f"took part: {elastic_checkpoint.digest(trainer.model)} knows {known}\n"
     os.write(1, line.encode())  # at once: print writes piece by piece
 
 

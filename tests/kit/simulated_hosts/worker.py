@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MID_STEP = "in the exchange"
 STEP_S, SAVE_EVERY, TIMEOUT_S = 0.25, 4, 8.0
-SIGNS_LAST_S = 10.0  # of the 15 s of checkpoint/runs/holder.py: the last one may be 5 s old
+SIGNS_LAST_S = 10.0  # of the 15 s of elastic_checkpoint/runs/holder.py: the last one may be 5 s old
 
 
 class Group:
@@ -373,7 +373,7 @@ class Worker:
             if self._group is not group or self.waits or not self.alive:
                 return
             if not self._world.storage_answers():
-                self.ends(1, error="checkpoint.errors.StorageError")
+                self.ends(1, error="elastic_checkpoint.errors.StorageError")
                 return
             if group.view["begun_elsewhere"] and not self._storage.claims:
                 self.ends(1, error="elastic.errors.StartFailed")
@@ -383,7 +383,7 @@ class Worker:
                 facts = {"beacon": beacon, "answers": answers, "unanswered": group.view["unanswered"]}
                 claim = self._storage.begins(self.lives, **facts, nodes=sorted(group.nodes))
             except Refused as refused:
-                self.ends(1, error=f"checkpoint.errors.ClaimHeld: {refused}")
+                self.ends(1, error=f"elastic_checkpoint.errors.ClaimHeld: {refused}")
                 return
             step = self._storage.step
             for worker in group.members.values():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from checkpoint.format.names import CommitId
+from elastic_checkpoint.format.names import CommitId
+
 from elastic.membership.succession.succession import (
     GoOn,
     KnownView,

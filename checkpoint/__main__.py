@@ -1,7 +1,0 @@
-"""`python -m checkpoint` is the command `checkpoint`."""
-
-import sys
-
-from checkpoint.cli import main
-
-sys.exit(main())

@@ -1,0 +1,60 @@
+"""What is wrong with an argument, in one form: what was found, what was expected. None: nothing is.
+
+Of any type, for people give what they like. `Checkpointer` raises it by `refuse`, `elastic.Run` as its own error.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from elastic_checkpoint.errors import CheckpointError
+
+
+def refuse(*wrong: str | None) -> None:
+    """Raises CheckpointError for the first that says something."""
+    for text in wrong:
+        if text is not None:
+            raise CheckpointError(f"{text}\n  state  nothing was read or written")
+
+
+def count(name: str, given: Any, meaning: str, *, none: bool = False, bound: bool = False) -> str | None:
+    """
+    none   whether it may be None
+    bound  it is only compared with: 8e9 is as good as 8 * 10**9 then, and so is infinity
+    """
+    is_number = isinstance(given, numbers.Real if bound else numbers.Integral) and not isinstance(given, bool)
+    if (given is None and none) or (is_number and given >= 1):
+        return None
+    return f"{name}={given!r}; expected {meaning}, an integer of 1 or more{', or None' if none else ''}"
+
+
+def seconds(name: str, given: Any, *, zero: bool = True) -> str | None:
+    """zero  whether it may be 0"""
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if is_number and (given > 0 or (zero and given == 0)):
+        return None
+    return f"{name}={given!r}; expected a number of seconds{', 0 or more' if zero else ' above 0'}"
+
+
+def choice(name: str, given: Any, *choices: str) -> str | None:
+    """One of these."""
+    if isinstance(given, str) and given in choices:
+        return None
+    *others, last = map(repr, choices)
+    return f"{name}={given!r}; expected {', '.join(others)} or {last}"
+
+
+def keeping(keep: Any, keep_every: Any, keep_multiple: Any = None) -> str | None:
+    """Which checkpoints stay."""
+    return (
+        count("keep", keep, "how many checkpoints stay")
+        or count("keep_every", keep_every, "a number of steps, of which the first checkpoint stays for good", none=True)
+        or count("keep_multiple", keep_multiple, "a number of steps, of whose multiples the newest stays", none=True)
+    )
+
+
+def options(name: str, given: Any) -> str | None:
+    """Shows none of them: they may be confidential."""
+    return None if given is None or isinstance(given, Mapping) else f"{name}={type(given).__name__}; expected a dict"

@@ -1,0 +1,137 @@
+"""Sweeping by a person, beside a run's own sweeping: says what goes and why, and never from under a live job.
+
+A sweep needs the newest claim, so this takes the next one: meanwhile whoever held the URL before can commit nothing
+more. That is right where the holder is gone, and only then: one that answers is left alone, and so is one that is
+silent (a stopped process, a lost host, a firewall), unless the person insists.
+
+Our own claim never stands in anybody's way. Its endpoint refuses connections, so a job that starts meanwhile takes the
+next claim at once; the sweep looks before each removal, and stops. What that job resumes from is never among the
+removed (runs/claims.py, runs/retention.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_checkpoint.errors import CorruptCheckpoint
+from elastic_checkpoint.format.names import DATA, CommitId
+from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown
+from elastic_checkpoint.runs.claims import Claim, claim_held, new_claim_nonce, take
+from elastic_checkpoint.runs.history import History, Log, read_history
+from elastic_checkpoint.runs.moved_beacon import ask_both, read_beacon
+from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
+from elastic_checkpoint.runs.retention import Sweeper, by_owner, removable, sizes_in_manifest
+from elastic_checkpoint.storage import Storage
+
+JOB = "elastic checkpoint sweep"
+KEEP_ALL = 10**15
+
+_ANSWER_S = 5.0  # how long one question to the holder waits
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A save that may go. `bytes` of its data objects."""
+
+    name: str
+    step: int
+    why: str
+    bytes: int
+
+
+def plan(
+    storage: Storage, log: Log, *, keep: int, keep_every: int | None = None, orphan_grace_s: float
+) -> list[Removal]:
+    """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out."""
+    history = read_history(storage, log)
+    objects = by_owner(storage.list(DATA))
+
+    def whole(id: CommitId) -> bool:
+        try:
+            return sizes_in_manifest(storage, id).items() <= objects.get(id, {}).items()
+        except CorruptCheckpoint:
+            return False
+
+    chosen = removable(
+        history,
+        whole=whole,
+        owners=objects,
+        keep=keep,
+        keep_every=keep_every,
+        grace_s=orphan_grace_s,
+        now_s=time.time(),
+    )
+    return [Removal(str(id), id.step, _why(id, history), sum(objects.get(id, {}).values())) for id in chosen]
+
+
+def sweep_as_claimant(
+    storage: Storage,
+    log: Log,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    orphan_grace_s: float,
+    insist: bool,
+    deadline_s: float,
+) -> tuple[list[Removal], list[str]]:
+    """Takes the next claim and sweeps. Returns what was planned, and the names of what is gone.
+
+    insist  claims the URL from a holder that is silent; never from one that answers
+    raises  ClaimHeld, with nothing changed; StorageError
+    """
+
+    def free(holders: Sequence[Claim]) -> frozenset[int]:
+        for holder in holders:
+            _refuse_unless_gone(holder, storage, insist)
+        wait_for_orphans(storage.url, within_s=ORPHANS_S, log=log)
+        return frozenset()
+
+    nonce = new_claim_nonce()
+    claim = take(
+        storage,
+        endpoint=_refusing_endpoint(nonce),
+        nonce=nonce,
+        job=JOB,
+        world=None,
+        free=free,
+        log=log,
+        deadline_s=deadline_s,
+    )
+    planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s)
+    sweeper = Sweeper(storage, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, once=True, log=log)
+    return planned, sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
+
+
+def _why(id: CommitId, history: History) -> str:
+    if id in history.lineage:
+        return "older than those to keep"
+    return "outside the lineage" if id in history.outside else "never committed"
+
+
+def _refusing_endpoint(nonce: str) -> dict[str, Any] | None:
+    """Where nobody answers, which tells whoever asks that the holder is gone."""
+    try:
+        beacon = Beacon(nonce=nonce, job=JOB)
+    except OSError:
+        return None  # then whoever asks waits for its grace
+    endpoint = beacon.endpoint()
+    beacon.close()
+    return endpoint
+
+
+def _refuse_unless_gone(holder: Claim, storage: Storage, insist: bool) -> None:
+    moved = read_beacon(storage, holder.number)
+    match ask_both(holder.endpoint, holder.nonce, moved, timeout_s=_ANSWER_S):
+        case Gone():
+            return
+        case Alive():
+            found, advice = "it answers", "nothing: it sweeps by itself after each save. To sweep now, stop it first"
+        case Refused(why) | Unknown(why):
+            if insist:
+                return
+            found = f"it does not answer, which proves nothing: {why}"
+            advice = "see whether that job still runs. If it does not: --take-over"
+    raise claim_held(holder, f"{storage.url} is not swept: a job holds claim {holder.number}", found, advice)

@@ -1,0 +1,161 @@
+"""Each rank reads its share of what is wanted, and passes on what others want too, from one rank to another.
+
+    round after round: one run read by each rank  ->  has any failed?  ->  sent to those who want it, who verify it
+    then: what nobody else wants, each rank for itself
+
+A rank that failed takes part until the others learn of it, before the next run is sent: nobody waits for bytes that do
+not come. What it failed of, the agreement that follows tells everybody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint
+from elastic_checkpoint.format.manifest import Manifest
+from elastic_checkpoint.load.group.ranges import Wanted
+from elastic_checkpoint.load.objects import Run, check_run, read_run, run_range
+from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.rank_channel import RankChannel, Sent
+from elastic_checkpoint.storage import Storage
+
+_AHEAD = 2  # runs that a rank reads before they are needed
+_RECEIVED_AT_ONCE = 2  # memory for so many is had beside those that are read
+
+
+@dataclass
+class ReadPlan:
+    """What one rank does.
+
+    sends   in each round, the run that it reads, and the ranks that get it
+    gets    (round, rank that reads, run), in order of the rounds
+    alone   runs that only this rank wants
+    rounds  of all ranks
+    """
+
+    sends: list[tuple[Run, list[int]]]
+    gets: list[tuple[int, int, Run]]
+    alone: list[Run]
+    rounds: int
+
+    @classmethod
+    def of(cls, message: Message) -> ReadPlan:
+        return cls(
+            [(_run(run), ranks) for run, ranks in message["sends"]],
+            [(round_, reader, _run(run)) for round_, reader, run in message["gets"]],
+            [_run(run) for run in message["alone"]],
+            message["rounds"],
+        )
+
+
+def _run(numbers: Any) -> Run:
+    object, first, count = numbers
+    return object, first, count
+
+
+def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted: Wanted, share: ReadPlan) -> None:
+    """Fills `wanted`. Collective.
+
+    Raises what this rank failed of. When another one did, returns early: what that one says comes next.
+    """
+    round_ = _Round(channel, manifest, wanted)
+    gets = deque(sorted(share.gets))
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="checkpoint-read") as pool:
+        reads = _ahead(pool, storage, manifest, [*(run for run, _ in share.sends), *share.alone])
+        for number in range(share.rounds):
+            sends = share.sends[number : number + 1]
+            data = round_.read(reads) if sends else None
+            if any(channel.all_gather(int(round_.failure is not None))):
+                break
+            coming = []
+            while gets and gets[0][0] == number:
+                coming.append(gets.popleft()[1:])
+            round_.pass_on(number, sends, data, coming)
+        else:
+            for run in share.alone:
+                if (data := round_.read(reads)) is None:
+                    break
+                round_.fill(run, data)
+        pool.shutdown(cancel_futures=True)
+    if round_.failure is not None:
+        raise round_.failure
+
+
+def _ahead(pool: ThreadPoolExecutor, storage: Storage, manifest: Manifest, runs: list[Run]) -> Iterator[Future[bytes]]:
+    """The reads of these runs, in their order, of which a few are under way."""
+    begun: deque[Future[bytes]] = deque()
+    coming = iter(runs)
+    for _ in runs:
+        begun.extend(
+            pool.submit(read_run, storage, manifest, run) for run in islice(coming, max(0, 1 + _AHEAD - len(begun)))
+        )
+        yield begun.popleft()
+
+
+class _Round:
+    """What a rank does in a round. Whatever fails is kept, and the rank goes on as the others expect.
+
+    failure  the first one
+    """
+
+    def __init__(self, channel: RankChannel, manifest: Manifest, wanted: Wanted) -> None:
+        self._channel, self._manifest, self._wanted = channel, manifest, wanted
+        self.failure: BaseException | None = None
+
+    def read(self, reads: Iterator[Future[bytes]]) -> bytes | None:
+        """The next run's bytes; None where that failed, in whatever way: clients of storages raise all kinds."""
+        data: bytes | None = self._guarded(lambda: next(reads).result())
+        return data
+
+    def fill(self, run: Run, data: bytes) -> None:
+        self._guarded(lambda: self._wanted.fill(run, data))
+
+    def pass_on(
+        self, number: int, sends: list[tuple[Run, list[int]]], data: bytes | None, coming: list[tuple[int, Run]]
+    ) -> None:
+        """All sends begin at once, so what is received is always on its way, in whatever order ranks look for it."""
+        under_way: list[Sent] = []
+        for run, ranks in sends:
+            assert data is not None, "all ranks would have stopped"
+            flat = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+            under_way += [self._channel.send(flat, rank, number) for rank in ranks]
+            self.fill(run, data)
+        arriving: deque[tuple[int, Run, Sent]] = deque()
+        for reader, run in coming:
+            memory = torch.empty(run_range(self._manifest, run)[1], dtype=torch.uint8)
+            arriving.append((reader, run, self._channel.receive(memory, reader, number)))
+            if len(arriving) >= _RECEIVED_AT_ONCE:
+                self._take(*arriving.popleft())
+        while arriving:
+            self._take(*arriving.popleft())
+        for sent in under_way:
+            sent.wait()
+
+    def _take(self, reader: int, run: Run, sent: Sent) -> None:
+        data = sent.wait().numpy().data
+
+        def verified() -> None:
+            try:
+                check_run(self._manifest, run, data)
+            except CorruptCheckpoint as error:
+                raise CheckpointError(
+                    f"on the way from rank {reader} to rank {self._channel.rank} bytes were changed: {error}"
+                ) from error
+            self._wanted.fill(run, data)
+
+        self._guarded(verified)
+
+    def _guarded(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except BaseException as error:
+            self.failure = self.failure or error
+            return None

@@ -1,0 +1,101 @@
+"""Memory: how much there is, files that are mapped into it, and which files may be."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+from elastic_checkpoint.mounts import mounts
+
+POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: what cannot be read is an error here, and no SIGBUS later
+
+# Where a file's bytes are this machine's own, so that nobody else takes them away between two looks at them.
+_LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def mapped(fd: int, size: int, flags: int, advice: int) -> Any:
+    """The file's first bytes, to read and to write, as a ctypes array; unmapped when nothing refers to it any more.
+
+    flags, advice  of mmap(2) and madvise(2). Python's mmap would keep a descriptor of its own for each, and unmap in a
+                   forked child what is not the child's
+    Raises OSError.
+    """
+    address = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == _FAILED:
+        raise _error()
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _unmap, address, size, os.getpid()).atexit = False
+    if _madvise(address, size, advice):
+        raise _error()
+    return memory
+
+
+def on_this_machine(fd: int) -> bool:
+    """Whether the file lies on a filesystem of this machine, as far as its mounts say."""
+    device = os.fstat(fd).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        kinds = {mount.kind for mount in mounts() if mount.device == wanted}
+    except OSError:
+        return False
+    return bool(kinds) and kinds <= _LOCAL
+
+
+def free_bytes() -> int:
+    """How much memory can still be had: of the machine, and of the control groups that this process is in."""
+    found = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines()}
+    free = int(found["MemAvailable"]) * 1024
+    for folder in _control_groups():
+        try:
+            maximum = (folder / "memory.max").read_text().strip()
+            used = int((folder / "memory.current").read_text())
+            cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())["inactive_file"]
+        except (OSError, ValueError, KeyError):
+            continue  # the root group, or one without a memory controller
+        if maximum != "max":
+            free = min(free, int(maximum) - used + int(cached))
+    return max(0, free)
+
+
+def control_groups(filesystem: Path = Path("/")) -> list[tuple[str, str, str]]:
+    """(hierarchy, controllers, path) of each that this process is in; hierarchy 0 is the second version's.
+
+    filesystem  its root, for tests
+    """
+    try:
+        lines = (filesystem / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    return [(parts[0], parts[1], parts[2]) for line in lines if len(parts := line.split(":", 2)) == 3]
+
+
+def _control_groups() -> list[Path]:
+    """This process's groups of the second version, from its own up to the root."""
+    own = next((path for number, controllers, path in control_groups() if (number, controllers) == ("0", "")), None)
+    if own is None:
+        return []
+    root = Path("/sys/fs/cgroup")
+    folder = root / own.strip("/")
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
+
+
+def _unmap(address: int, size: int, pid: int) -> None:
+    if os.getpid() == pid:
+        _munmap(address, size)
+
+
+def _error() -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, os.strerror(error))

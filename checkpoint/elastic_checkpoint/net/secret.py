@@ -1,0 +1,64 @@
+"""The secret of a run, ELASTIC_SECRET: whoever knows it may speak. Read from the environment, and from nowhere else.
+
+`ssl` and `cryptography` are imported where the first connection is made by it (secured.py): whoever makes none does not
+wait for them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+
+from elastic_checkpoint.errors import CheckpointError
+
+VARIABLE = "ELASTIC_SECRET"
+CHARACTERS_MIN = 20  # fewer are no random ones: 20 of base64 are 120 bits
+MAKE_ONE = f"export {VARIABLE}=$(openssl rand -base64 32)"
+_OF_ONE_LAUNCH = "of-one-launch."
+
+
+def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:
+    """The secret in `environ` (default: this process's); None where there is none. Raises CheckpointError."""
+    found = (os.environ if environ is None else environ).get(VARIABLE)
+    if found is None:
+        return None
+    secret = found.strip()  # files, and with them the secrets of Kubernetes, end in a line's end
+    if len(secret) < CHARACTERS_MIN:
+        raise CheckpointError(
+            f"{VARIABLE} has {len(secret)} characters, and needs at least {CHARACTERS_MIN}: it could be guessed\n"
+            "  state  nothing was started\n"
+            f"  next   {MAKE_ONE}, the same on all nodes; or unset it, to go on without one"
+        )
+    return secret
+
+
+def without_secret(there_are: str, risk: str, *, give_to: str) -> str:
+    """A warning."""
+    return (
+        f"{there_are} and no {VARIABLE}: {risk}\n"
+        f"  next   make one ({MAKE_ONE}) and give it to {give_to}; on a network of your own, go on"
+    )
+
+
+def generated_secret() -> str:
+    """A secret that nobody knows yet."""
+    return secrets.token_urlsafe(32)
+
+
+def secret_of_one_launch() -> str:
+    """As `generated_secret`, of a launch that keeps it to itself: no later one knows it."""
+    return _OF_ONE_LAUNCH + generated_secret()
+
+
+def lasting_key(label: bytes, environ: Mapping[str, str] | None = None) -> bytes | None:
+    """A key for what this run stores, of 32 bytes, which every later launch of it has again; None where nobody gave the
+    run a secret. Raises CheckpointError.
+
+    label  of the purpose, for none of whose keys another one's can be used
+    """
+    secret = secret_of_run(environ)
+    if secret is None or secret.startswith(_OF_ONE_LAUNCH):
+        return None
+    return hmac.digest(secret.encode("utf-8", "surrogateescape"), label, "sha256")

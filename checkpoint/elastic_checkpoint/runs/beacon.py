@@ -1,0 +1,211 @@
+"""Is the holder of a claim alive? It listens on a port; whoever connects gets one JSON line: {"nonce", "job"}.
+
+    right nonce                                                alive
+    on this boot: its process has ended; its port on our own
+    loopback is refused, or somebody else's by now             gone, for certain
+    every one of its addresses refuses, from elsewhere         refused: it is gone, or a firewall says so
+    silence, no route                                          unknown: a stopped process, a lost host, a firewall
+
+The endpoint lies in the claim. A newcomer asks over loopback where it is on the same boot and in the same network
+namespace (containers share the boot, but not the loopback), else at the advertised addresses. Those of a bridge, such
+as Docker's 172.17.0.1, are on many machines, and there are firewalls that refuse: what another address says is no
+proof, however sure it sounds. A forked child closes the listener at once, so the port dies with the holder.
+
+Where the holder's run has a secret, the question is asked and answered by TLS, with the claim's nonce as the secret of
+both: whoever may read the claim may ask, the next run too, whose own secret is another one by then; and nobody else can
+ask, answer, or learn anything. Else the listener reads nothing from its callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_checkpoint.net.framing import encode
+from elastic_checkpoint.net.listener import Listener
+from elastic_checkpoint.net.machine import (
+    boot_id,
+    network_namespace,
+    only_near,
+    own_addresses,
+    pid_namespace,
+    started_at,
+)
+from elastic_checkpoint.net.secret import secret_of_run
+from elastic_checkpoint.net.secured import client_side, server_side
+from elastic_checkpoint.net.transport import Cleartext, Transport, TransportError, receive, wait_until
+
+_LINE_MAX = 4096
+_NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Somebody answered with the right nonce."""
+
+    job: str | None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Nobody can be holding the claim any more: seen on the holder's own machine."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Each of its addresses refuses, which a firewall can do for it."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """No answer, which proves nothing."""
+
+    why: str
+
+
+class Beacon:
+    """Listens until `close()`, or until this process ends. A daemon thread answers. nonce: what it answers with"""
+
+    def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
+        """ports: to listen on one of them; None: on any. Raises OSError where no socket can be opened."""
+        self.nonce, self._by_tls = nonce, secret_of_run() is not None
+        self._line = encode({"nonce": nonce, "job": job})
+        self._listener = Listener("checkpoint-beacon", self._answer, backlog=16, ports=ports)
+        self.port = self._listener.port
+
+    def endpoint(self) -> dict[str, Any]:
+        """What goes into the claim."""
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "pid_namespace": pid_namespace(),
+            "started": started_at(os.getpid()),
+            "boot_id": boot_id(),
+            "network": network_namespace(),
+            "addresses": own_addresses(),
+            "port": self.port,
+            **({"tls": True} if self._by_tls else {}),
+        }
+
+    def close(self) -> None:
+        """Stops listening: from here on newcomers are refused, and know that the holder is gone. Idempotent."""
+        self._listener.close()
+
+    def _answer(self, caller: socket.socket) -> None:
+        caller.setblocking(False)
+        try:
+            if self._by_tls:
+                transport = server_side(self.nonce)
+                self._listener.watch(caller, lambda: self._shake_hands(caller, transport))
+                return
+            caller.send(self._line)
+        except OSError:  # it went away, or there is no descriptor left
+            pass
+        caller.close()
+
+    def _shake_hands(self, caller: socket.socket, transport: Transport) -> bool:
+        """Whether it has not been answered yet. All that is sent is little, and finds room in the kernel."""
+        with contextlib.suppress(OSError):
+            try:
+                if not (arrived := caller.recv(_LINE_MAX)):
+                    return False
+                transport.decrypt(arrived)
+                caller.send(transport.encrypt(self._line if transport.through else b""))
+                return not transport.through
+            except BlockingIOError:
+                return True
+            except TransportError:
+                caller.send(transport.encrypt())
+        return False
+
+
+Answer = Alive | Gone | Refused | Unknown
+
+
+def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Answer:
+    """One question to the holder, at each of its addresses in turn; `timeout_s` for each of them.
+
+    Whatever lies in the endpoint was read from storage: an entry that makes no sense is Unknown, never an exception.
+    """
+    port, addresses = endpoint.get("port"), endpoint.get("addresses")
+    if type(port) is not int or not 0 < port < 65536 or type(addresses) is not list:
+        return Unknown("its endpoint names no port and addresses")
+    by_tls = endpoint.get("tls") is True
+    if (endpoint.get("boot_id"), endpoint.get("network")) == (boot_id(), network_namespace()):
+        answer = _ask_at("127.0.0.1", port, nonce, timeout_s, by_tls)
+        return Gone(answer.why) if isinstance(answer, Refused) else answer
+    if (ended := _ended(endpoint)) is not None:
+        return Gone(ended)
+    here = own_addresses()
+    answers = [
+        _ask_at(address, port, nonce, timeout_s, by_tls)
+        for address in addresses
+        if type(address) is str and address not in here and not only_near(address)
+    ]
+    if not answers:
+        return Unknown("it advertises no address that is not also our own")
+    alive = [answer for answer in answers if isinstance(answer, Alive)]
+    silent = [answer for answer in answers if isinstance(answer, Unknown)]
+    return (alive or silent or answers)[0]
+
+
+def gone_for_certain(endpoint: dict[str, Any], nonce: str) -> str | None:
+    """Why the holder is gone, where this machine itself can tell; else None. Asks nobody elsewhere."""
+    if endpoint.get("boot_id") != boot_id():
+        return None
+    if (ended := _ended(endpoint)) is not None:
+        return ended
+    if endpoint.get("network") != network_namespace():
+        return None
+    answer = ask(endpoint, nonce, timeout_s=_NEAR_S)
+    return answer.why if isinstance(answer, Gone) else None
+
+
+def _ended(endpoint: dict[str, Any]) -> str | None:
+    """Whether the holder's process was one of this machine, whose number means the same here, and has ended."""
+    pid, started = endpoint.get("pid"), endpoint.get("started")
+    if type(pid) is not int or type(started) is not int or endpoint.get("boot_id") != boot_id():
+        return None
+    if not pid_namespace() or endpoint.get("pid_namespace") != pid_namespace() or started_at(pid) == started:
+        return None
+    return f"process {pid} of this machine has ended"
+
+
+def _ask_at(address: str, port: int, nonce: str, timeout_s: float, by_tls: bool) -> Alive | Refused | Unknown:
+    where = f"{address}:{port}"
+    transport = client_side(nonce) if by_tls else Cleartext()
+    try:
+        with socket.create_connection((address, port), timeout=timeout_s) as connection:
+            deadline_s = time.monotonic() + timeout_s
+            wait_until(connection, deadline_s)
+            connection.sendall(transport.encrypt())
+            line = b""
+            while not line.endswith(b"\n") and len(line) < _LINE_MAX:
+                if not (more := receive(connection, transport, deadline_s)):
+                    break
+                line += more
+    except ConnectionRefusedError:
+        return Refused(f"{where} refuses connections")
+    except TransportError:
+        return Refused(f"{where} is somebody else's now: it does not know the claim's nonce")
+    except OSError as error:
+        return Unknown(f"{where} does not answer ({type(error).__name__}: {error})")
+    if not line:
+        return Unknown(f"{where} closed the connection without an answer")
+    try:
+        answer = json.loads(line)
+        answered, job = answer["nonce"], answer["job"]
+    except (ValueError, KeyError, TypeError):
+        return Refused(f"{where} is somebody else's now: it answers {line[:40]!r}")
+    if answered != nonce:
+        return Refused(f"{where} is another claim's now")
+    return Alive(job if type(job) is str else None)

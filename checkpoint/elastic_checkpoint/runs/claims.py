@@ -1,0 +1,349 @@
+"""The right to write a run's storage: numbered, taken rarely, one winner per number.
+
+    read the lineage  ->  ask who may go on with the run  ->  read the lineage again, for that took a while
+      ->  create claims/<n+1>.json, which names what it goes on from  ->  read the lineage once more
+
+A claim is taken at a start, after all was lost, when a node is lost that had not left in order, when those who are left
+stand long after the last signs of life, and by its own holder where the run goes back to an older checkpoint. Losing
+the race for a number only means trying the next one.
+
+The last arrow closes a race with a holder that is slow to notice: until our claim existed it could commit and sweep. If
+the newest commit is no longer the one that we saw, we take one more number and name the newer one. If it is the same,
+then every sweep of the old holder that may still be running was decided while our commit was its newest, or not there
+yet, and a sweep never touches the newest ones: what we resume from stays. And whatever the old holder commits from then
+on it does not report, since it looks for a newer claim after each commit, too (fence.py).
+
+Whoever dies on the way leaves a claim without a commit, which counts for nothing (lineage.py): what its holder had
+committed stays the newest, and it goes on as soon as it is certain that we are gone. Whoever gives up says so, by
+withdrawing what it had taken. So at most one of the two goes on, and nothing that was reported is lost:
+
+    crash or refusal        the holder, if it lives               the run's newest
+    before the claim        goes on                               whatever it commits
+    after the claim         goes on once the claim is withdrawn   whatever it has committed
+    after our first commit  is replaced                           ours, which goes on from all that it had reported
+
+A job says what its state goes on from (`Origin`). Where that is no longer the newest, because another job has gone on
+meanwhile, it is refused: its work would supersede the other's.
+
+A listing that is stale (network filesystems keep theirs for up to a minute) would make us resume from an older commit,
+and the newer ones would count no more. So a listing of commits is believed once no other commit is found by the data
+that lies there; one of claims, since the number that it makes us try exists, and is then not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastic_checkpoint.errors import CheckpointError, ClaimHeld, CorruptCheckpoint, RunMovedOn, StorageError
+from elastic_checkpoint.format.envelope import seal
+from elastic_checkpoint.format.names import COMMITS, CommitId, claim_key, id_document, id_from
+from elastic_checkpoint.runs.fence import read_claim_body, withdraw
+from elastic_checkpoint.runs.history import History, Log, read_history, unlisted
+from elastic_checkpoint.storage import AlreadyThere, Storage
+
+_TIME_MAX_S = 2**37  # the year 6325
+_PAUSE_MAX_S = 2.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as it lies in storage.
+
+    Attributes:
+        nonce: Chosen at random by the holder, and answered by its endpoint.
+        endpoint: Where the holder can be asked (beacon.py), or None where it could not listen.
+        job: The holder's name for itself; a restart of the same job carries the same one.
+        world: What the holder says of its workers, as JSON. Nothing here reads it: it is for people, and for those who
+            wrote it. `elastic` keeps the names of its nodes there, and decides by them who may go on.
+        resumed_from: The commit that was the newest of the lineage, or None at a run's beginning.
+        taken_at: Seconds of the holder's Unix clock.
+        url: Where the holder writes, without credentials; a copy of the run says so, too.
+    """
+
+    number: int
+    nonce: str
+    endpoint: dict[str, Any] | None
+    job: str | None
+    world: dict[str, Any] | None
+    resumed_from: CommitId | None
+    taken_at: float
+    url: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, for `from_document` in another process."""
+        return _body(self)
+
+    @classmethod
+    def from_document(cls, body: dict[str, Any]) -> Claim:
+        """Raises CorruptCheckpoint, KeyError, TypeError or ValueError for what is no claim."""
+        endpoint, world, job = body["endpoint"], body["world"], body["job"]
+        taken_at = float(body["taken_at"])
+        if not 0 <= taken_at < _TIME_MAX_S:
+            raise ValueError(f"taken_at {taken_at} is no time")
+        return cls(
+            int(body["claim"]),
+            str(body["nonce"]),
+            endpoint if type(endpoint) is dict else None,
+            job if type(job) is str else None,
+            world if type(world) is dict else None,
+            id_from(body["resumed_from"]),
+            taken_at,
+            url if type(url := body.get("url")) is str else None,
+        )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a job's state goes on from.
+
+    newest  the run's newest commit when that was decided; None: there was none
+    source  the commit that was loaded; None: the job begins anew
+    """
+
+    newest: CommitId | None
+    source: CommitId | None
+
+
+Free = Callable[[Sequence[Claim]], frozenset[int]]
+
+
+def take(
+    storage: Storage,
+    *,
+    endpoint: dict[str, Any] | None,
+    nonce: str,
+    job: str | None,
+    world: dict[str, Any] | None,
+    free: Free,
+    log: Log,
+    deadline_s: float,
+    origin: Origin | None = None,
+    put_off: Callable[[Callable[[], None]], None] = lambda withdraw: None,
+) -> Claim:
+    """The next claim, ours.
+
+    free        returns once none of the holders of these claims, newest first, can be going on with the run: the
+                numbers of those that were only silent. Else raises ClaimHeld
+    deadline_s  how long lost races are tried again; time spent in `free` does not count
+    origin      None: whatever is the newest
+    put_off     gets what withdraws the claims of an attempt that failed, where the storage does not let us now; who
+                ends then need not call it
+    raises      RunMovedOn where the newest is not what `origin` says; ClaimHeld, StorageError. Nothing is claimed then
+    """
+    taking = _Taking(storage, free, log, deadline_s)
+    try:
+        while True:
+            history = taking.look()
+            newest = _first(history.lineage)
+            if origin is not None and newest != origin.newest:
+                raise _moved_on(storage, origin, newest)
+            source = origin.source if origin is not None else newest
+            claim = Claim(history.highest + 1, nonce, endpoint, job, world, source, time.time(), storage.url)
+            if taking.create(claim, newest):
+                return claim
+            taking.pause()
+    except BaseException as error:
+        if isinstance(error, StorageError) and error.operation != "claim" and error.attempts > 1:
+            put_off(taking.give_up)  # a storage that has failed for long would only fail for as long again
+            raise
+        try:
+            taking.give_up()
+        except CheckpointError:
+            put_off(taking.give_up)
+        raise
+
+
+class _Taking:
+    """One attempt: what it has asked, and what it has created so far."""
+
+    def __init__(self, storage: Storage, free: Free, log: Log, deadline_s: float) -> None:
+        self._storage = storage
+        self._free = free
+        self._log = log
+        self._deadline_s = deadline_s
+        self._ends_s = time.monotonic() + deadline_s
+        self._tries = 0
+        self._asked: set[int] = set()
+        self._ours: frozenset[int] = frozenset()
+        self._unsure: Claim | None = None
+        self._highest = 0
+
+    def look(self) -> History:
+        """The history, once all of its contenders have been found to be free. Raises `ClaimHeld`."""
+        while True:
+            history = self._read()
+            contenders = [number for number in history.contending if number not in self._asked]
+            holders = [claim for number in contenders if (claim := read_claim(self._storage, number, self._log))]
+            self._asked.update(contenders)
+            if not holders:
+                return history
+            began_s = time.monotonic()
+            silent = self._free(holders)
+            self._ends_s += time.monotonic() - began_s
+            before, history = history, self._read()
+            for claim in holders:
+                made = [id for id in history.lineage if id.claim == claim.number and id not in before.lineage]
+                if made and claim.number in silent:
+                    raise held(claim, self._storage.url, f"it did not answer, but committed {made[0]} meanwhile")
+            if all(number in self._asked for number in history.contending):
+                return history
+
+    def create(self, claim: Claim, newest: CommitId | None) -> bool:
+        """Whether the claim is ours, and `newest` still the newest commit."""
+        self._tries += 1
+        self._unsure = claim
+        try:
+            self._storage.put_new(claim_key(claim.number), seal(_body(claim)))
+        except AlreadyThere:
+            self._log(f"claim {claim.number} was taken by another writer first")
+            self._unsure = None
+            return False
+        self._unsure = None
+        self._ours |= {claim.number}
+        history = self._read()
+        return history.highest == claim.number and _first(history.lineage) == newest
+
+    def pause(self) -> None:
+        """Before another try, so that of two racers one gets ahead. Raises `StorageError` at the deadline."""
+        if time.monotonic() > self._ends_s:
+            raise StorageError(
+                f"no claim of {self._storage.url} could be won in {self._tries} tries over {self._deadline_s:g} s\n"
+                f"  state  the newest claim is {self._highest}; nothing of ours was committed\n"
+                "  next   see how many jobs start on this URL, and stop all but one",
+                operation="claim",
+                key=claim_key(self._highest + 1),
+                attempts=self._tries,
+            )
+        time.sleep(random.uniform(0, min(_PAUSE_MAX_S, 0.02 * self._tries)))
+
+    def give_up(self) -> None:
+        """Leaves nothing that stands in anybody's way. If the storage fails too, our death will tell (fence.py); as
+        long as we live, it is to be called again. Raises CheckpointError."""
+        unsure = self._unsure
+        if unsure is not None and read_claim(self._storage, unsure.number, lambda line: None) == unsure:
+            self._ours |= {unsure.number}
+        for number in sorted(self._ours):
+            withdraw(self._storage, number, "its taker gave up")
+
+    def _read(self) -> History:
+        history = _fresh_history(self._storage, self._log, self._ours, self._deadline_s)
+        self._highest = history.highest
+        return history
+
+
+def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline_s: float) -> History:
+    """The history as of now. Raises StorageError where no listing shows what is there for as long as the deadline."""
+    ends_s, wait_s = time.monotonic() + deadline_s, 0.0
+    while True:
+        history = read_history(storage, log, without=without)
+        hidden = unlisted(storage, history)
+        if not hidden:
+            return history
+        if time.monotonic() > ends_s:
+            raise StorageError(
+                f"{storage.url}: for {deadline_s:g} s its listing of commits has not shown {hidden[-1]}, "
+                "which is there\n"
+                "  state  nothing was claimed: resuming from what is listed would lose what is not\n"
+                "  next   see how this filesystem caches folders (for NFS: mount with lookupcache=none or a small "
+                "acdirmax), then start again",
+                operation="list",
+                key=COMMITS,
+                attempts=1,
+            )
+        if wait_s:
+            log(f"{storage.url}: the listing of commits is stale: it lacks {hidden[-1]}, which is there; looking again")
+        time.sleep(wait_s)
+        wait_s = min(_PAUSE_MAX_S, 2 * wait_s + 0.05)
+
+
+def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
+    """The claim with this number, or None, with a logged reason, where its record cannot be read."""
+    try:
+        claim = Claim.from_document(read_claim_body(storage, number))
+        return replace(claim, number=number)
+    except (CorruptCheckpoint, KeyError, TypeError, ValueError) as error:
+        log(f"claim {number} cannot be read, so its holder cannot be asked: {error}")
+        return None
+
+
+def new_claim_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def held(holder: Claim, url: str, how: str) -> ClaimHeld:
+    """The error of who was refused."""
+    endpoint = holder.endpoint or {}
+    ourselves = endpoint.get("pid") == os.getpid() and endpoint.get("host") == socket.gethostname()
+    advice = (
+        "close() the other Checkpointer of this very process first"
+        if ourselves
+        else "use another URL, or stop that job, or insist with take_over=True: it then can commit nothing more"
+    )
+    return claim_held(holder, f"{url} belongs to a live job: claim {holder.number}", how, advice)
+
+
+def utc(time_s: float) -> str:
+    """`2026-11-21 17:16:17`, or `?` for what is no time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def claim_held(holder: Claim, what: str, how: str, advice: str) -> ClaimHeld:
+    """what: was refused   how: it is known that somebody holds it"""
+    endpoint = holder.endpoint or {}
+    host, pid = str(endpoint.get("host")), endpoint.get("pid")
+    pid = pid if type(pid) is int else 0
+    return ClaimHeld(
+        f"{what}\n"
+        f"  holder  process {pid} on {host}, job {holder.job!r}, since {utc(holder.taken_at)} UTC; {how}\n"
+        f"  state   nothing was changed\n"
+        f"  next    {advice}",
+        claim=holder.number,
+        host=host,
+        pid=pid,
+        since=holder.taken_at,
+        job=holder.job,
+    )
+
+
+def _moved_on(storage: Storage, origin: Origin, newest: CommitId | None) -> RunMovedOn:
+    loaded = f"loaded {origin.source}" if origin.source is not None else "found no checkpoint, and began anew"
+    if origin.newest not in (None, origin.source):
+        loaded += f", when {origin.newest} was the newest"
+    found = f"step {newest.step}, {newest}" if newest is not None else "none any more"
+    return RunMovedOn(
+        f"{storage.url} was gone on with by another job since this one began: its newest checkpoint is {found}\n"
+        f"  expected  this job {loaded}\n"
+        "  state     nothing was claimed or saved; what is committed there stays as it is\n"
+        "  next      stop this job, whose work does not go on from the newest; or load() again, and go on from there; "
+        "or save to another URL",
+        loaded=str(origin.source) if origin.source is not None else None,
+        newest=str(newest) if newest is not None else None,
+    )
+
+
+def _first(lineage: tuple[CommitId, ...]) -> CommitId | None:
+    return lineage[0] if lineage else None
+
+
+def _body(claim: Claim) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "claim": claim.number,
+        "nonce": claim.nonce,
+        "endpoint": claim.endpoint,
+        "job": claim.job,
+        "world": claim.world,
+        "resumed_from": id_document(claim.resumed_from),
+        "taken_at": claim.taken_at,
+        "url": claim.url,
+    }

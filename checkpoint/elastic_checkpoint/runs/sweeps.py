@@ -1,0 +1,61 @@
+"""Sweeping after saves, by the holder of the claim: in a thread where neither training nor the next save may wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.format.draft import Draft
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.runs.history import Log
+from elastic_checkpoint.runs.retention import Sweeper
+from elastic_checkpoint.runs.tenure import Tenure
+
+
+class Sweeps:
+    """One sweep at a time."""
+
+    def __init__(self, sweeper: Sweeper, tenure: Tenure, log: Log) -> None:
+        self._sweeper, self._tenure, self._log = sweeper, tenure, log
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def sweep(self) -> list[str]:
+        """Removes what retention.py says, and returns its names. Nothing where this process holds no claim."""
+        claim = self._tenure.held
+        if claim is None:
+            return []
+        with self._lock:
+            return self._sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
+
+    def saved(self, id: CommitId) -> None:
+        """A save was committed in the foreground: sweeps now."""
+        self._tenure.committed(id)
+        self._sweep_quietly(id.step)
+
+    def saved_beside(self, draft: Draft, alone: bool) -> None:
+        """A save was committed beside training: sweeps in a thread. alone: without helpers"""
+        self._tenure.committed(draft.id)
+        if alone:  # else its manifest says what its objects are called
+            self._sweeper.learn(draft.id, draft.planned())
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(
+            target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads are to be had: the next save sweeps
+            return
+        self._threads.append(thread)
+
+    def join(self, within_s: float) -> None:
+        """Returns when no sweep is under way; each is waited for so long at most."""
+        for thread in self._threads:
+            thread.join(within_s)
+
+    def _sweep_quietly(self, step: int) -> None:
+        try:
+            self.sweep()
+        except CheckpointError as error:
+            self._log(f"step {step} is committed, but older ones could not be swept: {error}")

@@ -1,0 +1,118 @@
+"""Who saves: one process by itself, or the ranks of a group together. The pipeline is the same for both.
+
+What the ranks do together is collective: all call it, in the same order, and all get the same answer or error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from elastic_checkpoint.format.document import Tree
+from elastic_checkpoint.format.draft import Draft
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.net.errors import Scrub
+from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.runs.claims import Claim
+from elastic_checkpoint.save.foreground import save_now
+from elastic_checkpoint.save.planner import Plan, Planner, Save, check_step
+from elastic_checkpoint.storage import Storage
+
+Say = Callable[[], Message]
+Decide = Callable[[list[Message], Draft | None], Message]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a save needs of the checkpointer.
+
+    claim, now_s  are called on rank 0
+    committed     is called there after the commit, before a save in the background counts as done, with whether it was
+                  stored without helpers; must not block
+    sparing       while its block lasts no sweep takes the save for the remains of one that failed
+    """
+
+    claim: Callable[[], Claim]
+    now_s: Callable[[], float]
+    committed: Callable[[Draft, bool], None]
+    sparing: Callable[[CommitId], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A save that was asked for. how  with which call; for people, and it must be the same on all ranks"""
+
+    step: int
+    state: Tree
+    meta: dict[str, Any]
+    context: Context
+    how: str
+
+
+class SavingRanks(Protocol):
+    """Those who save together, as the pipeline sees them from one rank.
+
+    planned  this rank's last plan; None where there is none
+    scrub    takes the storage's secrets out of a text; None where they are not known
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def scrub(self) -> Scrub | None: ...
+    @property
+    def planned(self) -> Plan | None: ...
+
+    def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+        """The save to be made; or the answer of `decide`, where that has "stop" in it. Collective.
+
+        say     makes what this rank says beside its state
+        decide  called on rank 0 with what all said, and the draft if the plan still holds; its answer is for all
+        raises  UnsupportedValue, RanksDiffer, ClaimHeld, StorageError, what `decide` raises, or CheckpointError naming
+                the ranks that are silent or gone
+        """
+
+    def first_reason(self, what: str, mine: str | BaseException | None) -> str | None:
+        """The first rank's reason, where any has one. Collective. Raises what any rank failed of."""
+
+    def write(self, storage: Storage, save: Save) -> None:
+        """Commits the save, and returns when it is durable. Collective. Raises ClaimLost, StorageError and others, with
+        nothing committed."""
+
+    def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
+        """What is raised inside, without the others' knowing, they learn of."""
+
+
+class OneRank:
+    """This process by itself: nobody is to be asked."""
+
+    rank, size, scrub = 0, 1, None
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+
+    @property
+    def planned(self) -> Plan | None:
+        return self._planner.plan
+
+    def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+        check_step(asked.step)
+        claim, now_s = asked.context.claim(), asked.context.now_s()
+        save = self._planner.save(claim=claim, step=asked.step, state=asked.state, meta=asked.meta, now_s=now_s)
+        answer = decide([say()], save.draft)
+        return answer if "stop" in answer else replace(save, decided=answer)
+
+    def first_reason(self, what: str, mine: str | BaseException | None) -> str | None:
+        if isinstance(mine, BaseException):
+            raise mine
+        return mine
+
+    def write(self, storage: Storage, save: Save) -> None:
+        save_now(storage, save)
+
+    def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

@@ -1,0 +1,11 @@
+"""The writer process: hashes, stores and commits what was staged, beside training and even after its end.
+
+server          the process itself; process: as its parent sees it
+link            how the two reach each other; messages: what they say
+part            what one writer process stores of a save
+roles           the writer processes of a group; group_messages: what they say to each other
+sharing         the one that commits a save whose objects others store, too
+"""
+
+WRITER_MODULE = "elastic_checkpoint.save.writer.server"
+"""What that process runs: its command names it."""

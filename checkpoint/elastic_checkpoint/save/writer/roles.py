@@ -1,0 +1,272 @@
+"""The writer processes of a group, one for each rank: each stores its rank's part, and that of rank 0 commits.
+
+    every writer: its objects are stored  ->  rank 0's, once all are: count, look again, manifest  ->  all others hear
+
+They are connected to each other (net/server.py) and need no rank for this: what is staged on all ranks is committed
+even if every rank is killed right after. A writer that ends before it has said its part ends that save, and all others
+learn of it at once; one that is alive and silent is named at the deadline. A save that has failed anywhere is given up
+by all, between two objects.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from elastic_checkpoint.errors import CheckpointError, SaveDropped
+from elastic_checkpoint.format.draft import Draft, StoredObject
+from elastic_checkpoint.net.client import Client
+from elastic_checkpoint.net.codec import parse
+from elastic_checkpoint.net.errors import error_document, error_from
+from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.server import Server
+from elastic_checkpoint.save.commit import commit, is_committed
+from elastic_checkpoint.save.writer.group_messages import (
+    FROM_OTHERS,
+    FROM_RANK_0,
+    Committed,
+    Failed,
+    Stored,
+    as_message,
+)
+from elastic_checkpoint.save.writer.part import AllHere, Part
+from elastic_checkpoint.storage import Storage
+
+_SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
+_KEPT = 100  # saves whose end is remembered, for what is said of them too late
+
+
+class Role(Protocol):
+    """A writer process's part in the saves of its group; each `id` is the name of a save."""
+
+    def staged(self, id: str) -> None:
+        """This writer's part of the save is staged: all others are connected, or have gone since."""
+
+    def ended(self, id: str) -> CheckpointError | None:
+        """Why the save has ended without a commit, if it has."""
+
+    def store(self, part: Part) -> Sequence[StoredObject]:
+        """Returns when all of this part is stored, with what there is of it. Raises what it failed of."""
+
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+        """Returns when the save is committed: how many bytes of this writer's part others stored, by their numbers.
+
+        own  what `store` returned
+        Raises what it failed of.
+        """
+
+    def give_up(self, id: str, error: Message) -> None:
+        """Tells the others that the save has failed here."""
+
+    def close(self) -> None: ...
+
+
+class Local(AllHere):
+    """The only writer of its saves."""
+
+    def staged(self, id: str) -> None:
+        pass
+
+    def ended(self, id: str) -> CheckpointError | None:
+        return None
+
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+        commit(storage, draft, own)
+        return {}
+
+    def give_up(self, id: str, error: Message) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Leader(AllHere):
+    """Rank 0's: gathers the parts of `size` ranks, and commits."""
+
+    def __init__(self, size: int, finish_s: float) -> None:
+        """Raises OSError where no socket can be opened."""
+        self._size, self._finish_s = size, finish_s
+        self._changed = threading.Condition()
+        self._here: dict[int, int] = {}  # who is connected, and which writer of its rank that is, from 1
+        self._came: dict[int, int] = {}
+        self._gone: dict[int, str] = {}
+        self._expected: dict[str, dict[int, int]] = {}  # who was connected when a save was staged
+        self._parts: dict[str, dict[int, list[StoredObject]]] = {}
+        self._failed: dict[str, CheckpointError] = {}
+        self._ended_saves: deque[str] = deque(maxlen=_KEPT)
+        self._server = Server(self._hear, self._lose, came=self._welcome)
+
+    @property
+    def endpoint(self) -> Message:
+        return self._server.endpoint
+
+    def staged(self, id: str) -> None:
+        with self._changed:
+            self._expected[id] = dict(self._here)
+
+    def ended(self, id: str) -> CheckpointError | None:
+        return self._failed.get(id)
+
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+        others = self._gathered(str(draft.id))
+        commit(storage, draft, [*own, *others])
+        self._tell(Committed(save=str(draft.id)))
+        return {}
+
+    def give_up(self, id: str, error: Message) -> None:
+        self._tell(Failed(save=id, error=error))
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _gathered(self, id: str) -> list[StoredObject]:
+        """What the other ranks stored, in their order."""
+        with self._changed:
+            parts = self._parts.setdefault(id, {})
+            expected = self._expected.get(id, {})
+
+            def missing() -> set[int]:
+                return set(range(1, self._size)) - parts.keys()
+
+            def lost() -> dict[int, str]:
+                """Who will never say it. A writer that came after the save was staged has nothing of it."""
+                return {
+                    rank: self._gone.get(rank, "it never came")
+                    for rank in missing()
+                    if rank not in self._here or self._here[rank] != expected.get(rank)
+                }
+
+            self._changed.wait_for(lambda: id in self._failed or not missing() or lost(), self._finish_s)
+            if id in self._failed:
+                raise self._failed[id]
+            if missing():
+                raise _lacking(id, missing(), lost(), self._finish_s)
+            return [stored for rank in sorted(parts) for stored in parts[rank]]
+
+    def _tell(self, outcome: Committed | Failed) -> None:
+        id = outcome.save
+        with self._changed:
+            self._ended_saves.append(id)
+            self._parts.pop(id, None)
+            self._failed.pop(id, None)
+            self._expected.pop(id, None)
+        for rank in range(1, self._size):
+            self._server.send(rank, as_message(outcome))
+
+    def _welcome(self, rank: int) -> None:
+        with self._changed:
+            self._here[rank] = self._came[rank] = self._came.get(rank, 0) + 1
+            self._changed.notify_all()
+
+    def _hear(self, rank: int, message: Message) -> None:
+        """Raises NotAMessage."""
+        said: Stored | Failed = parse(FROM_OTHERS, message)
+        part = said.part() if isinstance(said, Stored) else []
+        with self._changed:
+            if said.save in self._ended_saves:
+                return
+            if isinstance(said, Failed):
+                self._failed.setdefault(said.save, error_from(said.error))
+            else:
+                self._parts.setdefault(said.save, {})[rank] = part
+            self._changed.notify_all()
+
+    def _lose(self, rank: int, why: str) -> None:
+        with self._changed:
+            self._here.pop(rank, None)
+            self._gone[rank] = why
+            self._changed.notify_all()
+
+
+class Follower(AllHere):
+    """Another rank's: says what it stored to rank 0's, and hears what came of the save."""
+
+    def __init__(
+        self,
+        endpoint: Message,
+        rank: int,
+        size: int,
+        finish_s: float,
+        failed: Callable[[str], None],
+        parted: Callable[[], None],
+    ) -> None:
+        """
+        failed  is called with the name of each save that ended without a commit
+        parted  when rank 0's writer is gone
+        Raises OSError where rank 0's writer cannot be reached.
+        """
+        self._rank, self._size, self._finish_s = rank, size, finish_s
+        self._call_failed, self._call_parted = failed, parted
+        self._changed = threading.Condition()
+        self._outcomes: dict[str, Committed | Failed] = {}
+        self._gone = ""
+        self._client = Client(endpoint, rank, self._hear, self._lose)
+
+    def staged(self, id: str) -> None:
+        pass
+
+    def ended(self, id: str) -> CheckpointError | None:
+        outcome = self._outcomes.get(id)
+        if outcome is None:
+            return _lacking(id, {0}, {0: self._gone}, 0) if self._gone else None
+        return error_from(outcome.error) if isinstance(outcome, Failed) else None
+
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+        id = str(draft.id)
+        self._client.send(as_message(Stored(save=id, objects=[stored.document() for stored in own])))
+        with self._changed:
+            self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
+        if id not in self._outcomes and is_committed(storage, draft.id):
+            return {}  # rank 0's writer went before it could say so
+        if (error := self.ended(id)) is not None:
+            raise error
+        if id not in self._outcomes:
+            raise _lacking(id, {0}, {}, self._finish_s + _SLACK_S)
+        return {}
+
+    def give_up(self, id: str, error: Message) -> None:
+        text = f"on rank {self._rank} of {self._size}: {error['text']}"
+        self._client.send(as_message(Failed(save=id, error={**error, "text": text})))
+
+    def close(self) -> None:
+        with self._changed:
+            self._gone = self._gone or "this writer process meets others now"
+            self._changed.notify_all()
+        self._client.close()
+
+    def _hear(self, message: Message) -> None:
+        """Raises NotAMessage."""
+        outcome: Committed | Failed = parse(FROM_RANK_0, message)
+        with self._changed:
+            self._outcomes[outcome.save] = outcome
+            while len(self._outcomes) > _KEPT:
+                del self._outcomes[next(iter(self._outcomes))]
+            self._changed.notify_all()
+        if isinstance(outcome, Failed):
+            self._call_failed(outcome.save)
+
+    def _lose(self, why: str) -> None:
+        with self._changed:
+            self._gone = why
+            self._changed.notify_all()
+        self._call_parted()
+
+
+def dropped(step: int, why: str) -> Message:
+    """What is said of a save that was not made, because of when_busy."""
+    return error_document(SaveDropped(f"step {step} was not saved: {why}", step=step))
+
+
+def _lacking(id: str, ranks: set[int], gone: dict[int, str], within_s: float) -> CheckpointError:
+    who = sorted(gone or ranks)
+    how = f"ended before it was stored ({next(iter(gone.values()))})" if gone else f"did not say within {within_s:g} s"
+    which = f"the writer process of rank {who[0]}" if len(who) == 1 else f"those of ranks {', '.join(map(str, who))}"
+    state = "nothing of it was committed" if who[0] else "it is not committed, unless rank 0 does so yet"
+    return CheckpointError(
+        f"{id} was not saved: {which} {how}\n"
+        f"  state  {state}; the previous checkpoint stays the newest\n"
+        "  next   look at that rank's output; the next save works as soon as all ranks are there"
+    )

@@ -1,0 +1,309 @@
+"""The writer process: hashes and stores what a training process staged, and outlives it for as long as that takes.
+
+    python -m elastic_checkpoint.save.writer.server <descriptor of the socket> <process id of the parent>
+
+Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py), and what
+other processes help with they store (sharing.py). It never loads torch. Signals that end a job do not end it: only its
+parent's end does, seen as the socket's end, or in the kernel's own record where a fork still holds the socket. Then
+what is staged is finished within a deadline; with nothing staged it goes at once. It answers no beacon: if a newer
+claim is taken meanwhile, that one's holder resumed from an older commit, and what is staged is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_checkpoint.errors import CheckpointError, SaveDropped
+from elastic_checkpoint.format.draft import Draft
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.net.codec import parse
+from elastic_checkpoint.net.errors import error_document
+from elastic_checkpoint.runs.orphans import announce
+from elastic_checkpoint.save.arena import Attached
+from elastic_checkpoint.save.writer.link import Link
+from elastic_checkpoint.save.writer.messages import (
+    TO_WRITER,
+    Arena,
+    ArenaDropped,
+    Done,
+    DropArena,
+    Failed,
+    FromWriter,
+    GiveUp,
+    Meet,
+    Met,
+    NotMet,
+    Open,
+    Parted,
+    Progress,
+    Ready,
+    Serve,
+    Share,
+    Staged,
+    TakeBack,
+    TakenBack,
+    ToWriter,
+    Unusable,
+    as_message,
+)
+from elastic_checkpoint.save.writer.part import Part
+from elastic_checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
+from elastic_checkpoint.save.writer.sharing import Sharing
+from elastic_checkpoint.storage import Scrubber, Storage, open_storage
+
+THREADS_MAX = 8
+
+
+@dataclass(frozen=True)
+class StagedSave:
+    """A save, or this rank's part of one, that lies whole in one half of the arena.
+
+    first  the number of its first file in the save
+    """
+
+    number: int
+    draft: Draft
+    files: Sequence[memoryview]
+    first: int
+    role: Role
+
+    @property
+    def name(self) -> str:
+        return str(self.draft.id)
+
+
+class WriterServer:
+    """Hears what is staged in one thread, and writes it in another."""
+
+    def __init__(self, link: Link, parent: int) -> None:
+        self._link = link
+        self._parent = parent
+        self._storage: Storage | None = None
+        self._scrub = Scrubber("", {})
+        self._budget_bytes = 0
+        self._finish_s = 0.0
+        self._arena: Attached | None = None
+        self._role: Role = Local()
+        self._name: socket.socket | None = None
+        self._staged: deque[StagedSave] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+
+    def run(self) -> int:
+        """Until the parent has ended and all that it staged is finished. Returns the exit status."""
+        writing = threading.Thread(target=self._write_all, name="checkpoint-writing", daemon=True)
+        writing.start()
+        self._listen()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        writing.join(self._finish_s)
+        if writing.is_alive():
+            return 1  # a storage that does not answer; nothing half-written counts
+        self._role.close()
+        if self._storage is not None:
+            self._storage.close()
+        return 0
+
+    def _listen(self) -> None:
+        """Returns when the parent has ended and everything that it said was heard."""
+        waiting = select.poll()
+        waiting.register(self._link.socket, select.POLLIN)
+        alive = _watch(self._parent)
+        if alive is None:
+            self._link.socket.setblocking(False)
+        else:
+            waiting.register(alive, select.POLLIN)
+        while True:
+            if alive is not None and any(ready == alive for ready, _ in waiting.poll()):
+                waiting.unregister(alive)
+                os.close(alive)
+                alive = None
+                self._link.socket.setblocking(False)  # what it said before it died is there already
+            try:
+                heard = self._link.receive()
+            except BlockingIOError:
+                return
+            if heard is None:
+                return
+            message, fds = heard
+            self._hear(parse(TO_WRITER, message), fds)
+
+    def _hear(self, said: ToWriter, fds: list[int]) -> None:
+        match said:
+            case Open():
+                self._open(said)
+            case Arena(half_bytes=half_bytes):
+                self._arena = Attached(fds[0], half_bytes)
+                os.close(fds[0])
+            case DropArena():
+                self._arena = None
+                gc.collect()  # errors hold on to the frames that they went through, and those to views
+                self._say(ArenaDropped())
+            case Serve() | Meet() | Share():
+                self._meet(said)
+            case Staged():
+                staged = self._found(said)
+                staged.role.staged(staged.name)
+                with self._changed:
+                    self._staged.append(staged)
+                    self._changed.notify_all()
+                self._drop_failed(staged.name)  # it may have failed elsewhere by now
+            case TakeBack(number=number):
+                self._take_back(number)
+            case GiveUp(id=id, error=error):
+                self._role.give_up(id, error)
+
+    def _open(self, said: Open) -> None:
+        self._scrub = Scrubber(said.url, said.options)
+        self._budget_bytes, self._finish_s = said.budget_bytes, said.finish_s
+        try:
+            if "://" in said.url:
+                import fsspec  # only here: for a folder this process begins in two thirds of the time
+
+                fsspec.get_filesystem_class(fsspec.utils.get_protocol(said.url))
+            self._storage = open_storage(said.url, said.options, retry_s=said.retry_s)
+            self._name = announce(self._storage.url, self._parent)
+        except (ImportError, ValueError) as error:
+            self._say(Unusable(why=self._scrub(str(error))))
+        else:
+            self._say(Ready())
+
+    def _meet(self, said: Serve | Meet | Share) -> None:
+        """Joins the writers of a group, or listens for helpers."""
+        self._role.close()
+        self._role = Local()
+        try:
+            if isinstance(said, Serve):
+                self._role = first = Leader(said.size, self._finish_s)
+                endpoint = first.endpoint
+            elif isinstance(said, Share):
+                self._role = sharing = Sharing(said.helpers)
+                endpoint = sharing.endpoint
+            else:
+                endpoint = said.endpoint
+                self._role = Follower(
+                    endpoint,
+                    said.rank,
+                    said.size,
+                    self._finish_s,
+                    failed=self._drop_failed,
+                    parted=lambda: self._say(Parted()),
+                )
+        except OSError as error:
+            self._say(NotMet(why=str(error)))
+        else:
+            self._say(Met(endpoint=endpoint))
+
+    def _found(self, said: Staged) -> StagedSave:
+        assert self._arena is not None, "the arena is sent before anything is staged in it"
+        *files, head, tail = self._arena.read(said.half, said.sizes)
+        draft = Draft(CommitId(**said.id), said.claim_nonce, tuple(said.all_sizes), bytes(head), bytes(tail))
+        return StagedSave(said.number, draft, files, said.first, self._role)
+
+    def _take_back(self, number: int) -> None:
+        staged = self._unbegun(lambda staged: staged.number == number)
+        if staged is not None:
+            why = "a newer save took its place before it was begun"
+            staged.role.give_up(staged.name, dropped(staged.draft.id.step, why))
+        self._say(TakenBack(number=number, taken=staged is not None))
+
+    def _drop_failed(self, name: str) -> None:
+        """A save that has ended elsewhere, before it was begun here, need not wait for its turn."""
+        staged = self._unbegun(lambda staged: staged.name == name and staged.role.ended(name) is not None)
+        if staged is not None:
+            self._say(self._write(staged))
+
+    def _unbegun(self, wanted: Callable[[StagedSave], bool]) -> StagedSave | None:
+        with self._changed:
+            found = next(filter(wanted, self._staged), None)
+            if found is not None:
+                self._staged.remove(found)
+        return found
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._staged or self._ended)
+                if not self._staged:
+                    return
+                staged = self._staged.popleft()
+            said = self._write(staged)
+            del staged  # and with it the views into the arena, which may be dropped next
+            self._say(said)
+
+    def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
+        """What is to be said of it."""
+        try:
+            helped = self._store_and_finish(staged)
+        except SaveDropped:
+            return TakenBack(number=staged.number, taken=True)
+        except Exception as error:  # whatever it is, training has to hear of it
+            document = error_document(error, self._scrub)
+            staged.role.give_up(staged.name, document)
+            return Failed(number=staged.number, error=document)
+        return Done(number=staged.number, helped=[[who, size] for who, size in helped.items()])
+
+    def _store_and_finish(self, staged: StagedSave) -> dict[int, int]:
+        storage, draft = self._storage, staged.draft
+        if storage is None:
+            raise CheckpointError("the writer process has no storage; nothing was saved")
+        largest = max(map(len, staged.files), default=1)
+        at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
+        tell = self._tell_progress(staged.number, of=sum(map(len, staged.files)))
+        stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once, tell))
+        return staged.role.finish(storage, draft, stored)
+
+    def _tell_progress(self, number: int, *, of: int) -> Callable[[int], None]:
+        lock, bytes_stored = threading.Lock(), 0
+
+        def tell(size: int) -> None:
+            nonlocal bytes_stored
+            with lock:
+                bytes_stored += size
+                self._say(Progress(number=number, stored=bytes_stored, of=of))
+
+        tell(0)
+        return tell
+
+    def _say(self, said: FromWriter) -> None:
+        with contextlib.suppress(OSError):  # nobody is left to hear it
+            self._link.send(as_message(said))
+
+
+def _watch(process: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where it has ended already."""
+    try:
+        watched = os.pidfd_open(process)
+    except ProcessLookupError:
+        return None
+    if os.getppid() == process:
+        return watched
+    os.close(watched)  # the number is another process's by now
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    end: Any = socket.socket(fileno=int(arguments[0]))
+    end.set_inheritable(False)
+    status = WriterServer(Link(end), int(arguments[1])).run()
+    sys.stderr.flush()
+    os._exit(status)  # a thread that still waits for the storage must not hold the process
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,310 @@
+"""A folder as storage: everything that is visible is whole and was fsynced, but for signs of life (`put_lightly`).
+
+    write a temporary file  ->  fsync it  ->  link (new) or rename (over)  ->  fsync the folder  ->  unlink it
+
+A process that is killed before the link or rename leaves a temporary file that `list` does not show and `tidy` removes;
+after it, the object is there, complete, and at worst the temporary name lies beside it. When the machine loses its
+power, the object is there for sure once the folder was fsynced; before that it may be gone again, but never torn.
+`os.link` is what makes `put_new` exclusive: it fails if the name exists, on local disks and on NFS, where "check, then
+write" would race.
+
+Large objects go around the page cache where the filesystem can do that (O_DIRECT), and are mapped when they are read.
+Copying 1 GiB into the cache took 0.3 to 2.5 s of a processor that training wants too, beside what the cache held for
+training; writing it directly took 0.05 s of one, and no longer until it was durable (2026-11, ext4, 2 cores).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from elastic_checkpoint.memory import POPULATE_READ, mapped, on_this_machine
+from elastic_checkpoint.storage.base import AlreadyThere, Buffer, Missing
+
+TEMPORARY = ".tmp"
+
+_DIRECT_BYTES_MIN = 2**20
+_DIRECT_WRITE_BYTES = 2**25  # in one call; its pages are pinned meanwhile
+
+
+class LocalStorage:
+    """`Storage` in the folder `root`, which the first put creates."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(os.path.abspath(os.path.expanduser(os.fspath(root))))
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    def put_new(self, key: str, data: Buffer) -> None:
+        target = self._path(key)
+        with self._written(target, data) as temporary:
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                raise AlreadyThere(key) from None
+
+    def put(self, key: str, data: Buffer) -> None:
+        target = self._path(key)
+        with self._written(target, data) as temporary:
+            os.replace(temporary, target)
+
+    def put_lightly(self, key: str, data: Buffer) -> None:
+        """See base.put_lightly."""
+        path = self._path(key)
+        path.parent.mkdir(exist_ok=True)  # below the run's folder, which may have been removed
+        path.write_bytes(data)
+
+    def make_durable(self, key: str) -> None:
+        """See base.make_durable: its bytes, and every entry on the way to it."""
+        path = self._path(key)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+        for folder in path.parents:
+            _fsync_folder(folder)
+            if folder == self.root:
+                break
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                file.seek(start)
+                return _read(file.fileno(), (os.fstat(file.fileno()).st_size - start) if length is None else length)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise Missing(key) from None
+
+    def get_into(self, key: str, target: memoryview) -> int:
+        """See base.get_into."""
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != len(target):
+                    return size
+                while len(target) and (count := file.readinto(target)):
+                    target = target[count:]
+                return size - len(target)  # less if the file was cut short meanwhile
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise Missing(key) from None
+
+    def map(self, key: str) -> memoryview | None:
+        """See base.map_object."""
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < _DIRECT_BYTES_MIN or not on_this_machine(file.fileno()):
+                    return None
+                memory = mapped(file.fileno(), size, mmap.MAP_PRIVATE, POPULATE_READ)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise Missing(key) from None
+        except OSError:  # an older kernel, a file that cannot be read, or is cut short: reading it says why
+            return None
+        import numpy as np  # as below
+
+        return np.frombuffer(memory, np.uint8).data
+
+    def list(self, prefix: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root, onerror=_unless_absent):
+            for name in names:
+                if name.startswith(".") and name.endswith(TEMPORARY):
+                    continue
+                path = Path(folder, name)
+                try:
+                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):  # gone since the folder was read, or to nowhere
+                        raise
+        return dict(sorted(found.items()))
+
+    def size(self, key: str) -> int:
+        return self._stat(key).st_size
+
+    def version(self, key: str) -> str:
+        """See base.version."""
+        found = self._stat(key)
+        return f"{found.st_size} bytes of {found.st_mtime_ns} ns"
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        folder = path.parent
+        with contextlib.suppress(FileNotFoundError):  # somebody else who removes took it, as its last object was gone
+            _fsync_folder(folder)
+        with contextlib.suppress(OSError):  # folders go with their last object, except the top ones; not empty: fine
+            while folder != self.root and folder.parent != self.root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def tidy(self, older_than_s: float) -> tuple[str, ...]:
+        removed = []
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = Path(folder, name)
+                if not (name.startswith(".") and name.endswith(TEMPORARY)):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime >= older_than_s and not _is_being_written(path):
+                        path.unlink()
+                        removed.append(path.relative_to(self.root).as_posix())
+        return tuple(removed)
+
+    def exclusive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _stat(self, key: str) -> os.stat_result:
+        try:
+            found = self._path(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(key) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise Missing(key)
+        return found
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if not key or any(part in ("", ".", "..") for part in parts) or "\0" in key:
+            raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
+        return self.root.joinpath(*parts)
+
+    @contextlib.contextmanager
+    def _written(self, target: Path, data: Buffer) -> Iterator[Path]:
+        """A fsynced temporary file beside `target`; afterwards the folder is fsynced and the file is gone."""
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}{TEMPORARY}"
+        content = memoryview(data).cast("B")
+        try:
+            file = _create(temporary, direct=_is_aligned(content))
+        except FileNotFoundError:  # new, or a sweep removed the empty folder just now
+            _make_folders(target.parent)
+            file = _create(temporary, direct=_is_aligned(content))
+        try:
+            with contextlib.suppress(OSError):  # no locks on this filesystem: then its age alone protects it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_directly(file, content)
+            os.fsync(file)
+            yield temporary
+            _fsync_folder(target.parent)
+        finally:
+            os.close(file)
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether its writer lives: clocks are set, and a file that looks old may be under way."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        raise
+    except OSError:  # it may not be read, or there are no locks
+        return False
+    return False
+
+
+def _is_aligned(content: memoryview) -> bool:
+    """Whether the bytes are worth a write around the page cache, which takes them from whole pages of memory only."""
+    if len(content) < _DIRECT_BYTES_MIN:
+        return False
+    import numpy as np  # only large objects need it: a writer process begins in two thirds of the time
+
+    address: int = np.frombuffer(content, np.uint8).ctypes.data
+    return address % mmap.PAGESIZE == 0
+
+
+def _create(path: Path, *, direct: bool) -> int:
+    """A new file to write to; directly, where the filesystem can."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    if direct:
+        try:
+            return os.open(path, flags | os.O_DIRECT, 0o666)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            path.unlink(missing_ok=True)  # some create it first, and refuse then
+    return os.open(path, flags, 0o666)
+
+
+def _write_directly(file: int, content: memoryview) -> None:
+    """Writes all of it: whole pages as the file was opened, and through the page cache what cannot go around it."""
+    direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
+    while len(content):
+        whole = min(len(content) // mmap.PAGESIZE * mmap.PAGESIZE, _DIRECT_WRITE_BYTES)
+        if direct and not whole:
+            direct = _through_cache(file)
+        try:
+            written = os.write(file, content[:whole] if direct else content)
+        except OSError as error:
+            if not direct or error.errno != errno.EINVAL:
+                raise
+            direct = _through_cache(file)  # a device of larger blocks than pages
+            continue
+        content = content[written:]
+        if direct and written % mmap.PAGESIZE:
+            direct = _through_cache(file)  # cut short, by a full disk; the next write says it
+
+
+def _through_cache(file: int) -> bool:
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
+    return False
+
+
+def _read(file: int, length: int) -> bytes:
+    """Up to `length` bytes; one read() returns at most 2 GiB on Linux."""
+    parts = []
+    while length > 0 and (part := os.read(file, min(length, 1 << 30))):
+        parts.append(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _make_folders(folder: Path) -> None:
+    """mkdir -p that survives a power cut: each new folder's entry is fsynced in its parent."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        try:
+            _fsync_folder(new.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.rmdir()  # the next attempt meets it missing, and does not take its entry for durable
+            raise
+
+
+def _fsync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems have no such call for folders
+            raise
+    finally:
+        os.close(file)
+
+
+def _unless_absent(error: OSError) -> None:
+    """A folder that may not be read is not an empty one."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
