@@ -5,7 +5,7 @@
 Each operation through the interface that checkpoints use (elastic_checkpoint/storage/base.py). The sides take turns,
 and swap who begins; ratios are of medians, obstore's over s3fs's: below 0.75 it wins by a quarter. Processor time is
 this process's own, all of its threads; the server's is not in it. On a machine with other work only that ratio means
-much. """
+much."""
 
 from __future__ import annotations
 

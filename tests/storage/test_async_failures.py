@@ -71,7 +71,7 @@ def test_a_job_that_was_replaced_stops_at_the_save_after(tmp_path: Path, checkpo
 def test_without_memory_for_the_arena_training_waits_and_the_log_says_how_much_it_takes(tmp_path: Path) -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
-        "import sys, checkpoint\n"
+        "import sys, elastic_checkpoint\n"
         "from tests.storage.beside import state\n"
         "with elastic_checkpoint.Checkpointer(sys.argv[1], shard_bytes=2**19, log=print) as runs:\n"
         "    runs.warm(state(1, 50_000))\n"

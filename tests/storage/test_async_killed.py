@@ -45,7 +45,7 @@ def test_what_is_staged_is_committed_though_the_trainer_is_killed(
 def test_a_restart_goes_on_from_what_its_dead_predecessor_had_staged(tmp_path: Path) -> None:
     """However slow the storage is: going back further would repeat work that is about to be safe."""
     program = (
-        "import os, signal, sys, checkpoint\n"
+        "import os, signal, sys, elastic_checkpoint\n"
         "from elastic_checkpoint.testing import Delay, Plan\n"
         "from tests.storage.beside import state\n"
         "slow = Plan(Delay(2.0, on='write', path='*/s000000002*')).document()\n"

@@ -32,7 +32,7 @@ STATE = {"w": torch.arange(6.0)}
 
 # Claims the URL given as first argument, says so, and stays until it is killed.
 HOLDER = """
-import sys, checkpoint
+import sys, elastic_checkpoint
 job = sys.argv[2] or None
 runs = elastic_checkpoint.Checkpointer(sys.argv[1], job=job)
 print(runs.claim(world={"workers": 4}).number, flush=True)

@@ -85,8 +85,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description="Looks at a run's checkpoints, in a folder or at any fsspec URL. Only sweep and import change any.",
         epilog="exit status:\n  0  yes: there is one, it is whole, they are equal, it is done\n  1  no\n"
         "  2  it could not be found out, or there is no checkpoint\n"
-        "elastic checkpoint COMMAND --help says more. With --json, one JSON document goes to\n"
-        "standard output. Reasons, and a bar on a terminal, go to standard error.",
+        "elastic checkpoint COMMAND --help says more. With --json, one JSON document goes\n"
+        "to standard output. Reasons, and a bar on a terminal, go to standard error.",
         formatter_class=_Formatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=_Parser)

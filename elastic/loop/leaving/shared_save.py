@@ -6,7 +6,7 @@
 It is the coordinator's save: its claim, its plain values, its manifest. A helper is offered objects with their hashes,
 and uploads those of which it holds the very bytes; what it does not, the coordinator does
 (elastic_checkpoint/save/helping). A node's own network is what is gained, so workers of the coordinator's node do not
-help, and no second one of another. """
+help, and no second one of another."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class WriterProcess:
         """
         self._link, theirs = pair()
         self._errors = os.memfd_create("checkpoint-writer-errors", os.MFD_CLOEXEC)
-        package = str(Path(__file__).parents[3])  # the folder that holds checkpoint/
+        package = str(Path(__file__).parents[3])  # the folder that holds elastic_checkpoint/
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         try:
             self._process = subprocess.Popen(
