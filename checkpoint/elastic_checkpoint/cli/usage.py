@@ -65,8 +65,8 @@ _MORE = {
     "               the first is written; the metadata maps the other names to it.\n"
     "  dcp          for torch.distributed.checkpoint.load: tensors and plain values,\n"
     "               below the parts' names. It holds pickles, unlike our own.\n\n"
-    "examples:\n  elastic checkpoint export runs/a --to safetensors weights\n"
-    "  elastic checkpoint export runs/a --to dcp --part model --part optimizer exported\n\n",
+    "examples:\n  elastic checkpoint export runs/a --to safetensors out\n"
+    "  elastic checkpoint export runs/a --to dcp --part model --part optimizer out\n\n",
     "import": "A source that holds parts, such as {'model': ..., 'optimizer': ..., 'epoch': 3},\n"
     "becomes the state with these parts; any other becomes the part `model`.\n\n"
     "examples:\n  elastic checkpoint import model.pt runs/a\n"
