@@ -18,14 +18,14 @@ help:  ## this list
 
 setup: $(STAMP)  ## make .venv and install everything, pinned by constraints.txt
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)  ## lose workers on purpose, lose all, resume smaller, and compare the weights
-	@$(BIN)/python -m recipes.demo
+	@$(BIN)/python -m elastic demo
 
 check: $(STAMP)  ## lint, types, and which room may import which
 	$(BIN)/ruff check .

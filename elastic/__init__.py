@@ -20,7 +20,7 @@ launch, preemption    `elastic run`; notices
 events                what a run records; report: drawn from it afterwards; status: shown meanwhile
 plan                  what a run should cost
 integrations          frameworks with loops of their own
-drill                 faults on purpose
+drill                 faults on purpose; demo: some of them, on a script of ours
 """
 
 from typing import TYPE_CHECKING, Any

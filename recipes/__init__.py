@@ -1,6 +1,5 @@
 """Scripts that people copy.
 
-demo           trains undisturbed, and under SIGKILL
 digits         recognises handwritten digits
 gpt            a small GPT; gpt_data: token files for it; gpt_hf, gpt_lightning: under a Trainer
 """
