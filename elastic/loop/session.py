@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from elastic_checkpoint import linux
+from elastic_checkpoint.storage import redact
 
 from elastic.data.data_plan import Examples
 from elastic.data.dataset_changes import data_sets_and_transforms
@@ -143,6 +144,7 @@ class Session:
         identity = identities.identity(
             config.numerics(), config.models, config.optimizers, config.schedulers, config.device
         )
+        identity["url"] = redact(config.url)
         identities.check_accept(config.accept, identity)
         if config.mode == "exact":
             self.compiling = self._closing.enter_context(

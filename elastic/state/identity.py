@@ -77,10 +77,19 @@ def identity(
 
 _OF_EXAMPLES = frozenset({"seed", "batch_size", "dataset_length", "last_batch", "order", "epochs"})
 """Fields that say which examples a step reads. With another value a run would skip some and repeat others."""
-_OF_THE_RUNNING = frozenset({"elastic"})
-"""Workers that run together must have these equal, or they do not understand each other. Saved, they are on record
-alone: a later version reads what an earlier one has saved."""
-NEVER_ACCEPTED = _OF_EXAMPLES | _OF_THE_RUNNING
+_OF_THE_RUNNING = {
+    "elastic": (
+        "install one version of elastic-exact on all nodes; to change it, end the run on all of them, and start it "
+        "again from what is saved"
+    ),
+    "url": (
+        "give all workers one URL, which does not depend on the clock, the process or the folder that the script has\n"
+        "         changed to: an absolute one, from the command line"
+    ),
+}
+"""Workers that run together must have these equal, or they are not one run; and what to do about each. Saved, they are
+on record alone: a later version reads what an earlier one has saved, and a run may be moved."""
+NEVER_ACCEPTED = _OF_EXAMPLES | _OF_THE_RUNNING.keys()
 
 
 def check(
@@ -93,7 +102,7 @@ def check(
     """
     differing = {
         name: (here.get(name), recorded.get(name))
-        for name in sorted((here.keys() | recorded.keys()) - (_OF_THE_RUNNING if saved else set()))
+        for name in sorted((here.keys() | recorded.keys()) - (_OF_THE_RUNNING.keys() if saved else set()))
         if here.get(name) != recorded.get(name) and (name in recorded or name not in _ADDED)
     }
     if "dataset_length" in differing:
@@ -107,11 +116,8 @@ def check(
         )
         names = ", ".join(repr(name) for name in sorted(set(refused) - NEVER_ACCEPTED))
         ways = f"set {'them' if len(refused) > 1 else 'it'} back, or start under a new URL"
-        if refused.keys() & _OF_THE_RUNNING:
-            ways = (
-                "install one version of elastic-exact on all nodes; to change it, end the run on all of them, and "
-                "start it again from what is saved"
-            )
+        if apart := [advice for name, advice in _OF_THE_RUNNING.items() if name in refused]:
+            ways = "; ".join(apart)
         elif refused.keys() & _OF_EXAMPLES:
             ways += "; what decides which examples a step reads cannot be accepted: some would be skipped"
         else:
@@ -122,9 +128,11 @@ def check(
                     "of the data (a step gives\n         each its own); what is filled in later, with zeros; else "
                 ) + ways
             ways += f", or give up the same bits with Run(accept=[{names}])"
+        what = f"this run is not the one that {where} belongs to; its result would differ"
+        if refused.keys() <= _OF_THE_RUNNING.keys():
+            what = f"this worker cannot train together with {where}"
         raise IdentityMismatch(
-            f"this run is not the one that {where} belongs to; its result would differ:\n{lines}"
-            f"  state  nothing was loaded or written\n  next   {ways}",
+            f"{what}:\n{lines}  state  nothing was loaded or written\n  next   {ways}",
             refused,
         )
     return {name: pair for name, pair in differing.items() if name in accept}

@@ -177,8 +177,9 @@ def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
 
 def differ(rank: int, world_size: int, port: int, url: str, what: str) -> tuple[str, list[str]]:
     as_worker_of_torchrun(rank, world_size, port)
+    changed = 3 if rank == 1 else 0
     try:
-        Trained(url, **{what: 3 if rank == 1 else 0})
+        Trained(f"{url}-{changed}") if what == "url" else Trained(url, **{what: changed})
     except IdentityMismatch as refused:
         return str(refused), list(refused.fields)
     return "it trained", []
@@ -190,8 +191,9 @@ def differ(rank: int, world_size: int, port: int, url: str, what: str) -> tuple[
         ("seed", "seed", "seed: 3 here, 0 there"),
         ("split", "dataset_content", "have every worker, and every start, make the same data set"),
         ("split", "dataset_content", "dataset_content.TensorDataset.tensors: "),
+        ("url", "url", "give all workers one URL"),
     ],
-    ids=["seed", "split", "which of it"],
+    ids=["seed", "split", "which of it", "url"],
 )
 def test_workers_that_differ_from_one_another_all_refuse_to_start(
     tmp_path: Path, port: int, what: str, field: str, said: str
@@ -204,7 +206,14 @@ def test_workers_that_differ_from_one_another_all_refuse_to_start(
     for text, _ in (same, third):
         assert text.startswith("rank 1: ")
         assert said in text
-    assert not (tmp_path / "run" / "commits").exists()
+    assert not any(run.joinpath("commits").exists() for run in tmp_path.glob("run*"))
+
+
+def test_a_run_may_be_moved(tmp_path: Path) -> None:
+    first = Trained(tmp_path / "here", steps=2)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert first.steps == 2
+    assert Trained(tmp_path / "there").digest == Trained(tmp_path / "whole").digest
 
 
 NO_AVX512 = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL"

@@ -12,9 +12,8 @@ import pytest
 from tests.kit.agents import HERE, WITHIN_S, Here, Run
 from tests.kit.launch import Launch
 
-CLOSES_STDERR = """
-import os, sys
-os.close(2)
+TRAINS = """
+import os, signal, sys
 import torch
 import elastic
 from torch.utils.data import TensorDataset
@@ -30,9 +29,25 @@ with elastic.Run(
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+        if sys.argv[2:] == [str(run.step_index)]:
+            os.kill(os.getpid(), signal.SIGKILL)
 if run.is_coordinator:
     print(run.step_index, "steps")
 """
+CLOSES_STDERR = "import os\nos.close(2)\n" + TRAINS
+IN_A_FOLDER_OF_ITS_OWN = """
+import os, sys
+os.makedirs(mine := f"{sys.argv[1]}/of-{os.getpid()}")
+os.chdir(mine)
+""" + TRAINS.replace("sys.argv[1]", "'run'")
+
+
+def test_a_replacement_whose_url_is_another_is_refused_with_both(run: Run, tmp_path: Path) -> None:
+    """A relative one, after the script has changed to a folder by its process: it would begin anew there."""
+    launch = run(IN_A_FOLDER_OF_ITS_OWN, args=(str(tmp_path), "2"))
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert re.search(r'url: ".*/of-\d+/run" here, ".*/of-\d+/run" there', launch.output), launch.output
+    assert "before its first step: elastic.errors.IdentityMismatch" in launch.output
 
 
 def test_an_exception_that_repeats_is_shown_once_and_ends_the_run(run: Run) -> None:
