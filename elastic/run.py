@@ -477,7 +477,9 @@ class Run:
     ) -> dict[str, Any]:
         """Sums what `function(*batch)` returns over every example of `dataset`, each exactly once. All workers call it.
 
-        The models are in eval mode and no gradients are recorded.
+        The models are in eval mode and no gradients are recorded; what a forward pass moves of buffers is put back. It
+        may be called between two steps, in a body of a loop over `batches` under `if run.stepped:`, and in an update
+        (`on_apply`).
 
         Args:
             dataset: `dataset[i]` for i < `len(dataset)`.
@@ -489,7 +491,7 @@ class Run:
             name -> sum, the same bits on every worker and at every world size.
 
         Raises:
-            StepError: It was called inside a step's inner loop.
+            StepError: It was called where a step's gradients are under way, or at an epoch's beginning.
             CollectiveMismatch: Other workers came to something else.
         """
         return self._here.evaluate(dataset, function, batch_size, collate_fn)

@@ -233,8 +233,11 @@ class Loop:
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any]:
         """See Run.evaluate."""
-        self._check_between_steps("evaluate")
-        return self._evaluations.make(dataset, function, batch_size, collate_fn)
+        if not self._state.updating:
+            self._check_between_steps("evaluate")
+        step = self.plain_step if self.own_update is not None else None
+        with step.evaluating() if step is not None else nullcontext():
+            return self._evaluations.make(dataset, function, batch_size, collate_fn)
 
     def on_coordinator(self, function: Callable[[], object]) -> None:
         """See Run.on_coordinator."""

@@ -30,7 +30,7 @@ class RunState:
     agreed       what the last exchange gave; None before the first
     agreed_by    the workers that took part in it, by their ranks then
     agreements   made since the last update
-    evaluations  begun since the last update, or since the start of the script's loop
+    evaluations  begun since the last update began, or ended, or since the start of the script's loop
     calls        of Run.on_coordinator, likewise
     updating     an update has begun and has not ended: a failure now leaves a torn state
     at_boundary  the script's own code after the last update has run to its end, and a resume from here would do nothing
@@ -82,6 +82,7 @@ class RunState:
 
     def begin_update(self) -> None:
         self.updating, self.at_boundary = True, False
+        self.evaluations = self.calls = 0
 
     def end_update(self, agreed: Agreed, agreed_by: tuple[str, ...]) -> None:
         self.updating = False

@@ -532,6 +532,51 @@ def test_what_wraps_the_optimizer_and_counts_is_refused_at_once(tmp_path: Path, 
         Plain(tmp_path / "handed", optimizer=wrapped)
 
 
+def test_every_so_many_steps_a_body_evaluates(tmp_path: Path) -> None:
+    """BatchNorm's averages moved behind the backward pass, it was said, also with model.eval() around it."""
+
+    def evaluates(folder: str, mode: bool | None) -> tuple[list[float], str]:
+        loop, found = Plain(tmp_path / folder), list[float]()
+
+        def score(x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+            return {"loss": F.cross_entropy(loop.model(x), y, reduction="sum")}
+
+        def evaluate(*_: Any) -> None:
+            found.append(loop.run.evaluate(loop.data, score)["loss"])
+
+        def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+            good(loop, x, y)
+            if loop.run.stepped and mode is not None:
+                loop.model.train(mode)
+                evaluate()
+                loop.model.train()
+
+        if mode is None:
+            loop.run.on_apply(evaluate)
+        loop.train(body)
+        return found, loop.state
+
+    in_train_mode = evaluates("train", True)
+    assert len(in_train_mode[0]) == STEPS
+    assert evaluates("eval", False) == in_train_mode
+    assert evaluates("apply", None)[1] == in_train_mode[1]
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_what_is_moved_before_or_behind_an_evaluation_in_the_body_is_refused(tmp_path: Path, evaluates: bool) -> None:
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        good(loop, x, y)
+        if loop.run.stepped:
+            if evaluates:
+                loop.run.evaluate(loop.data, lambda x, y: {"n": len(y)})
+            loop.model(x)
+            if not evaluates:
+                loop.run.evaluate(loop.data, lambda x, y: {"n": len(y)})
+
+    with pytest.raises(StepError, match=r"moved buffers behind its backward pass, in step 0: 1\.running_mean"):
+        Plain(tmp_path).train(body)
+
+
 def test_an_evaluation_at_the_beginning_of_an_epoch_says_where_it_may_be(tmp_path: Path) -> None:
     loop, data = Plain(tmp_path), TensorDataset(torch.randn(4, 4), torch.arange(4) % 2)
 

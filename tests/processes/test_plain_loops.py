@@ -89,6 +89,22 @@ def test_exceptions_notices_and_hangs_leave_no_trace(
     assert set(digests(end)) == {digest}
 
 
+@pytest.mark.parametrize("where", ["body", "apply"])
+def test_workers_that_are_lost_in_an_evaluation_of_each_step_leave_no_trace(
+    elastic_cluster: MakeCluster, alone: Callable[..., tuple[str, End]], where: str
+) -> None:
+    """In the midst of an update, too, where no view could follow: those who are left complete it, each by itself."""
+    digest, reference = alone(steps=STEPS, short=21, evaluate=where)
+    faults: list[Fault] = [Kill(rank, complete("evaluate")) for rank in (1, 0, 2)]
+    run = elastic_cluster(
+        script=PROGRAM, workers=3, launcher="elastic", plan=Plan(tuple(faults)), evaluate=where, **SLOW
+    )
+    end = run.finish(within_s=240, reference=reference.events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert set(digests(end)) == {digest}
+
+
 def test_a_scaler_skips_on_inf_on_all_workers_alike(
     elastic_cluster: MakeCluster, alone: Callable[..., tuple[str, End]]
 ) -> None:

@@ -2,7 +2,7 @@
 
 The dataset is cut into batches that no world size changes; ranks take contiguous blocks of them, and
 their sums are added along the same kind of tree as a step's. If workers are lost meanwhile, those of the next view make
-it again, but for those who know its result.
+it again, but for those who know its result; in the midst of an update, each of those who are left makes it alone.
 """
 
 from __future__ import annotations
@@ -81,18 +81,25 @@ class Evaluations:
             try:
                 return within(session.group)
             except PeerLost:
-                if context.live is None or not state.finished:
+                # No other view comes once the run is over; and nobody would bring a whole state into one that comes in
+                # the midst of an update: that is completed, and the next exchange fails.
+                if not state.updating and (context.live is None or not state.finished):
                     raise
                 session.group.sever()
-                return alone()  # the run is over, so no other view will come
+                return alone()
 
         if self.are_made_alone:
             sums = alone()
+        elif state.updating:
+            sums = together()
         else:
             name = f"evaluation {ordinal}{'' if state.looped else ' before the loop'}"
             sums = self._recovery.agree(name, together, f"evaluating after step {state.step}")
         self._has_made_one = True
-        session.phases.enter_script()
+        if state.updating:
+            session.phases.enter(Phase.COMPUTING)
+        else:
+            session.phases.enter_script()
         if session.compiling is not None:
             session.compiling.check(f"{state.step} steps are applied; what was evaluated is not given")
         at = state.step if state.looped else None

@@ -15,6 +15,7 @@ a share passes the first one forward and back for nothing, so that its loop has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from elastic.config import Config
@@ -70,7 +71,7 @@ class PlainStep(ScriptStep):
         self._rehearsal = rehearsal
         self._look = look
         self._bodies = 0
-        self._moved: Callable[[], list[str]] = list
+        self._moved: Callable[[], list[str]] | None = None  # behind the body's backward pass
         self._on_batch = on_batch
         self._on_exact = on_exact
         self._on_pass_over = on_pass_over
@@ -131,7 +132,16 @@ class PlainStep(ScriptStep):
         self.in_hand.leave_to_the_script()
         if not self.taken:
             self._session.exchange.gradients.at_next_pass(None)
-            self._moved = self._session.exchange.buffers.watched(closely=self._look is not None)
+            self._watch_buffers()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A context for an evaluation, which puts back what it moves of buffers, at its end maybe in another view."""
+        watched = self._moved is not None
+        self._check_unmoved()
+        yield
+        if watched:
+            self._watch_buffers()
 
     def rehearse(self, batch: Any) -> Iterator[Any]:
         """See Driver."""
@@ -182,9 +192,7 @@ class PlainStep(ScriptStep):
         step = self.in_hand
         if self._done and not self.update_follows:
             self.check_closed()
-        moved, self._moved = self._moved(), list
-        if moved:
-            raise self._moved_behind_backward(moved)
+        self._check_unmoved()
         if self._done or self._comes_again:
             return False
         if step.due:
@@ -250,7 +258,7 @@ class PlainStep(ScriptStep):
         if step.piece == step.pieces - 1:
             step.take_buffers(exchange)
             if not step.last:
-                self._moved = exchange.buffers.watched(closely=self._look is not None)
+                self._watch_buffers()
 
     def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
         self.in_hand.due = False
@@ -258,21 +266,29 @@ class PlainStep(ScriptStep):
         exchange.gradients.look_at(None)
         if self._rehearsal is not None:
             self._rehearsal.give_up()
-        self._moved = list
+        self._moved = None
         if self.in_hand.comes_again(lost, exchange):
             self._comes_again = True
         else:
             self._done = self.taken = True
             self.leave_to_the_script()
 
-    def _moved_behind_backward(self, names: list[str]) -> StepError:
+    def _watch_buffers(self) -> None:
+        self._moved = self._session.exchange.buffers.watched(closely=self._look is not None)
+
+    def _check_unmoved(self) -> None:
+        moved, self._moved = self._moved, None
+        names = moved() if moved is not None else []
+        if not names:
+            return
         step = self.in_hand
         state = f"  state  step {step.index} is applied; it is not saved\n" if step.applied else UNTOUCHED
-        return StepError(
+        raise StepError(
             f"the loop's body moved buffers behind its backward pass, in step {step.index}: {listed(names)}\n"
             "  found  how many shares a worker has, and which is its last, depends on the world size; so would what a "
             f"forward\n         pass over it leaves there\n{state}"
-            "  next   model.eval() around that pass; what belongs to the update, in run.on_apply(function)"
+            "  next   model.eval() around that pass, or run.evaluate, which puts them back;\n         what belongs to "
+            "the update, in run.on_apply(function)"
         )
 
     def _second_pass(self) -> None:

@@ -1,7 +1,8 @@
 """A loop as people have it, over several epochs: dropout, BatchNorm, augmentation, AdamW, clipping, a schedule.
 
 Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`,
-where it keeps an average of the weights, draws, and counts. Its augmentation grows weaker with the epochs.
+where it keeps an average of the weights, draws, and counts. Its augmentation grows weaker with the epochs. With
+--evaluate, it evaluates in each step: in the body, behind its update, or as part of that (apply).
 With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
 state over from those who have applied the step. Each worker prints one line of digests.
 """
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--lose", type=int)
     parser.add_argument("--weigh", type=int, default=0, help="1: the loss, by how many bodies there were")
     parser.add_argument("--two", type=int, default=0, help="1: an optimizer for each half of the network")
+    parser.add_argument("--evaluate", choices=["body", "apply"])
     parser.add_argument("--scale", type=int, help="losses are scaled, at first by 2 to the power of this")
     options = parser.parse_args()
 
@@ -114,6 +116,12 @@ def main() -> None:
         storage_options=options.storage,
         extra={"counted": counted, "average": average},
     ) as run:
+
+        def evaluate(*_: Any) -> None:
+            counted.losses.append(float(run.evaluate(dataset, correct)["correct"]) + torch.rand(()).item())
+
+        if options.evaluate == "apply":
+            run.on_apply(evaluate)
         if options.lose is not None:
             lose(options.lose, run)
         for epoch in run.epochs():
@@ -143,6 +151,8 @@ def main() -> None:
                     counted.steps += 1
                     counted.drawn.append(torch.rand(()).item())
                     counted.losses.append(run.sums["loss"] / run.count)
+                    if options.evaluate == "body":
+                        evaluate()
                     if run.world_size < options.unhurried:
                         time.sleep(0.05)  # a run of few steps is to see its lost workers replaced
             found = run.evaluate(dataset, correct)
