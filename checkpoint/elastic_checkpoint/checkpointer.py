@@ -7,8 +7,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from elastic_checkpoint import arguments
@@ -31,7 +31,7 @@ from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.runs.claims import Claim, read_claim
 from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest
 from elastic_checkpoint.runs.moved_beacon import NamedBeacon, write_beacon
-from elastic_checkpoint.runs.retention import Sweeper
+from elastic_checkpoint.runs.retention import UNFIT, Sweeper
 from elastic_checkpoint.runs.sweeps import Sweeps
 from elastic_checkpoint.runs.tenure import Tenure
 from elastic_checkpoint.save.handle import Saving
@@ -412,7 +412,8 @@ class Checkpointer:
         Args:
             step: How many steps the state has behind it; names the checkpoint.
             state: Any tree of stateful objects, tensors, arrays and plain values.
-            meta: Plain values, readable without the tensors.
+            meta: Plain values, readable without the tensors. With a value under `unfit`, which says why nobody would
+                choose to go on from this state, it does not count among those to keep.
             blocking: True returns the commit, durable; saves that were under way end before. False copies the state and
                 returns a handle at once: the state may change, and a process of its own does the rest, which it ends
                 even if this one is killed. What fails then is logged and raised by the handle.
@@ -435,7 +436,7 @@ class Checkpointer:
         """
         self._check_open()
         if not blocking:
-            return self._here().pipeline().begin(step, state, meta or {}, self._context(step), steady)
+            return self._here().pipeline().begin(step, state, meta or {}, self._context(step, meta or {}), steady)
         try:
             commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
         except ClaimLost as lost:
@@ -603,10 +604,11 @@ class Checkpointer:
     def _search(self, step: int | None) -> Search:
         return Search(self._history, step=step, none=functools.partial(none_whole, self.url), log=self._log)
 
-    def _context(self, step: int | None) -> Context:
+    def _context(self, step: int | None, meta: Mapping[str, Any] = MappingProxyType({})) -> Context:
         """step  to be saved; None: nothing is"""
         claim = self.claim if step is None else functools.partial(self._claim_for, step)
-        return Context(claim, self._save_time_s, self._sweeps.saved_beside, self._sweeper.sparing)
+        committed = functools.partial(self._sweeps.saved_beside, unfit=UNFIT in meta)
+        return Context(claim, self._save_time_s, committed, self._sweeper.sparing)
 
     def _claim_for(self, step: int) -> Claim:
         """To save this step under; what is under way of an older one counts if it was committed before."""

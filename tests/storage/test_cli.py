@@ -413,6 +413,17 @@ def test_a_sweep_says_what_would_go_and_removes_just_that(run: Path, checkpointe
         assert [one.step for one in later.list()][:3] == [40, 30, 20]
 
 
+def test_a_sweep_removes_nothing_for_the_sake_of_a_damaged_one(run: Path, capsys: Capture) -> None:
+    """Its size is as it was: a bit of it is not. Two whole ones are never too many."""
+    damage(run, 30)
+    assert main(["sweep", str(run), "--keep", "2"]) == 0
+    said = capsys.readouterr()
+    assert "nothing to remove" in said.out
+    assert "step 30 is damaged, and does not count as kept" in said.err
+    assert main(["verify", str(run), "--json"]) == 1
+    assert [one["step"] for one in json.loads(capsys.readouterr().out) if one["ok"]] == [20, 10]
+
+
 def test_sweep_leaves_one_of_every_so_many_steps(run: Path, checkpointer: Make, capsys: Capture) -> None:
     with checkpointer(run, keep=9) as more:
         for step in (40, 50, 60):

@@ -101,6 +101,23 @@ def test_retention_keeps_the_newest_whole_ones_and_waits_before_it_touches_the_u
     assert remove(9, set(), 10) == [99, 3]
 
 
+def test_what_is_unfit_never_pushes_out_what_is_fit_and_does_not_pile_up() -> None:
+    """A run whose weights became NaN goes on saving: the state from before must still be there in the end."""
+    lineage = tuple(commit(1, step) for step in (9, 8, 7, 6, 5, 4, 3, 2))
+
+    def stays(unfit: set[int], broken: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
+        gone = removable(
+            History(1, 1, lineage, ()), whole=lambda id: id.step not in broken, unfit=lambda id: id.step in unfit,
+            owners=lineage, keep=2, grace_s=0, now_s=0,
+        )  # fmt: skip
+        return [id.step for id in lineage if id not in gone]
+
+    assert stays({9, 8, 7, 6}) == [9, 8, 5, 4]
+    assert stays({9}) == [9, 8, 7]
+    assert stays({9, 7}, broken={8, 6}) == [9, 8, 7, 6, 5, 4]
+    assert stays({id.step for id in lineage}) == [9, 8]
+
+
 def kept(steps: list[int], *, every: int, keep: int = 2, broken: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
     """The steps that stay, and those of which it was asked whether they are whole."""
     lineage = tuple(commit(1, step) for step in sorted(steps, reverse=True))

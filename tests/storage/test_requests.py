@@ -117,7 +117,7 @@ def test_a_sweep_of_many_takes_a_few_requests(run: tuple[str, dict[str, Any]], c
     ]
     looks = traffic.requests["HEAD commits"]
     assert looks % 20 == 0, "of each that has no commit: is it only missing in the listing?"
-    assert traffic.total - looks < 40
+    assert traffic.total - looks < 48, "the two that stay are verified among them"
     storage.close()
 
 

@@ -174,20 +174,21 @@ def sweep(asked: argparse.Namespace, screen: Screen) -> int:
     with _opened(asked.url, asked, screen) as run:
         if not run.commits and not run.storage.list(CLAIMS):
             raise run.nothing_here()
-        if asked.dry_run:
-            planned = plan(
-                run.storage, screen.warn, keep=keep, keep_every=asked.keep_every, orphan_grace_s=asked.grace_s
-            )
-        else:
-            planned, removed = sweep_as_claimant(
-                run.storage,
-                screen.warn,
-                keep=keep,
-                keep_every=asked.keep_every,
-                orphan_grace_s=asked.grace_s,
-                insist=asked.take_over,
-                deadline_s=asked.retry_s,
-            )
+        with screen.progress("verifying", None) as advance, run.counting(advance):
+            if asked.dry_run:
+                planned = plan(
+                    run.storage, screen.warn, keep=keep, keep_every=asked.keep_every, orphan_grace_s=asked.grace_s
+                )
+            else:
+                planned, removed = sweep_as_claimant(
+                    run.storage,
+                    screen.warn,
+                    keep=keep,
+                    keep_every=asked.keep_every,
+                    orphan_grace_s=asked.grace_s,
+                    insist=asked.take_over,
+                    deadline_s=asked.retry_s,
+                )
     remaining = [] if asked.dry_run else [one.name for one in planned if one.name not in removed]
     if asked.json:
         document = {"dry_run": asked.dry_run, "planned": [vars(one) for one in planned], "removed": removed}

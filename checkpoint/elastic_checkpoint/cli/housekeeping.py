@@ -7,23 +7,28 @@ silent (a stopped process, a lost host, a firewall), unless the person insists.
 Our own claim never stands in anybody's way. Its endpoint refuses connections, so a job that starts meanwhile takes the
 next claim at once; the sweep looks before each removal, and stops. What that job resumes from is never among the
 removed (runs/claims.py, runs/retention.py).
+
+What counts as whole, and so lets older ones go, is verified first, to the byte: a run reads what it has just written
+as seldom as it can, and a person who sweeps may be about to remove the last copy that is good.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.names import DATA, CommitId
+from elastic_checkpoint.load.verify import verify_commit
 from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown
 from elastic_checkpoint.runs.claims import Claim, claim_held, new_claim_nonce, take
 from elastic_checkpoint.runs.history import History, Log, read_history
 from elastic_checkpoint.runs.moved_beacon import ask_both, read_beacon
 from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
-from elastic_checkpoint.runs.retention import Sweeper, by_owner, removable, sizes_in_manifest
+from elastic_checkpoint.runs.retention import Sweeper, by_owner, read_contents, removable
 from elastic_checkpoint.storage import Storage
 
 JOB = "elastic checkpoint sweep"
@@ -43,21 +48,33 @@ class Removal:
 
 
 def plan(
-    storage: Storage, log: Log, *, keep: int, keep_every: int | None = None, orphan_grace_s: float
+    storage: Storage,
+    log: Log,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    orphan_grace_s: float,
+    verified: Callable[[CommitId], bool] | None = None,
 ) -> list[Removal]:
-    """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out."""
+    """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out.
+
+    verified  see Verification
+    """
     history = read_history(storage, log)
     objects = by_owner(storage.list(DATA))
+    verified = verified or Verification(storage, log)
+    contents = functools.cache(functools.partial(read_contents, storage))
 
     def whole(id: CommitId) -> bool:
         try:
-            return sizes_in_manifest(storage, id).items() <= objects.get(id, {}).items()
+            return contents(id).sizes.items() <= objects.get(id, {}).items() and verified(id)
         except CorruptCheckpoint:
             return False
 
     chosen = removable(
         history,
         whole=whole,
+        unfit=lambda id: contents(id).unfit,
         owners=objects,
         keep=keep,
         keep_every=keep_every,
@@ -100,9 +117,34 @@ def sweep_as_claimant(
         log=log,
         deadline_s=deadline_s,
     )
-    planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s)
-    sweeper = Sweeper(storage, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, once=True, log=log)
+    verified = Verification(storage, log)
+    planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, verified=verified)
+    sweeper = Sweeper(
+        storage,
+        keep=keep,
+        keep_every=keep_every,
+        orphan_grace_s=orphan_grace_s,
+        once=True,
+        verified=verified,
+        log=log,
+    )
     return planned, sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
+
+
+class Verification:
+    """Whether a commit is as it was written, to the byte: each is read once, and one that is not is told of."""
+
+    def __init__(self, storage: Storage, log: Log) -> None:
+        self._storage, self._log = storage, log
+        self._known: dict[CommitId, bool] = {}
+
+    def __call__(self, id: CommitId) -> bool:
+        if id not in self._known:
+            found = verify_commit(self._storage, id, in_lineage=True)
+            self._known[id] = found.ok
+            if not found.ok:
+                self._log(f"step {id.step} is damaged, and does not count as kept: {found.problems[0]}")
+        return self._known[id]
 
 
 def _why(id: CommitId, history: History) -> str:

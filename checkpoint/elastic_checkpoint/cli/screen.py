@@ -58,8 +58,11 @@ class Screen:
         self._err.print(escaped(text), style="red")
 
     @contextlib.contextmanager
-    def progress(self, doing: str, total_bytes: int) -> Iterator[Advance]:
-        """A bar on a terminal, for work that takes a while; it is gone when the block ends."""
+    def progress(self, doing: str, total_bytes: int | None) -> Iterator[Advance]:
+        """A bar on a terminal, for work that takes a while; it is gone when the block ends.
+
+        total_bytes  None: nobody knows
+        """
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),

@@ -48,8 +48,9 @@ _ABOUT = {
     "reader that makes nothing but tables: whatever else a pickle names is refused, by its name. The URL is claimed as "
     "a job claims it, so a live job keeps it.",
     "sweep": "Remove what nothing needs any more: the remains of saves that never finished, checkpoints outside the "
-    "lineage and, with --keep, older ones. A run does this by itself after each save; this is for runs that ended. "
-    "It takes the run's next claim, so it refuses while a job holds the URL.",
+    "lineage and, with --keep, older ones: what is kept in their place is verified first, byte by byte. A run sweeps "
+    "by itself after each save; this is for runs that ended. It takes the run's next claim, so it refuses while a job "
+    "holds the URL.",
 }
 
 _MORE = {

@@ -4,8 +4,10 @@ Only the holder of the newest claim sweeps. It looks again before each batch of 
 the first sign of a newer claim. Their manifests go first, then their data: a crash between leaves data without a
 manifest, which is an orphan like any other.
 
-Kept      the newest max(keep, 2) commits of the lineage whose objects all lie in storage at their sizes; damaged ones
-          among them are kept too, but do not count
+Kept      the newest max(keep, 2) commits of the lineage that are whole; damaged ones among them are kept too, but do
+          not count, and of those that say that they are unfit (UNFIT) as many, which do not count either: so however
+          many of them a run saves, the newest fit ones stay. A run takes for whole what lies in storage at its size; a
+          person who sweeps has each byte verified
           with keep_every=N, for good: of the steps 0 to N-1, N to 2N-1 and so on, each time the first commit. That is
           step N itself where it was saved, and where saves follow the clock the first one after it
           with keep_multiple=N: the newest whole commit of a step that is a multiple of N, however many follow it
@@ -29,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from elastic_checkpoint import arguments
 from elastic_checkpoint.errors import CorruptCheckpoint, StorageError
@@ -38,6 +41,7 @@ from elastic_checkpoint.runs.history import History, Log, Resumed, read_history,
 from elastic_checkpoint.storage import Storage, batches, delete_many, deletes_at_once
 
 KEEP_MIN = 2
+UNFIT = "unfit"  # in a commit's `meta`: why nobody would choose to go on from it, in words
 
 Objects = dict[CommitId, dict[str, int]]
 """Of each save, key -> size in bytes."""
@@ -45,10 +49,19 @@ Objects = dict[CommitId, dict[str, int]]
 _AT_ONCE = 100  # commits that go between two looks at the claims, where the storage removes many in a request
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a whole commit has in storage, key -> size in bytes, and whether it says that it is unfit."""
+
+    sizes: Mapping[str, int]
+    unfit: bool = False
+
+
 def removable(
     history: History,
     *,
     whole: Callable[[CommitId], bool],
+    unfit: Callable[[CommitId], bool] = lambda id: False,
     owners: Iterable[CommitId],
     keep: int,
     keep_every: int | None = None,
@@ -59,17 +72,21 @@ def removable(
 ) -> list[CommitId]:
     """The saves to remove, in order. Pure.
 
-    whole   whether a commit's objects all lie in storage; asked only until enough are found
+    whole   whether a commit is not damaged; asked only where more are there than are kept, until enough are found
+    unfit   whether a whole one says so
     owners  the saves that data in storage belongs to
     spared  whether what is outside the lineage, or was never committed, stays for now, whatever its age
     """
-    enough, kept = max(keep, KEEP_MIN), 0
+    enough, kept = max(keep, KEEP_MIN), {False: 0, True: 0}
     superseded: list[CommitId] = []
-    for id in history.lineage:
-        if kept >= enough:
+    for id in history.lineage if len(history.lineage) > enough else ():
+        if kept[False] >= enough:
             superseded.append(id)
         elif whole(id):
-            kept += 1
+            kind = unfit(id)
+            if kept[kind] >= enough:
+                superseded.append(id)
+            kept[kind] += 1
     if keep_every is not None and superseded:
         for_good = milestones(history.lineage, keep_every, whole)
         superseded = [id for id in superseded if id not in for_good]
@@ -116,12 +133,14 @@ class Sweeper:
         orphan_grace_s: float,
         finish_s: float = 0.0,
         once: bool = False,
+        verified: Callable[[CommitId], bool] = lambda id: True,
         log: Log,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         finish_s  how long a save of this claim may take; 0 where it makes none
         once      this sweeps once, for a person: commits outside the lineage are as old as their names say
+        verified  asked of what lies in storage at its size: whether it is as it was written
         raises    CheckpointError where one of keep, keep_every and keep_multiple is no count
         """
         arguments.refuse(arguments.keeping(keep, keep_every, keep_multiple))
@@ -133,11 +152,12 @@ class Sweeper:
         self._own_grace_s = max(orphan_grace_s, 3 * finish_s)
         self._log = log
         self._once = once
+        self._verified = verified
         self._clock = clock
         self._said_of_uploads = False
         self._spared: set[CommitId] = set()
         self._seen_s: dict[CommitId, float] = {}  # what is spared for now: when it was first seen
-        self._sizes: dict[CommitId, dict[str, int]] = {}  # what manifests say; they never change
+        self._contents: dict[CommitId, Contents] = {}  # what manifests say; they never change
         self._resumed: Resumed = {}  # what claims say, likewise; `newer_claim` finds out if the run is another one
 
     def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
@@ -150,6 +170,7 @@ class Sweeper:
         victims = removable(
             history,
             whole=lambda id: self._is_whole(id, objects),
+            unfit=lambda id: self._said(id).unfit,
             owners=objects,
             keep=self._keep,
             keep_every=self._keep_every,
@@ -167,7 +188,7 @@ class Sweeper:
             delete_many(self._storage, [id.manifest_key for id in some])
             delete_many(self._storage, [key for id in some for key in objects.get(id, {})])
             for id in some:
-                self._sizes.pop(id, None)
+                self._contents.pop(id, None)
             removed += map(str, some)
         return [*removed, *self._tidy()]
 
@@ -180,9 +201,9 @@ class Sweeper:
         finally:
             self._spared.discard(id)
 
-    def learn(self, id: CommitId, objects: dict[str, int]) -> None:
-        """What a commit of our own holds, key -> size in bytes, so that its manifest need not be read."""
-        self._sizes[id] = objects
+    def learn(self, id: CommitId, contents: Contents) -> None:
+        """What a commit of our own holds, so that its manifest need not be read."""
+        self._contents[id] = contents
 
     def _spares(self, claim: int, outside: set[CommitId]) -> Callable[[CommitId], bool]:
         """See `removable`: for this sweep, which notes what it sees for the first time and forgets what is gone."""
@@ -218,15 +239,15 @@ class Sweeper:
 
     def _is_whole(self, id: CommitId, objects: Objects) -> bool:
         try:
-            return self._expected(id).items() <= objects.get(id, {}).items()
+            return self._said(id).sizes.items() <= objects.get(id, {}).items() and self._verified(id)
         except CorruptCheckpoint as error:
             self._log(f"{id} does not count as kept: {error}")
             return False
 
-    def _expected(self, id: CommitId) -> dict[str, int]:
-        if id not in self._sizes:
-            self._sizes[id] = sizes_in_manifest(self._storage, id)
-        return self._sizes[id]
+    def _said(self, id: CommitId) -> Contents:
+        if id not in self._contents:
+            self._contents[id] = read_contents(self._storage, id)
+        return self._contents[id]
 
 
 def by_owner(sizes: Mapping[str, int]) -> Objects:
@@ -238,7 +259,8 @@ def by_owner(sizes: Mapping[str, int]) -> Objects:
     return objects
 
 
-def sizes_in_manifest(storage: Storage, id: CommitId) -> dict[str, int]:
-    """What a whole commit has in storage, by key. Raises CorruptCheckpoint, StorageError."""
+def read_contents(storage: Storage, id: CommitId) -> Contents:
+    """What the manifest says. Raises CorruptCheckpoint, StorageError."""
     manifest = read_manifest(storage, id)
-    return {manifest.key(index): stored.size for index, stored in enumerate(manifest.objects)}
+    sizes = {manifest.key(index): stored.size for index, stored in enumerate(manifest.objects)}
+    return Contents(sizes, UNFIT in manifest.meta)

@@ -9,7 +9,7 @@ from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.runs.history import Log
-from elastic_checkpoint.runs.retention import Sweeper
+from elastic_checkpoint.runs.retention import Contents, Sweeper
 from elastic_checkpoint.runs.tenure import Tenure
 
 
@@ -34,11 +34,11 @@ class Sweeps:
         self._tenure.committed(id)
         self._sweep_quietly(id.step)
 
-    def saved_beside(self, draft: Draft, alone: bool) -> None:
+    def saved_beside(self, draft: Draft, alone: bool, *, unfit: bool) -> None:
         """A save was committed beside training: sweeps in a thread. alone: without helpers"""
         self._tenure.committed(draft.id)
         if alone:  # else its manifest says what its objects are called
-            self._sweeper.learn(draft.id, draft.planned())
+            self._sweeper.learn(draft.id, Contents(draft.planned(), unfit))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(
             target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True
