@@ -277,7 +277,9 @@ def _refusal(names: Sequence[str], where: str) -> StepError:
     return StepError(
         f"attribute{'s' * (len(names) > 1)} {shown} became different in {where}\n"
         "  found  how many shares a worker computes depends on the world size, and so would this value\n"
-        f"{UNTOUCHED}  next   a running statistic belongs into a buffer: self.register_buffer(name, tensor);\n"
-        f"         what is only looked at, Run(buffers={{{names[0]!r}: 'keep'}}) puts back after every share;\n"
+        f"{UNTOUCHED}  next   what adds up over a batch: run.add(name=...), in Lightning self.log(name, value), for\n"
+        "         metrics elastic.integrations.torchmetrics.Synced(metric);\n"
+        "         a running statistic belongs into a buffer: self.register_buffer(name, tensor);\n"
+        f"         what is asked for within one body alone, Run(buffers={{{names[0]!r}: 'keep'}}) puts back after it;\n"
         "         what counts steps is set in run.on_apply(function) or in update="
     )

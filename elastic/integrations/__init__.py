@@ -1,1 +1,6 @@
-"""Frameworks with loops of their own. Nothing here is imported by the rest of elastic, nor needed by it."""
+"""Frameworks with loops of their own. Nothing here is imported by the rest of elastic, nor needed by it.
+
+accelerate, fabric, lightning, transformers  each what stands in for a class of that framework
+torchmetrics                                 metrics over whole batches, in any loop over batches
+placing                                      what all ask before there is a run: devices, lengths, arguments
+"""

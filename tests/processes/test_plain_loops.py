@@ -129,6 +129,18 @@ def test_several_optimizers_step_in_one_body(
     assert digests(end) == [digest] * 2
 
 
+def test_a_metric_counts_whole_batches_where_a_step_is_taken_over(
+    elastic_cluster: MakeCluster, alone: Callable[..., tuple[str, End]]
+) -> None:
+    """By itself it would count a worker's shares, and those of the step that was taken over twice, or not at all."""
+    digest, _ = alone(steps=24, metric=1)
+    end = elastic_cluster(script=PROGRAM, workers=2, launcher="elastic", steps=24, metric=1, lose=5).finish(
+        within_s=240
+    )
+
+    assert digests(end) == [digest] * 2
+
+
 def test_a_drill_finds_a_body_that_depends_on_how_many_there_were(elastic_cluster: MakeCluster) -> None:
     """At one worker, too, and without a fault."""
     end = elastic_cluster(script=PROGRAM, workers=1, launcher="elastic", steps=4, weigh=1).finish(within_s=240)

@@ -132,6 +132,7 @@ ALLOWED = (
         "a storage's identity, an OrderedDict's attributes", "_cdata _metadata", "checkpoint/elastic_checkpoint/format"
     ),
     Allowed("who accelerate takes for the main process", "_shared_state", "elastic/integrations/accelerate.py"),
+    Allowed("how torchmetrics brings ranks' states together", "_reductions", "elastic/integrations/torchmetrics.py"),
     Allowed(
         "what transformers' Trainer knows beside its TrainerState",
         "_get_num_items_in_batch _get_output_dir _globalstep_last_logged _initial_global_step _total_loss_scalar "

@@ -68,7 +68,12 @@ def names_in(node: ast.AST) -> set[str]:
 
 def is_container(value: Any) -> bool:
     """Something may be put into it."""
-    return issubclass(type(value), _CONTAINERS)
+    return issubclass(type(value), _CONTAINERS) or is_metric(value)
+
+
+def is_metric(value: Any) -> bool:
+    """It is updated by batches, and computed in the end, as torchmetrics' and others' are."""
+    return all(callable(getattr_static(type(value), name, None)) for name in ("update", "compute", "reset"))
 
 
 def has_subscript(node: ast.AST) -> bool:

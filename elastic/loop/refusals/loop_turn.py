@@ -23,6 +23,7 @@ from elastic.loop.refusals.loop_names import (
     at,
     has_subscript,
     is_container,
+    is_metric,
     names_in,
     own_names,
     paths,
@@ -34,6 +35,7 @@ _GROW = frozenset(
     {"add", "append", "appendleft", "discard", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove"}
     | {"setdefault", "sort", "subtract", "update"}
 )
+_EMPTY = frozenset({"clear", "reset"})
 _GUARDS = frozenset({"stepped", "updating"})  # of a run: true once a step, on every worker
 _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
@@ -218,11 +220,15 @@ class Turn(ast.NodeVisitor):
                 if name in _GROW or (name[-1:] == "_" and name[-2:] != "__"):
                     with self._made_of(given):
                         self._write(path, grows=True)
-                elif name == "clear" and not has_subscript(called.value):
+                elif name in _EMPTY and not has_subscript(called.value):
                     self._write(path)
                 else:
                     self.visit(called)
                 return
+        if (path := self._path(called)) is not None and is_metric(at(self.there, path)[-1]):
+            with self._made_of(given):
+                self._write(path, grows=True)  # it counts what it is called with
+            return
         self.visit(called)
         if self._depth < _DEPTH_MAX:
             self._enter(*self._function(called), node)

@@ -2,7 +2,8 @@
 
 Its body is a plain one but for `if run.updating:`, where it notes the largest gradient, and for `if run.stepped:`,
 where it keeps an average of the weights, draws, and counts. Its augmentation grows weaker with the epochs. With
---evaluate, it evaluates in each step: in the body, behind its update, or as part of that (apply).
+--evaluate, it evaluates in each step: in the body, behind its update, or as part of that (apply). With --metric, it
+counts by one of torchmetrics.
 With --lose, rank 1 throws the finished exchange of that step away, as if its last message had been lost: it takes the
 state over from those who have applied the step. Each worker prints one line of digests.
 """
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--weigh", type=int, default=0, help="1: the loss, by how many bodies there were")
     parser.add_argument("--two", type=int, default=0, help="1: an optimizer for each half of the network")
     parser.add_argument("--evaluate", choices=["body", "apply"])
+    parser.add_argument("--metric", type=int, default=0, help="1: what was right, by torchmetrics")
     parser.add_argument("--scale", type=int, help="losses are scaled, at first by 2 to the power of this")
     options = parser.parse_args()
 
@@ -97,6 +99,14 @@ def main() -> None:
     def correct(points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"correct": (model(points).argmax(dim=1) == labels).sum()}
 
+    extra: dict[str, Any] = {"counted": counted, "average": average}
+    if options.metric:
+        from torchmetrics.classification import BinaryAccuracy
+
+        from elastic.integrations.torchmetrics import Synced
+
+        extra["metric"] = Synced(BinaryAccuracy())
+
     bodies = 0
     with elastic.Run(
         options.url,
@@ -114,12 +124,14 @@ def main() -> None:
         num_workers=options.num_workers,
         micro_batch_size=options.micro_batch_size,
         storage_options=options.storage,
-        extra={"counted": counted, "average": average},
+        extra=extra,
     ) as run:
 
         def evaluate(*_: Any) -> None:
             counted.losses.append(float(run.evaluate(dataset, correct)["correct"]) + torch.rand(()).item())
 
+        if options.metric:
+            extra["metric"].follow(run)
         if options.evaluate == "apply":
             run.on_apply(evaluate)
         if options.lose is not None:
@@ -130,7 +142,10 @@ def main() -> None:
                 for one in optimizers.values():
                     one.zero_grad()
                 bodies += 1
-                loss: Any = F.cross_entropy(model(points), labels) * (bodies if options.weigh else 1)
+                scores = model(points)
+                loss: Any = F.cross_entropy(scores, labels) * (bodies if options.weigh else 1)
+                if options.metric:
+                    extra["metric"].update(scores.argmax(dim=1), labels)
                 run.add(loss=loss.detach() * len(labels))
                 if scaler is None:
                     loss.backward()
@@ -155,6 +170,9 @@ def main() -> None:
                         evaluate()
                     if run.world_size < options.unhurried:
                         time.sleep(0.05)  # a run of few steps is to see its lost workers replaced
+            if options.metric:
+                counted.losses.append(extra["metric"].compute().item())
+                extra["metric"].reset()
             found = run.evaluate(dataset, correct)
             if run.is_coordinator:
                 print(f"epoch {epoch}: {found['correct'] / len(dataset):.4f} correct")
