@@ -53,6 +53,8 @@ class Run:
                     optimizer.step()
                     scheduler.step()
 
+    A script may have several runs, one after the other, each at its own URL; those that are finished are passed.
+
     `epochs` and `batches` keep such a body as it is; `steps` is for one that adds gradients up by itself. In the other
     loop, `for step in run`, the run makes the update: see `elastic.Step`.
 
@@ -263,7 +265,7 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This worker's place in its view, from 0."""
+        """This worker's place in its view, from 0; -1 in a run that was finished, and in which it has no part."""
         return self._loop.session.view_group.rank if self._loop is not None else self._launch.rank
 
     @property

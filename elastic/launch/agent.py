@@ -270,6 +270,7 @@ class Agent:
                 if not worker.ready:
                     self._deaths.watch(worker.token, worker.mutex)
                 worker.ready = True
+                self._end.finished &= len(said.runs) < 2
                 if self._timing is not None:
                     self._timing.count(IN_RUN)
                 if self._departure.begun:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from elastic.errors import Evicted, PeerLost, StepError
+from elastic.errors import Evicted, PeerLost, StartFailed, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.group.sums import Agreed
@@ -126,6 +126,8 @@ class Loop:
             self._evaluations.are_made_alone = self._on_coordinator.all_are_past = is_late
             state.take_side_state(session.side_state_of_those_ahead)
             self._others_break = BREAKING in state.agreements
+        if session.is_past:
+            self._evaluations.are_made_alone = self._on_coordinator.all_are_past = True
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
@@ -205,7 +207,13 @@ class Loop:
         session.find_generators()
         session.on_close(OtherLoaders(self._body_in_hand).close)
         state.begin_loop()
-        self._evaluations.are_made_alone = self._on_coordinator.all_are_past = False
+        self._evaluations.are_made_alone = self._on_coordinator.all_are_past = session.is_past
+        if session.is_past and not state.finished:
+            raise StartFailed(
+                f"the script's other workers are past this run, which is not finished, at step {state.step}\n"
+                "  state  nothing was applied\n"
+                "  next   let all workers leave a run where it ends, or by run.stop(reason), before the next one begins"
+            )
         session.trained.begin_loop()
         session.train_state.begin_loop()
         if self._others_break:
@@ -367,7 +375,7 @@ class Loop:
         recovery.agree("finish", saved, "waiting for the last save")
         session.phases.enter(Phase.ENDED)
         self._notices.close()
-        if self._context.live is not None:
+        if self._context.live is not None and not session.is_past:
             self._context.live.finished(step=self._state.step)
         session.tell_finished()
 

@@ -43,7 +43,7 @@ from elastic.loop.view_group import ViewGroup
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.rules.next_view import BOUNDARY
-from elastic.membership.worker.live import IdentityDiffers, RunEnded
+from elastic.membership.worker.live import IdentityDiffers, RunEnded, RunIsPast
 from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
@@ -65,6 +65,8 @@ class Session:
     compiling                  torch's compiler, under exact mode
     compile_cache              what it made, in the run's storage
     side_state_of_those_ahead  where the run was under way when this worker joined
+    is_past                    the run was finished then, and the others in a later one of the script's: this worker
+                               has its result, and no part in it
     """
 
     exchange: Exchange
@@ -82,6 +84,7 @@ class Session:
         self._memory = WarmMemory()
         self._own_generators = OwnGenerators()
         self.side_state_of_those_ahead: Tree | None = None
+        self.is_past = False
         self._newest_claim: dict[str, object] | None = None
         self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
         self.body = Body(self.trained, config.optimizers, config.extra)
@@ -122,6 +125,9 @@ class Session:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
         context, config = self.context, self._config
         self.on_close(context.events.close)
+        if context.live is not None:
+            context.live.begin_run(redact(config.url))
+            self.on_close(context.live.end_run)
         self.on_close(self.compile_cache.close)
         self.body.open()
         self.on_close(self.body.close)
@@ -268,6 +274,12 @@ class Session:
             try:
                 self.view_group.enter(step=-1)
                 return self.restorer.from_peers_or_storage(Standing(step=None), {})
+            except RunIsPast:
+                self.is_past = True
+                self.context.events.close()  # it has ended, as its record says
+                self.view_group.stay_out()
+                self.restorer.from_result()
+                return None
             except PeerLost:
                 self.view_group.sever()
                 live.view_is_over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)

@@ -19,7 +19,7 @@ from torch.distributed import DistError, Store
 
 from elastic.events import schema
 from elastic.events.event import ABSENT
-from elastic.group.form import Group, form, gather_bytes
+from elastic.group.form import Group, LocalGroup, form, gather_bytes
 from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
 from elastic.membership.progress import Phase
@@ -102,6 +102,13 @@ class ViewGroup:
         live.on_broken = self.group.sever
         if live.is_broken():
             self.group.sever()
+
+    def stay_out(self) -> None:
+        """In no view, and alone, of a run that others are past: rank -1, as torch calls it, so that nothing is printed
+        or written twice."""
+        self._context.console.quiet = True
+        self.rank, self.world_size, self.group = -1, 1, LocalGroup()
+        self.view = View(generation=self.generation, workers=(self._context.worker_id,))
 
     def sever(self) -> None:
         """The group is of no use any more; all others learn of it at once."""

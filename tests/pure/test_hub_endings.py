@@ -9,6 +9,9 @@ from elastic.membership.rules.endings import MISMATCH
 from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.stage import Stage, trains
 
+FIRST = {"identity": "one", "runs": ["one"]}
+SECOND = {"identity": "two", "runs": ["one", "two"]}
+
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
 def test_a_worker_ended_by_a_request_to_leave_is_not_replaced(signal: str) -> None:
@@ -75,16 +78,62 @@ def test_a_script_that_fails_after_its_run_had_finished_has_failed(how: str) -> 
 
 
 def test_a_worker_killed_after_it_has_finished_costs_nothing() -> None:
-    stage = trains(1)
-    stage.worker("A0", "finished", step=9)
-    assert stage.killed("A0").only("run_is_over")["failed"] is False
+    stage = trains(2)
+    stage.together("A0 A1", "finished", step=9)
+    assert stage.killed("A0").to("start over") == ""
+    assert stage.ends("A1", 0).only("run_is_over")["failed"] is False
 
 
-def test_a_second_run_in_one_script_is_refused() -> None:
-    stage = trains(1)
-    stage.worker("A0", "finished", step=9)
-    assert "one" in stage.ready("A0").only("end")["why"]
-    assert "second Run" in stage.ends("A0", AGAIN).only("run_is_over")["why"]
+def test_where_all_are_killed_after_the_run_has_finished_the_script_goes_on_from_there() -> None:
+    """Nobody has come to its end: another run may follow, or an export. It was over, with status 0."""
+    stage = trains(2)
+    stage.together("A0 A1", "finished", step=9)
+    stage.killed("A0")
+    assert stage.killed("A1").to("start") == "A A"
+    assert stage.begin("A0 A1").view == "A0' A1'"
+    stage.together("A0' A1'", "finished", step=9)
+    stage.ends("A0'", 0)
+    assert stage.ends("A1'", 0).only("run_is_over")["failed"] is False
+
+
+def test_runs_of_one_script_come_one_after_the_other() -> None:
+    """The next begins once nobody is in the one before, and knows nothing of it; who was lost meanwhile is replaced."""
+    stage = Stage(3).begin("A0 A1 A2", **FIRST)
+    stage.together("A0 A1 A2", "finished", step=9)
+    assert stage.ready("A0", **SECOND).view is None
+    assert stage.killed("A1").to("start") == "A"
+    assert stage.begin("A1", **FIRST).to("past") == "A1'"
+    assert stage.ready("A1'", **SECOND).view is None
+    assert stage.ready("A2", **SECOND).view == "A0 A1' A2"
+    assert stage.only("view")["generation"] == 2
+    assert stage.killed("A2", step=3).to("start") == "A"
+    assert stage.over("A0 A1'", step=3).view == "A0 A1'"
+    stage.together("A0 A1'", "finished", step=9)
+    stage.ends("A0", 0)
+    assert stage.ends("A1'", 0).only("run_is_over")["failed"] is False
+
+
+def test_a_replacement_passes_the_runs_that_others_are_past_and_no_other_one() -> None:
+    stage = Stage(2).begin("A0 A1", **FIRST)
+    stage.together("A0 A1", "finished", step=9)
+    stage.ready("A0 A1", **SECOND)
+    stage.killed("A1")
+    stage.over("A0")
+    other = {"identity": "three", "runs": ["three"]}
+    assert stage.begin("A1", **FIRST).to("past") == "A1'"
+    assert stage.ready("A1'", **other).only("identity")["identity"] == "two"
+    assert stage.ready("A1'", **SECOND).to("regroup") == "A0"
+
+
+def test_a_worker_that_is_past_a_run_waits_until_the_others_are() -> None:
+    """It has left that run by itself; the others go on with it, and lose nobody."""
+    stage = Stage(2).begin("A0 A1", **FIRST)
+    stage.leaves("A0")
+    stage.over("A1", BOUNDARY)
+    assert (stage.to("released"), stage.view) == ("A0", "A1")
+    assert stage.ready("A0", **SECOND).to("regroup") == ""
+    stage.worker("A1", "finished", step=9)
+    assert stage.ready("A1", **SECOND).view == "A0 A1"
 
 
 def test_a_script_without_a_run_ends_when_all_its_workers_have() -> None:

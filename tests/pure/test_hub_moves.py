@@ -72,6 +72,42 @@ def test_one_that_was_never_told_of_the_present_view_saves_all_the_same_at_the_e
     assert "what was done is saved, 7 steps" in run.said("B", "run_is_over")[-1]["why"]
 
 
+def test_the_next_hub_knows_which_of_the_script_s_runs_it_is() -> None:
+    """What was known of the one before (that it is finished, its claims, which may have higher numbers) is no part of
+    it; a newcomer passes that one by."""
+    run = Run("ABC", witness=True)
+    for node in "ABC":
+        run.tell(node, "finished", worker=f"{node}0", step=9)
+    for node in "ABC":
+        run.tell(node, "ready", worker=f"{node}0", shares=8, identity="two", runs=["", "two"])
+    assert run.hub.generation == 2
+    run.meets("ABC")
+    assert not run.reports["B"].finished
+    assert run.reports["B"].claim is None
+    run.moves("BC", lost="A")
+    run.over("BC")
+    run.later(2.0)
+    run.reports["D"], run.heard["D"] = NodeReport(), []
+    run.comes("D")
+    run.tell("D", "started", worker="D0", local_rank=0)
+    run.tell("D", "ready", worker="D0", shares=8, identity="one", runs=[""])
+    assert run.view("B") == "B0 C0"
+    assert run.said("D", "past")
+
+
+def test_a_hub_that_is_lost_between_two_runs_costs_none_of_them() -> None:
+    run = Run("ABC", witness=True)
+    for node in "ABC":
+        run.tell(node, "finished", worker=f"{node}0", step=9)
+    run.tell("B", "ready", worker="B0", shares=8, identity="two", runs=["", "two"])
+    run.moves("BC", lost="A")
+    run.later(2.0)
+    run.tell("C", "ready", worker="C0", shares=8, identity="two", runs=["", "two"])
+    for _ in range(30):
+        run.later(10.0)
+    assert run.view("B") == run.view("C") == "B0 C0"
+
+
 def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:
     run = Run("ABC", witness=True)
     run.hub = Hub(nodes_max=9, takes_over=True, beacon=BEACON)

@@ -137,6 +137,26 @@ class StateRestorer:
             )
         )
 
+    def from_result(self) -> None:
+        """Of a run that is finished: this worker alone takes it, and neither claims nor writes anything.
+
+        Raises IdentityMismatch, StartFailed, and what checkpoint raises.
+        """
+        self._phases.sign(Phase.LOADING, self.storage_s)
+        saver, self.saver = self._open_saver(), None
+        try:
+            found = saver.read()
+        finally:
+            saver.close()
+        if found is None:
+            raise StartFailed(
+                f"the script's other workers are past the run in {saver.where}, and nothing of it is there\n"
+                "  state  nothing was loaded\n"
+                "  next   leave what the script's runs have saved where it is until the last of them is finished"
+            )
+        self.position, tree, _ = found
+        self._apply(tree, keeps_trained="trained" in saver.accepted)
+
     def from_peers_or_storage(self, standing: Standing, side_state: Tree) -> Tree | None:
         """Afterwards all ranks of the view stand at one step with the same bytes. Returns what those ahead tell, if
         this rank was behind.

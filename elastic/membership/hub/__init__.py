@@ -3,7 +3,7 @@
 hub           takes what is said, asks the files below, and decides
 nodes         which nodes are with it; workers: how each worker stands; orders: what goes out to them
 admission     a node says hello; reports: what those tell that were elsewhere; takeover: for whom the next hub waits
-joining       who joins, and who waits for newcomers
+joining       who joins, and who waits for newcomers; runs: of one script, one after the other
 release       who may go
 replacements  of workers that ended; run_end: when that is the end of the run
 shortage      too few nodes for a view

@@ -28,6 +28,7 @@ from elastic.membership.hub.release import Release
 from elastic.membership.hub.replacements import Replacements
 from elastic.membership.hub.reports import Reports
 from elastic.membership.hub.run_end import OVER, RunEnd
+from elastic.membership.hub.runs import Runs, newest_of
 from elastic.membership.hub.shortage import Shortage
 from elastic.membership.hub.standstill import Standstill
 from elastic.membership.hub.takeover import Takeover
@@ -105,33 +106,39 @@ class Hub:
         stall_s: float = 600.0,
         takes_over: bool = False,
     ) -> None:
-        self._nodes_first = nodes_first
-        self._start_s = start_s
+        self._nodes_min, self._nodes_first = nodes_min, nodes_first
+        self._start_s, self._gather_s, self._below_min_s = start_s, gather_s, below_min_s
+        self._ending_s, self._stall_s = ending_s, stall_s
+        self._restarts_max, self._window_s = restarts_max, window_s
         self._beacon = beacon
-        self._nodes = nodes = Nodes(nodes_max)
-        self._workers = workers = Workers()
-        self._out = out = Outbox(nodes)
-        self._end = end = RunEnd(ending_s)
-        self._endings = Endings(restarts_max=restarts_max, window_s=window_s)
-        self._going_on = GoingOn()
-        self._takeover = Takeover(takes_over)
-        self._hangs = HangWatch(stall_s)
+        self._nodes = Nodes(nodes_max)
+        self._workers = Workers()
+        self._out = Outbox(self._nodes)
+        self._runs = Runs()
+        self._complained = 0  # in which generation
+        self._know_nothing(Takeover(takes_over))
+
+    def _know_nothing(self, takeover: Takeover, endings: Endings | None = None) -> None:
+        """Of the run that comes, but for who is here. endings: where it is one that there was already"""
+        nodes, workers, out, beacon, wait_s = self._nodes, self._workers, self._out, self._beacon, self._below_min_s
+        self._takeover = takeover
+        self._end = end = RunEnd(self._ending_s)
+        self._endings = endings or Endings(restarts_max=self._restarts_max, window_s=self._window_s)
+        self._going_on = going_on = GoingOn()
+        self._hangs = HangWatch(self._stall_s)
         self._standstill = Standstill()
-        self._shortage = Shortage(end, out, needed=nodes_min, wait_s=below_min_s)
+        self._shortage = shortage = Shortage(end, out, needed=self._nodes_min, wait_s=wait_s)
         self._replacements = Replacements(self._endings, nodes, workers, end, out)
-        self._release = Release(workers, self._going_on, self._shortage, end, out)
-        self._joining = Joining(nodes, workers, self._going_on, self._shortage, end, out, gather_s=gather_s)
+        self._release = Release(workers, going_on, shortage, end, out)
+        self._joining = Joining(nodes, workers, going_on, shortage, end, self._runs, out, gather_s=self._gather_s)
         self._claiming = Claiming(
-            self._going_on, nodes, workers, end, out, beacon=beacon, wait_s=below_min_s, takes_over=takes_over
+            going_on, nodes, workers, end, out, beacon=beacon, wait_s=wait_s, takes_over=takeover.is_one
         )
         self._reports = Reports(
-            self._takeover, nodes, workers, self._going_on, self._endings, self._joining, end, out, beacon=beacon
+            takeover, nodes, workers, going_on, self._endings, self._joining, self._runs, end, out, beacon=beacon
         )
-        self._admission = Admission(
-            nodes, workers, self._takeover, self._going_on, self._reports, self._replacements, end, out
-        )
+        self._admission = Admission(nodes, workers, takeover, going_on, self._reports, self._replacements, end, out)
         self._begun_elsewhere = False  # nobody has come here who was in a view, and there were some
-        self._complained = 0  # in which generation
         self._put: dict[str, str] = {}  # on the board of the present view, and nobody was told yet
 
     @property
@@ -358,11 +365,32 @@ class Hub:
             return
         if self._release.before_next_view(newcomers):
             return  # somebody saves what nobody else holds
+        if not self._reports.awaits_others(now_s) and (self._joining.is_next_due() or self._is_cut_off()):
+            self._begin_run(now_s)
+            self._decide(now_s)
+            return
         survivors = self._workers.survivors()
         if survivors or (newcomers and self._joining.gathered(now_s, newcomers, self._start_s)):
             self._form(now_s, survivors, newcomers)
         elif self._end.begun and not self._workers.members() and (self._end.finished or not self._anybody()):
             self._finish(failed=self._end.loss is not None, why=self._end.loss or "")
+
+    def _is_cut_off(self) -> bool:
+        """Whether the run is finished, and all who were in it were killed before its script came to its end."""
+        return self._end.finished and not self._anybody() and self._replacements.are_all_killed
+
+    def _begin_run(self, now_s: float) -> None:
+        """The script's next; or the present one once more, which is finished, for nobody came to the script's end."""
+        takeover, ended = Takeover(False), self._replacements.ended_after
+        takeover.above = self._takeover.above
+        is_next = self._joining.is_next_due()
+        self._runs.present = None
+        self._workers.begin_run(now_s)
+        self._know_nothing(takeover, None if is_next else self._endings)
+        self._end.begun = True
+        for worker, exited in ended:
+            self._replacements.is_lost(now_s, worker, exited)
+        self._joining.begins()
 
     def _anybody(self) -> bool:
         return bool(len(self._workers) or self._nodes.awaits_workers or self._replacements.are_due)
@@ -446,8 +474,10 @@ class Hub:
             witness=witness,
             begun_elsewhere=self._begun_elsewhere,
             unanswered=unanswered,
+            run=newest_of(chosen[0].runs),
         )
         self._out.say_all(chosen, view)
+        self._runs.present = view.run
         self._workers.publish(generation, chosen, number_of(self._going_on.claim), nodes)
         self._takeover.published()
         self._claiming.published()

@@ -13,12 +13,11 @@ from typing import Any
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.runs import Place, Runs
 from elastic.membership.hub.shortage import Shortage
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
-from elastic.membership.messages.messages import End, OtherIdentity, Ready, Regroup
+from elastic.membership.messages.messages import OtherIdentity, Past, Ready, Regroup
 from elastic.membership.succession.going_on import GoingOn
-
-_SECOND_RUN = "the script began a second Run: under `elastic run` a script has one"
 
 
 class Joining:
@@ -31,6 +30,7 @@ class Joining:
         going_on: GoingOn,
         shortage: Shortage,
         end: RunEnd,
+        runs: Runs,
         out: Outbox,
         *,
         gather_s: float,
@@ -40,6 +40,7 @@ class Joining:
         self._going_on = going_on
         self._shortage = shortage
         self._end = end
+        self._runs = runs
         self._out = out
         self._gather_s = gather_s
         self._identity: Any = None  # the run's
@@ -48,14 +49,10 @@ class Joining:
 
     def ready(self, now_s: float, said: Ready) -> None:
         worker = self._workers[said.worker]
-        if worker.status == WorkerStatus.FINISHED:
-            self._end.loss = _SECOND_RUN
-            self._out.say(worker, End(why=_SECOND_RUN))
-            return
         if said.accepted and worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING):
             return  # to a question of the hub before this one, which has not asked and has let it in
-        worker.shares, worker.identity, worker.since_s = said.shares, said.identity, now_s
-        worker.accepted, worker.status = said.accepted, WorkerStatus.READY
+        worker.is_ready(now_s, said)
+        self._runs.heard(said.runs)
         self._going_on.is_here(worker.node, said.newest)
         if self._end.is_over:  # it was being started when the run ended
             self._out.say(worker, self._end.last_word)
@@ -65,15 +62,33 @@ class Joining:
     def joined_before(self, worker: Worker, said: Ready) -> None:
         """It is in the run, and has said this to another hub."""
         worker.shares, worker.identity, worker.accepted = said.shares, said.identity, said.accepted
+        worker.runs = said.runs
+        self._runs.heard(said.runs)
         self._identity = said.identity if self._identity is None else self._identity
         self._going_on.is_here(worker.node, said.newest)
 
     def newcomers(self, others: Sequence[Worker] = ()) -> list[Worker]:
         """Those that are ready to join, node by node. A run that is finished needs none. others: who join as they do"""
-        ready = [worker for worker in self._workers if worker.status == WorkerStatus.READY and not self._end.finished]
+        ready = [] if self._end.finished else self._ready_for(Place.PRESENT)
         ready += others
         position = {node: index for index, node in enumerate(self._nodes)}
         return sorted(ready, key=lambda worker: (position[worker.node], worker.local_rank))
+
+    def is_next_due(self) -> bool:
+        """Whether somebody is ready for the script's next run, and nobody is in the present one any more, or may be."""
+        others = (worker for worker in self._workers if worker.status != WorkerStatus.READY)
+        there = self._ready_for(Place.NEXT)
+        alone = len(there) == len(self._workers) and not self._nodes.awaits_workers
+        return bool(there) and (alone or self._end.finished) and not any(worker.is_in_a_view for worker in others)
+
+    def begins(self) -> None:
+        """The script's next run: those that are ready for an earlier one pass it by."""
+        for worker in self._ready_for(Place.PAST):
+            self._compare(worker)
+
+    def _ready_for(self, place: Place) -> list[Worker]:
+        ready = (worker for worker in self._workers if worker.status == WorkerStatus.READY)
+        return [worker for worker in ready if self._runs.place(worker.runs) is place]
 
     def gathered(self, now_s: float, newcomers: Sequence[Worker], patience_s: float) -> bool:
         """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
@@ -112,6 +127,12 @@ class Joining:
 
     def _compare(self, worker: Worker) -> None:
         """One that is ready and differs from the run is asked whether it accepts that."""
+        place = self._runs.place(worker.runs)
+        if place is Place.PAST:
+            worker.status = WorkerStatus.STARTING
+            self._out.say(worker, Past())
+        if place is not Place.PRESENT:
+            return
         if self._identity not in (None, worker.identity) and not worker.accepted:
             worker.status = WorkerStatus.DIFFERENT
             self._out.say(worker, OtherIdentity(identity=self._identity))

@@ -12,7 +12,7 @@ from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import Exited, Start, Status
-from elastic.membership.rules.endings import LEAVES, Bug, Ended, Endings, ended, what_failed
+from elastic.membership.rules.endings import KILLED, LEAVES, Bug, Ended, Endings, ended, what_failed
 from elastic.membership.rules.kills import Replace, Slot
 
 
@@ -26,6 +26,8 @@ class Replacements:
         self._end = end
         self._out = out
         self._later: dict[Slot, float] = {}  # slots whose worker is started then
+        self.ended_after: list[tuple[Worker, Exited]] = []  # the run was finished, and not at their script's end
+        self._at_its_end = False  # a script has come to it
 
     @property
     def are_due(self) -> bool:
@@ -45,11 +47,24 @@ class Replacements:
                 self._workers.note_gone(worker, what, exited)
             return
         self._workers.note_gone(worker, what, exited)
+        if exited.code == 0 and not worker.failed:
+            self._at_its_end = True
+            return
+        if self._end.finished:
+            self.ended_after.append((worker, exited))
         if worker.status == WorkerStatus.FINISHED:
             self._end.ended_after(worker, exited, what)
-            return
-        if exited.code == 0 and not worker.failed:
-            return  # its script came to its end
+        elif worker.is_in_a_view or not self._end.finished:
+            self.is_lost(now_s, worker, exited)
+
+    @property
+    def are_all_killed(self) -> bool:
+        """Those that were in a run that is finished."""
+        killed = (exited.signal == KILLED for _, exited in self.ended_after)
+        return bool(self.ended_after) and self._end.loss is None and not self._at_its_end and all(killed)
+
+    def is_lost(self, now_s: float, worker: Worker, exited: Exited) -> None:
+        """It was not to end. worker: is not known any more"""
         slot = worker.node, worker.local_rank
         one = ended(exited, worker.failed, slot=slot, lived_s=now_s - worker.started_s)
         follows = self._endings.follows(now_s, one)

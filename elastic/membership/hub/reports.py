@@ -13,6 +13,7 @@ from elastic.membership.hub.joining import Joining
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.runs import Place, Runs
 from elastic.membership.hub.takeover import Takeover
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import Failed, HubAt, Leaving, NewView, Ready, ViewIsOver
@@ -34,6 +35,7 @@ class Reports:
         going_on: GoingOn,
         endings: Endings,
         joining: Joining,
+        runs: Runs,
         end: RunEnd,
         out: Outbox,
         *,
@@ -45,6 +47,7 @@ class Reports:
         self._going_on = going_on
         self._endings = endings
         self._joining = joining
+        self._runs = runs
         self._end = end
         self._out = out
         self._beacon = beacon
@@ -67,6 +70,7 @@ class Reports:
         self._end.is_saved(report.saved)
         if report.view is not None and self._is_newer(report.view):
             self._workers.learn(report.view)
+            self._runs.present = report.view.run
             self._learned = report.view
             self._takeover.learned_of_view(now_s)
             self._forms_under_another = True
@@ -134,7 +138,7 @@ class Reports:
     def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
         """To the hub before this one."""
         match said:
-            case Ready() if worker.within:
+            case Ready() if worker.within and self._runs.place(said.runs) is not Place.NEXT:
                 self._joining.joined_before(worker, said)
             case Ready():
                 self._joining.ready(now_s, said)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from elastic.membership.messages.messages import Exited, Failed, Leaving, NewView, ViewIsOver
+from elastic.membership.messages.messages import Exited, Failed, Leaving, NewView, Ready, ViewIsOver
 from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.rules.leaving import Holding
 from elastic.membership.rules.next_view import BOUNDARY, Candidate
@@ -39,6 +39,7 @@ class Worker:
     started_s: float = 0.0
     shares: int = 0
     identity: Any = None
+    runs: Sequence[str] = ()
     accepted: bool = False
     step: int = -1
     at: str | None = None
@@ -59,9 +60,23 @@ class Worker:
         return self.safe or self.status == WorkerStatus.FINISHED
 
     @property
+    def is_in_a_view(self) -> bool:
+        """Or waits to be released from one."""
+        leaves = self.status == WorkerStatus.LEAVING and not self.released
+        return leaves or self.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS)
+
+    @property
     def has_a_step(self) -> bool:
         """Not one whose view broke before it had received the state."""
         return self.step >= 0
+
+    def is_ready(self, now_s: float, said: Ready) -> None:
+        """For a run; it may have been in another one before."""
+        if list(said.runs) != list(self.runs):
+            self.step, self.at, self.whole, self.torn, self.joins = -1, None, True, False, True
+            self.was_member = self.released = self.safe = False
+        self.shares, self.identity, self.runs, self.accepted = said.shares, said.identity, said.runs, said.accepted
+        self.status, self.since_s = WorkerStatus.READY, now_s
 
     def stands(self, said: ViewIsOver | Leaving) -> None:
         self.step, self.whole, self.torn = said.step, said.whole, said.torn
@@ -191,6 +206,14 @@ class Workers:
         self.view = tuple(worker.id for worker in chosen)
         self.view_nodes = {worker.id: worker.node for worker in chosen}
         self.nodes = frozenset(self.view_nodes.values()) if nodes is None else nodes
+
+    def begin_run(self, now_s: float) -> None:
+        """The script's next, without a view yet. Those that have finished are on their way to it, or to their end."""
+        self.view, self.view_nodes, self.nodes, self.claim, self.broken = (), {}, frozenset(), None, False
+        self._gone, self._went, self._lost = [], set(), set()
+        for worker in self:
+            if worker.status in (WorkerStatus.FINISHED, WorkerStatus.LEAVING):
+                worker.status, worker.since_s = WorkerStatus.STARTING, now_s
 
     # those that are gone
 

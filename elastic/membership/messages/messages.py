@@ -56,6 +56,7 @@ from elastic.membership.messages.worker_messages import (
     NewView,
     OnBoard,
     OtherIdentity,
+    Past,
     Put,
     Ready,
     Regroup,
@@ -97,6 +98,7 @@ ToWorker = (
     | TakeClaim
     | HubAt
     | OtherIdentity
+    | Past
     | End
     | Released
     | Leave
@@ -154,6 +156,7 @@ TO_WORKER: Mapping[str, type] = {
     "claim": TakeClaim,
     "hub_at": HubAt,
     "identity": OtherIdentity,
+    "past": Past,
     "released": Released,
     "end": End,
     "leave": Leave,

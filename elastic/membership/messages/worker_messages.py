@@ -20,12 +20,15 @@ _BOARD_MAX = 1 << 18  # characters of keys and values in one message
 
 @dataclass(frozen=True, kw_only=True)
 class Ready(OfWorker):
-    """newest  the newest claim that it reads in the run's storage"""
+    """newest  the newest claim that it reads in the run's storage
+    runs    of its script so far, by their URLs; it is ready for the last of them
+    """
 
     shares: int
     identity: Any = None
     accepted: bool = False
     newest: dict[str, Any] | None = None
+    runs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +152,7 @@ class NewView:
     begun_elsewhere  the run has had views, and nobody of them is here: its storage must show that it has begun
     unanswered  nobody here holds the run's state, and others may be going on under a claim for which this hub's agent
                 answers (succession.py: may_be_elsewhere)
+    run  of the script's runs, the one that this view is of: see Ready.runs
     """
 
     generation: int
@@ -164,6 +168,7 @@ class NewView:
     witness: bool = False
     begun_elsewhere: bool = False
     unanswered: bool = False
+    run: str = ""
 
     def __post_init__(self) -> None:
         check_claim(self.claim)
@@ -256,6 +261,12 @@ class HubAt:
 @dataclass(frozen=True, kw_only=True)
 class OtherIdentity:
     identity: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """The run that it is ready for is finished, and the others are in a later one of the script's: it takes the result
+    from storage, and goes on to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,6 +120,8 @@ class NodeReport:
             self.workers[worker].generation = said.generation
             self.workers[worker].said.pop("stands", None)
         if self.view is None or said.generation > self.view.generation:
+            if self.view is not None and said.run != self.view.run:
+                self._begin_run()
             self.view = replace(said, gone=[], not_lost=[])  # of which this view has told
             if (number_of(said.claim) or 0) > (number_of(self.claim) or 0):
                 self.claim = said.claim
@@ -130,6 +132,11 @@ class NodeReport:
                 claim=number_of(said.claim) if said.witness else None,
             )
             self.known = (*(one for one in self.known if one.met), fresh)
+
+    def _begin_run(self) -> None:
+        """The script's next: what was known of the one before says nothing of it."""
+        self.known, self.claim, self.saved, self.finished, self.ended = (), None, -1, False, ()
+        self.asked.clear()
 
     def _note_roster(self, roster: Roster) -> None:
         """Of a view that this node has no part in, or was not told of yet."""

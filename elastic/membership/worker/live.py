@@ -21,7 +21,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
-from elastic.errors import ElasticError, RendezvousTimeout
+from elastic.errors import ConfigError, ElasticError, RendezvousTimeout
 from elastic.membership.messages.failure import ME
 from elastic.membership.messages.messages import (
     TO_WORKER,
@@ -39,6 +39,7 @@ from elastic.membership.messages.messages import (
     NewView,
     OnBoard,
     OtherIdentity,
+    Past,
     Put,
     Ready,
     Regroup,
@@ -114,6 +115,10 @@ class IdentityDiffers(Exception):
         self.identity = identity
 
 
+class RunIsPast(Exception):
+    """The run that this worker is ready for is finished, and the others are in a later one of the script's."""
+
+
 class Live:
     """The channel to the agent. Open from the start of the process to its end; see the module's docstring.
 
@@ -142,6 +147,8 @@ class Live:
         self._released: Released | None = None
         self._end: End | None = None
         self._identity: tuple[Any] | None = None  # the run's, where it is another
+        self._runs: list[str] = []  # of this process, by their URLs
+        self._in_run = self._past = False
         self._gone = False
         self.leave: str | None = None
         self.leave_by_s: float | None = None
@@ -155,11 +162,33 @@ class Live:
         self._thread = threading.Thread(target=self._listen, name="elastic-channel", daemon=True)
         self._thread.start()
 
+    def begin_run(self, url: str) -> None:
+        """The script's first, or its next: what was said and heard of the one before is no concern of it. Raises
+        ConfigError where that is still open."""
+        with self._changed:
+            if self._in_run:
+                raise ConfigError(
+                    f"a Run was entered inside another one, {self._runs[-1]}, and under `elastic run` a worker is in "
+                    "one at a time\n"
+                    "  state  nothing of it was begun\n"
+                    "  next   leave the with-block of the first, and then enter the next: one after the other they "
+                    "work"
+                )
+            times = 1 + sum(one == url or one.startswith(f"{url}#") for one in self._runs)
+            self._runs.append(f"{url}#{times}" if times > 1 else url)
+            self._in_run, self._past, self._asked = True, False, 0
+            self._claim = self._released = self._identity = self.claim = None
+            self.on_broken = self.on_leave = self.on_hub_moved = self.on_moved_on = None
+
+    def end_run(self) -> None:
+        self._in_run = False
+
     # saying
 
     def ready(self, *, shares: int, identity: Any, accepted: bool = False, newest: Message | None = None) -> None:
         """newest: the newest claim in the run's storage, as this worker sees it"""
-        self._say(Ready(worker=ME, shares=shares, identity=identity, accepted=accepted, newest=newest))
+        runs = list(self._runs)
+        self._say(Ready(worker=ME, shares=shares, identity=identity, accepted=accepted, newest=newest, runs=runs))
 
     def entered(self) -> None:
         """All workers of the present view have met."""
@@ -240,7 +269,7 @@ class Live:
     def wait_for_view(self, *, within_s: float) -> tuple[View, NewView]:
         """Waits for a view that is newer than the present one.
 
-        Raises RunEnded, LeaveRequested, AskedToSave, AskedToClaim, IdentityDiffers, and RendezvousTimeout.
+        Raises RunEnded, RunIsPast, LeaveRequested, AskedToSave, AskedToClaim, IdentityDiffers, RendezvousTimeout.
         """
         began_s = time.monotonic()
         deadline = began_s + within_s
@@ -251,6 +280,8 @@ class Live:
                 if self._gone:
                     # The run may go on elsewhere without us: nothing that we hold may be written any more.
                     raise RunEnded("the agent of this worker is gone, and nobody else can place it in a view")
+                if self._past:
+                    raise RunIsPast
                 if self._asked == self._generation > 0:
                     raise AskedToSave(waits=self._waits)
                 if self._claim is not None:
@@ -383,6 +414,8 @@ class Live:
                     self.beacon, moved = beacon, True
                 case OtherIdentity(identity=identity):
                     self._identity = (identity,)
+                case Past():
+                    self._past = True
                 case Released():
                     self._released = said
                 case MovedOn(why=why):

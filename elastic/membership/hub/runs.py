@@ -1,0 +1,42 @@
+"""Runs of one script, one after the other: which of them is the present one, and which one is a worker ready for?
+
+A worker says which it has been in. Where it is ready for one that others are past, it is told so; where it is past the
+present one, it waits until that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+
+class Place(Enum):
+    """Of the run that a worker is ready for. Of one that is none of the script's so far, its identity tells."""
+
+    PRESENT, PAST, NEXT = auto(), auto(), auto()
+
+
+class Runs:
+    """
+    present  of the last view; None: the run that comes has had none
+    """
+
+    def __init__(self) -> None:
+        self.present: str | None = None
+        self._farthest: Sequence[str] = ()  # those of the worker that has been in most of them
+
+    def heard(self, runs: Sequence[str]) -> None:
+        """Of a worker: those that it has been in, and last the one that it is ready for."""
+        if len(runs) > len(self._farthest) and (not self._farthest or self._farthest[-1] in runs):
+            self._farthest = tuple(runs)
+
+    def place(self, runs: Sequence[str]) -> Place:
+        if self.present is not None and self.present in runs[:-1]:
+            return Place.NEXT
+        newest = newest_of(runs)
+        is_past = newest != self.present and newest in self._farthest[:-1]
+        return Place.PAST if is_past else Place.PRESENT
+
+
+def newest_of(runs: Sequence[str]) -> str:
+    return runs[-1] if runs else ""
