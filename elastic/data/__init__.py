@@ -14,7 +14,7 @@ token_dataset    windows of a file of tokens; mds_dataset, mds_encodings: Mosaic
 streams          what can only be read one after another; stream_check: does it go on where it says?
 file_streams     lines and archives as streams; parquet_rows, hugging_face: likewise
 
-elastic_loader   the loader for loops of one's own
+elastic_loader   the loader for loops of one's own; torch_loader: torch's, whose waits for its processes end
 audit            do a script's ranks read what they should? audit_rules: what is wrong with what they give;
                  audit_state: what they hold, put back; audit_sources: are their data sets the same?
 """

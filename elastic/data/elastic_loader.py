@@ -5,14 +5,14 @@ Promises  a step's batch is a function of (seed, step): a run that restarts with
           Every rank gives a batch in every step, so that no rank waits for one that has none.
           The state counts batches that were trained on: those that the loop had when an optimizer last stepped. What
           is read ahead, by loader processes or by a loop that asks for one batch more, is not among them.
-Leaves    which examples to data_plan.py, reading and collating to torch's DataLoader, saving to the script.
+Leaves    which examples to data_plan.py, reading and collating to torch's DataLoader, waiting for its processes to
+          torch_loader.py, saving to the script.
 
-It is no DataLoader itself: Trainers would shard it a second time.
+It is no DataLoader itself: Trainers would shard it a second time. It has what they, and scripts, read of one.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,16 +21,15 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from elastic.data.data_plan import DataPlan, LastBatch, StepPlan
-from elastic.errors import ConfigError, IdentityMismatch, LoaderTimeout
+from elastic.data.torch_loader import TorchLoader
+from elastic.errors import ConfigError, IdentityMismatch
 from elastic.membership import environment
 
 STATE_VERSION = 1
 TIMEOUT_S = 600
-
-_POLL_S = 5.0
 
 _STEPS_MAX = 2**48
 _NEXT = "  next   hand over what ElasticLoader.state_dict() gave"
@@ -40,11 +39,13 @@ _INSTEAD = {
     "batch_sampler": "leave it out, and give batch_size=, that of all ranks together",
     "drop_last": 'last_batch="drop", or "short" or "carry"',
 }
-_ABSENT = {
-    name: f"an ElasticLoader has no {name}: it goes on from its own state and is not skipped through\n"
-    "  next   load_state_dict() before the loop; in transformers also TrainingArguments(ignore_data_skip=True)"
-    for name in ("sampler", "batch_sampler")
-}
+
+
+def _of_torch(name: str) -> Any:
+    """A property of the DataLoader within: what a framework sets, as Lightning does `worker_init_fn`, counts."""
+    return property(
+        lambda loader: getattr(loader.data_loader, name), lambda loader, value: setattr(loader.data_loader, name, value)
+    )
 
 
 class ElasticLoader:
@@ -73,9 +74,21 @@ class ElasticLoader:
         options: What DataLoader takes beside these: `num_workers`, `collate_fn`, `pin_memory`, `persistent_workers`, ….
             `timeout`, how long to wait for loader processes, is 600 s unless given.
 
+    What frameworks read of a DataLoader it has too, by the same names; `batch_size` is that of all ranks together,
+    `len(sampler)` counts this rank's examples in the epoch, and to iterate over `sampler` is refused.
+
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument cannot work; the data set has a state of its own.
+        LoaderError: A loader process died; from iterating, as the next one. Whoever iterates again has new processes.
+        LoaderTimeout: The loader processes brought nothing for `timeout` seconds; likewise.
     """
+
+    num_workers, timeout = _of_torch("num_workers"), _of_torch("timeout")
+    collate_fn, worker_init_fn = _of_torch("collate_fn"), _of_torch("worker_init_fn")
+    generator, multiprocessing_context = _of_torch("generator"), _of_torch("multiprocessing_context")
+    pin_memory, pin_memory_device = _of_torch("pin_memory"), _of_torch("pin_memory_device")
+    prefetch_factor, persistent_workers = _of_torch("prefetch_factor"), _of_torch("persistent_workers")
+    in_order = True
 
     def __init__(
         self,
@@ -107,12 +120,10 @@ class ElasticLoader:
         self._step = 0
         self._counted = False
         self._pass = _Pass(0, 0)
-        # DataLoader looks whether its processes live when a wait is over, or every 5 s where there is no timeout. Where
-        # they persist, it also waits before an iteration, once, and cannot begin that again.
-        self._timeout_s = options.pop("timeout", TIMEOUT_S) if options.get("num_workers") else 0
-        poll_s = self._timeout_s if options.get("persistent_workers") else _POLL_S
-        polled = {"timeout": min(self._timeout_s, poll_s)} if self._timeout_s else {}
-        self._batches = DataLoader(dataset, batch_sampler=_Parts(self._requests), **{**options, **polled})
+        if options.get("num_workers"):
+            options.setdefault("timeout", TIMEOUT_S)
+        self.drop_last = last_batch == "drop"
+        self.data_loader = TorchLoader(dataset, self._awaited, batch_sampler=_Parts(self._requests), **options)
         _loaders.add(self)
 
     @property
@@ -190,8 +201,22 @@ class ElasticLoader:
         self._pass = _Pass(begin, end, *_rank_and_world_size(*self._asked))
         return self._give(self._pass)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(_ABSENT.get(name, f"{type(self).__name__!r} object has no attribute {name!r}"))
+    @property
+    def sampler(self) -> _Dealt:
+        """To read: its length, and `set_epoch`, which does nothing. The indices are in `shares`."""
+        first, batches = self._first_of(self.epoch), len(self)
+        last = self._own_of(first + batches - 1) if batches else 0
+        return _Dealt(self._own_of(first) * (batches - 1) + last, self._own_of(first))
+
+    @property
+    def batch_sampler(self) -> _Dealt:
+        """As `sampler`; its length counts batches, and its `batch_size` this rank's examples in a full one."""
+        return _Dealt(len(self), self.sampler.batch_size)
+
+    def _own_of(self, step: int) -> int:
+        """This rank's examples in it."""
+        low, high = _part(self._plan.step(step).count, *_rank_and_world_size(*self._asked))
+        return high - low
 
     def _give(self, current: _Pass) -> Iterator[Any]:
         batches: Iterator[Any] | None = None
@@ -202,30 +227,18 @@ class ElasticLoader:
                     "  next   iterate over one at a time; a loader of its own for each loop"
                 )
             if batches is None:  # only now: an iterator that is dropped unused starts no process
-                batches = iter(self._batches)
+                batches = iter(self.data_loader)
             try:
-                batch = self._next(batches, current)
+                batch = next(batches)
             except StopIteration:
                 current.ended = True
                 return
             current.given += 1
             yield batch
 
-    def _next(self, batches: Iterator[Any], current: _Pass) -> Any:
-        until_s = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return next(batches)
-            except RuntimeError as error:  # DataLoader raises nothing narrower
-                if not str(error).startswith("DataLoader timed out"):
-                    raise
-                if time.monotonic() >= until_s:
-                    raise LoaderTimeout(
-                        f"the loader processes gave no batch within timeout = {self._timeout_s:g} s\n"
-                        "  state  nothing of it was trained on: a resume goes on with this batch\n"
-                        "  next   look at what dataset[i] waits for; timeout= for reads that may take longer",
-                        request=self._request(current, current.first + current.given),
-                    ) from error
+    def _awaited(self) -> list[int]:
+        """The request that is given next."""
+        return self._request(self._pass, self._pass.first + self._pass.given)
 
     @property
     def _beginning(self) -> int:
@@ -293,6 +306,31 @@ class _Parts:
         return self._requests()
 
 
+class _Dealt:
+    """What an ElasticLoader has for a sampler.
+
+    batch_size  this rank's examples in a full batch
+    """
+
+    def __init__(self, length: int, batch_size: int) -> None:
+        self._length = length
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing, as the loader's."""
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigError(
+            "a loader's sampler was iterated over, as to skip through it; an ElasticLoader goes on from its own state\n"
+            "  state  the loader stands where it stood\n"
+            "  next   load_state_dict() before the loop, and no skip; in transformers also\n"
+            "         TrainingArguments(ignore_data_skip=True); for indices alone, loader.shares(epoch)"
+        )
+
+
 def _part_of(step: StepPlan, rank: int, world_size: int) -> list[int]:
     low, high = _part(step.count, rank, world_size)
     indices: list[int] = step.indices[low:high].tolist()
@@ -340,6 +378,14 @@ def _check(dataset: Any, batch_size: int, last_batch: LastBatch, options: Mappin
         raise ConfigError(
             f"the dataset is a {type(dataset).__name__}; expected one with dataset[i] and len(dataset)\n"
             "  next   an order that resumes at any number of ranks needs random access: index the stream's examples"
+        )
+    if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
+        raise ConfigError(
+            f"the data set, a {type(dataset).__name__}, has a state_dict of its own, which differs between ranks and "
+            "loader processes;\nan ElasticLoader's state is one for any number of them, and does not carry it\n"
+            "  next   ElasticLoader(torch.utils.data.Subset(data, range(len(data))), ...), which has none; what the "
+            "script sets in\n         the data set, the same on every rank, it saves and loads beside the loader's: "
+            '{"loader": loader, "data": data}'
         )
     if last_batch == "carry" and isinstance(batch_size, int) and batch_size > len(dataset):
         raise ConfigError(

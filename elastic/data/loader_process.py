@@ -21,8 +21,10 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -32,12 +34,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from elastic.data.scratch import Scratch
+from elastic.errors import ElasticError
 from elastic.membership.signal_pipe import is_taken
 
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
 POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to wait any more
 READ_AHEAD = 2  # requests per child: one in work, and one for when that is done
-_JOIN_S = 5.0  # the kernel needs far less to end a killed process
+DYING_S = 1.0  # between a process's connections, which the kernel closes first, and its end
+JOIN_S = 5.0  # the kernel needs far less to end a killed process
 
 # A ticket that is abandoned is noted in its slot; if a later one takes the slot, the earlier is read to its end.
 _SLOTS = 4096
@@ -81,16 +85,14 @@ class LoaderProcesses:
         # A child that has not come to `Birth` would leave at a signal, or do what its worker does at one.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, _LEAVE_SIGNALS)
         try:
-            results: Any = iter(loader)
+            with scratch.for_children():
+                results: Any = iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         self._results = results
         self._processes.extend(results._workers)
         scratch.note(process.pid for process in self._processes if process.pid is not None)
-        # DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process
-        # is at, an optimizer's step included. Here a death is noticed by `poll`, and nowhere else.
-        signal_handling._remove_worker_pids(id(results))
-        results._worker_pids_set = False
+        leave_deaths_to_the_waits(results)
 
     def submit(self, ticket: int, request: Any) -> None:
         """Have a request read. At most READ_AHEAD * num_workers may be without a result. Tickets count up from 1."""
@@ -109,13 +111,13 @@ class LoaderProcesses:
         Something must be submitted that has no result yet. Raises ChildProcessError if a child is dead.
         """
         try:
-            answer: tuple[int, Any] | None = next(self._results, None)
-        except RuntimeError as error:  # DataLoader raises nothing narrower
-            dead = [process for process in self._processes if not process.is_alive()]
-            if dead:
-                ends = ", ".join(f"pid {process.pid}, exit code {process.exitcode}" for process in dead)
-                raise ChildProcessError(f"{len(dead)} of {len(self._processes)} died ({ends})") from error
-            if not str(error).startswith("DataLoader timed out"):
+            with ended_by_deaths(self._results, self._processes):
+                answer: tuple[int, Any] | None = next(self._results, None)
+        except Exception as error:  # DataLoader raises nothing narrower, and half a message breaks in any way
+            over = str(error).startswith("DataLoader timed out")
+            if dead := deaths(self._processes, within_s=0 if over or isinstance(error, ElasticError) else DYING_S):
+                raise ChildProcessError(dead) from error
+            if not over:
                 raise
             return None
         assert answer is not None, "poll was called with nothing submitted"
@@ -123,7 +125,7 @@ class LoaderProcesses:
 
     def alive(self) -> bool:
         """Whether all children live."""
-        return all(process.is_alive() for process in self._processes)
+        return not deaths(self._processes)
 
     def end(self) -> None:
         """Let the children finish the request in hand, for GRACE_S at most; on return they are gone."""
@@ -136,6 +138,38 @@ class LoaderProcesses:
             impatience.cancel()
             impatience.join()
             self._at_exit()
+
+
+def leave_deaths_to_the_waits(iterator: Any) -> None:
+    """DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process is at, an
+    optimizer's step included. See `ended_by_deaths`."""
+    signal_handling._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = False
+
+
+def deaths(processes: Sequence[Any], *, within_s: float = 0) -> str:
+    """Who of them is dead, or is so soon, in words; empty: all live."""
+    until_s = time.monotonic() + within_s
+    while not (dead := [one for one in processes if not one.is_alive()]) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    ends = ", ".join(f"pid {one.pid}, exit code {one.exitcode}" for one in dead)
+    return f"{len(dead)} of {len(processes)} died ({ends})" if dead else ""
+
+
+@contextmanager
+def ended_by_deaths(iterator: Any, processes: Sequence[Any]) -> Iterator[None]:
+    """Around a wait for what DataLoader's processes send: raises where one of them is dead, or dies meanwhile.
+
+    For one that is killed in the midst of a message leaves half of it, and a read of that never ends: other processes
+    hold the pipe open. DataLoader's handler of SIGCHLD raises a RuntimeError out of the read, in the main thread.
+    """
+    signal_handling._set_worker_pids(id(iterator), tuple(one.pid for one in processes))
+    try:
+        if dead := deaths(processes):
+            raise ChildProcessError(dead)
+        yield
+    finally:
+        signal_handling._remove_worker_pids(id(iterator))
 
 
 class _Ticketed:
@@ -225,7 +259,7 @@ def _kill(processes: list[multiprocessing.Process], wait: bool = True) -> None:
         if process.is_alive():
             process.kill()
     for process in processes if wait else ():
-        process.join(_JOIN_S)
+        process.join(JOIN_S)
 
 
 def _unchanged(result: Any) -> Any:

@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from elastic.errors import ConfigError
@@ -34,15 +34,26 @@ _SOCKET = "/listener-12345678"  # as multiprocessing names them
 
 
 class Scratch:
-    """The folder, while this lives in the worker that made it. Children that are forked meanwhile use it."""
+    """The folder, while this lives in the worker that made it."""
 
     def __init__(self) -> None:
         _remove_abandoned()
-        self._sockets_folder = ""
         self.folder, self._lock = _locked_folder()
-        # multiprocessing has no public way to say where its sockets go; a child copies this from its parent.
         self._sockets_folder = self._short_name()
-        multiprocessing.current_process()._config["tempdir"] = self._sockets_folder  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def for_children(self) -> Iterator[None]:
+        """Those that are forked within it use the folder. All others, such as the processes of a loader of the
+        script's own, may live longer than it does."""
+        # multiprocessing has no public way to say where its sockets go; a child copies this from its parent.
+        config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+        before = {"tempdir": config["tempdir"]} if "tempdir" in config else {}
+        config["tempdir"] = self._sockets_folder
+        try:
+            yield
+        finally:
+            del config["tempdir"]
+            config.update(before)
 
     def note(self, pids: Iterable[int]) -> None:
         """Of the children."""
@@ -52,9 +63,6 @@ class Scratch:
 
     def close(self) -> None:
         """Removes the folder. Call it when the children are gone."""
-        config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-        if config.get("tempdir") == self._sockets_folder:
-            del config["tempdir"]
         _remove(self.folder)
         if self._lock >= 0:
             os.close(self._lock)

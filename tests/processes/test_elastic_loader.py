@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -10,8 +11,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from elastic import ElasticLoader, LoaderTimeout, audit
+from elastic import ElasticLoader, LoaderError, LoaderTimeout, audit
 from elastic.data.elastic_loader import TIMEOUT_S
 from tests.kit.launch import Launch
 from tests.kit.programs import own_loop, stock_trainer
@@ -242,7 +244,83 @@ def test_a_loader_process_that_hangs_is_not_waited_for_for_ever() -> None:
     with pytest.raises(LoaderTimeout, match="gave no batch within timeout = 1 s") as timeout:
         next(iter(loader))
     assert timeout.value.request == next(iter(loader.shares(0)))
-    assert ElasticLoader(Rows(40), 4, num_workers=1)._timeout_s == TIMEOUT_S
+    assert ElasticLoader(Rows(40), 4, num_workers=1).timeout == TIMEOUT_S
+
+
+class Once(Rows):
+    """`happens` at example 17, once, in whichever process reads it first."""
+
+    def __init__(self, length: int, flag: Path, happens: Callable[[], object]) -> None:
+        super().__init__(length)
+        self.flag, self.happens = flag, happens
+        flag.touch()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 17 and self.flag.exists():
+            self.flag.unlink()
+            self.happens()
+        return index
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    ("happens", "raised", "said"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), LoaderError, r"1 of 2 died \(pid \d+, exit code -9\)"),
+        (lambda: os._exit(0), LoaderError, r"1 of 2 died \(pid \d+, exit code 0\)"),
+        (threading.Event().wait, LoaderTimeout, "no batch within timeout = 2 s"),
+    ],
+    ids=["killed", "ended", "stuck"],
+)
+@pytest.mark.timeout(TIMEOUT_S / 4)
+def test_who_iterates_again_after_an_error_has_new_processes(
+    tmp_path: Path, happens: Callable[[], object], raised: type[Exception], said: str, persistent: bool
+) -> None:
+    """As a script does that catches what an epoch raised; it goes on behind the last batch that was trained on."""
+    data = Once(40, tmp_path / "flag", happens)
+    patience: dict[str, Any] = {"timeout": 2} if raised is LoaderTimeout else {}
+    loader = ElasticLoader(data, 4, num_workers=2, persistent_workers=persistent, **patience)
+    read: list[int] = []
+    with pytest.raises(raised, match=rf"{said}(.|\n)*\n  state  .*trained on\n  next  "):
+        read.extend(trained_epoch(loader))
+    step_then = loader.step
+    read = read[: 4 * step_then] + list(trained_epoch(loader))
+    assert sorted(read) == list(range(40))
+    assert step_then < 10
+
+
+def kill_children() -> None:
+    """And wait until they are gone."""
+    victims = multiprocessing.active_children()
+    for victim in victims:
+        victim.kill()
+    for victim in victims:
+        victim.join()
+
+
+@pytest.mark.timeout(TIMEOUT_S / 4)
+def test_processes_that_persist_and_die_between_two_epochs_cost_nothing() -> None:
+    loader = ElasticLoader(Rows(40), 4, num_workers=2, persistent_workers=True)
+    first = list(trained_epoch(loader))
+    kill_children()
+    assert sorted(trained_epoch(loader)) == sorted(first) == list(range(40))
+
+
+@pytest.mark.timeout(TIMEOUT_S / 4)
+def test_a_process_that_is_killed_in_the_midst_of_a_batch_is_an_error_where_the_next_one_is_asked_for() -> None:
+    """A pipe holds 64 KiB: the rest of the batch dies with its writer, and the other process holds the pipe open."""
+    loader = ElasticLoader(Texts(40), 4, num_workers=2, collate_fn=list)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.5)  # a message is begun, and nobody reads on
+    kill_children()
+    with pytest.raises(LoaderError, match="2 of 2 died"):
+        list(batches)
+
+
+class Texts(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return "x" * 100_000
 
 
 class Slow(Rows):
@@ -252,19 +330,5 @@ class Slow(Rows):
 
 
 def test_a_batch_that_takes_longer_than_a_look_at_the_processes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic.data.elastic_loader._POLL_S", 0.1)
+    monkeypatch.setattr("elastic.data.torch_loader._POLL_S", 0.1)
     assert sorted(trained_epoch(ElasticLoader(Slow(8), 4, num_workers=1))) == list(range(8))
-
-
-class Ends(Rows):
-    """As a library does that ends its process in its own way."""
-
-    def __getitem__(self, index: int) -> int:
-        os._exit(0)
-
-
-@pytest.mark.timeout(TIMEOUT_S / 4)
-def test_a_loader_process_that_ends_without_an_error_is_noticed_long_before_the_timeout() -> None:
-    """SIGCHLD's handler, DataLoader's, passes over status 0; what looks at the processes is a wait that ends."""
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        next(iter(ElasticLoader(Ends(40), 4, num_workers=1)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import multiprocessing
 import os
 import select
 import signal
@@ -18,8 +20,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from elastic.data.loader import Loader
 from elastic.errors import LoaderError, ReadOrderError
+from elastic.events.observer import Observer
 from tests.kit.loading import (
     Asked,
     Gated,
@@ -51,6 +56,18 @@ def test_a_loader_process_that_is_killed_is_an_error_where_a_batch_is_asked_for(
         os.close(end)
         with pytest.raises(LoaderError, match=r"1 of 1 died \(pid \d+, exit code -9\), while 1 examples \(9 of epoch"):
             made.next()
+
+
+def test_one_that_is_killed_in_the_midst_of_a_batch_is_an_error_likewise() -> None:
+    """A pipe holds 64 KiB: the rest of the batch dies with its writer, and a read of it would never end."""
+    with loader(Asked(lambda i: "x" * 300_000), num_workers=1) as made:
+        made.open(consecutive(9))
+        made.next()
+        time.sleep(0.5)  # the next message is begun, and nobody reads on
+        for victim in children():
+            os.kill(victim, signal.SIGKILL)
+        with pytest.raises(LoaderError, match="1 of 1 died"):
+            read_all(made)
 
 
 class Counts(Asked):
@@ -270,3 +287,22 @@ def test_a_long_tmpdir_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [int(loaded.batch[0, 0]) for loaded in read_all(made)] == list(range(0, 60, 3))
         assert len(list(deep.iterdir())) == 1
     assert list(deep.iterdir()) == []
+
+
+def test_processes_of_the_script_s_own_loader_may_outlive_the_run_s(capfd: pytest.CaptureFixture[str]) -> None:
+    """As timm's for evaluation do, which persist: their sockets are none of those that go with the run's processes."""
+    own: DataLoader[Any] = DataLoader(
+        TensorDataset(torch.ones(40, 2)), batch_size=8, num_workers=1, persistent_workers=True
+    )
+    made = Loader(Asked(lambda i: torch.full((1000,), i)), seed=7, observer=Observer(), num_workers=1)
+    made.open(consecutive(4))
+    assert len(list(own)) == len(read_all(made)) + 1
+    made.close()
+    assert len(list(own)) == 5
+    processes = multiprocessing.active_children()
+    del own
+    gc.collect()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0]
+    assert "listener" not in capfd.readouterr().err

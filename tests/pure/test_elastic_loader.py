@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from elastic import ConfigError, ElasticLoader, IdentityMismatch
 from elastic.data.data_plan import LastBatch
@@ -299,16 +299,68 @@ def test_the_launcher_s_ranks_are_read_anew_by_each_iteration(monkeypatch: pytes
 
 
 def test_trainers_leave_it_alone_and_cannot_skip_through_it() -> None:
-    """accelerate and Lightning shard what is a DataLoader; accelerate skips through what has a sampler."""
+    """accelerate and Lightning shard what is a DataLoader; accelerate skips by iterating over a sampler."""
     loader = ElasticLoader(Rows(40), 4)
     loader.set_epoch(7)
+    loader.sampler.set_epoch(7)
     assert loader.epoch == 0
     assert DataLoader not in ElasticLoader.__mro__
-    assert not hasattr(loader, "batch_sampler")
-    with pytest.raises(AttributeError, match="ignore_data_skip"):
-        loader.sampler  # noqa: B018
+    for sampler in (loader.sampler, loader.batch_sampler):
+        with pytest.raises(ConfigError, match="ignore_data_skip"):
+            iter(DataLoader(Rows(40), batch_sampler=sampler))
     with pytest.raises(AttributeError, match="'ElasticLoader' object has no attribute 'nothing'"):
-        loader.nothing  # noqa: B018
+        loader.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_it_has_what_frameworks_read_of_a_data_loader() -> None:
+    """As it was given, or DataLoader's own defaults; and what one sets, as Lightning does, counts."""
+    data, generator = Rows(40), torch.Generator()
+    given: dict[str, Any] = {"num_workers": 2, "collate_fn": list, "generator": generator, "prefetch_factor": 3}
+    given |= {"persistent_workers": True, "timeout": 9, "worker_init_fn": max, "multiprocessing_context": None}
+    loader = ElasticLoader(data, 4, **given)
+    assert {name: getattr(loader, name) for name in given} == given
+    plain, alike = ElasticLoader(data, 4), DataLoader(data, 4)
+    for name in vars(alike).keys() | {"multiprocessing_context"}:
+        if not name.startswith("_") and name not in ("sampler", "batch_sampler"):
+            assert getattr(plain, name) == getattr(alike, name), name
+    assert ElasticLoader(data, 4, last_batch="drop").drop_last
+    loader.worker_init_fn = print
+    assert vars(loader.data_loader)["worker_init_fn"] == print
+
+
+@pytest.mark.parametrize("last_batch", ["short", "drop", "carry"])
+def test_its_samplers_are_as_long_as_what_they_stand_for(last_batch: LastBatch) -> None:
+    for loader in ranks(3, 41, 8, last_batch=last_batch):
+        for epoch in range(2):
+            of_epoch = list(loader.shares(epoch))
+            assert (loader.epoch, len(loader.batch_sampler)) == (epoch, len(of_epoch))
+            assert len(loader.sampler) == sum(map(len, of_epoch))
+            assert loader.batch_sampler.batch_size == len(of_epoch[0])
+            for _ in loader:
+                step()
+
+
+def test_a_data_set_with_a_state_of_its_own_is_refused_and_the_advice_works() -> None:
+    """torchdata would carry it. Each rank and each loader process has one of its own, and there may be others soon."""
+
+    class Levelled(Rows):
+        level = 1
+
+        def __getitem__(self, index: int) -> int:
+            return index * self.level
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"level": self.level}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.level = state["level"]
+
+    data = Levelled(12)
+    with pytest.raises(ConfigError, match=r"a Levelled, has a state_dict of its own(.|\n)*  next   .*Subset\(data"):
+        ElasticLoader(data, 4)
+    loader = ElasticLoader(Subset(data, range(len(data))), 4)
+    data.level = 3
+    assert sorted(i for batch in loader for i in batch.tolist()) == list(range(0, 36, 3))
 
 
 def test_an_epoch_of_a_billion_begins_in_its_middle() -> None:

@@ -102,8 +102,14 @@ ALLOWED = (
     Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/warm/importing.py"),
     Allowed(
         "loader processes that a run ends and restarts",
-        "_utils _workers _worker_pids_set _remove_worker_pids _try_put_index _shutdown_workers",
+        "_utils _workers _worker_pids_set _set_worker_pids _remove_worker_pids _try_put_index _shutdown_workers",
         "elastic/data/loader_process.py",
+    ),
+    Allowed(
+        "an iterator of DataLoader's with another wait, and its end",
+        "_BaseDataLoaderIter _MultiProcessingDataLoaderIter _get_iterator _try_get_data _timeout _workers "
+        "_index_queues _pin_memory _pin_memory_thread _pin_memory_thread_done_event",
+        "elastic/data/torch_loader.py",
     ),
     Allowed(
         "what a DataLoader does first in a process",
