@@ -116,8 +116,9 @@ class Run:
             to 20 minutes.
         on_bad: What becomes of a step whose loss or gradient is not finite: "stop" ends the run before its update,
             "skip" passes over its batch, "rollback" goes back to the newest regular save and passes over what came
-            since; `elastic.OnBad` names bounds for spikes, too. Weights that are not finite are not saved then. None:
-            nothing is looked at.
+            since; `elastic.OnBad` names bounds for spikes, too. Weights that are not finite are not saved then, nor
+            gone on from. None: the first such step is told of and applied, and checkpoints whose weights are not
+            finite push out none whose weights are.
         on_bad_example: What becomes of an example for which `dataset[i]` raises: "raise" ends the run, with
             ExampleError; "skip" leaves it out of its step and of every count, and records it.
         count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens; None:

@@ -12,7 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from elastic_checkpoint import arguments
-from elastic_checkpoint.errors import CheckpointError, ClaimLost, NoCheckpoint, SaveDropped
+from elastic_checkpoint.errors import CheckpointError, ClaimLost, CorruptCheckpoint, NoCheckpoint, SaveDropped
 from elastic_checkpoint.format.document import Tree
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.marks import Patterns
@@ -446,13 +446,14 @@ class Checkpointer:
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
 
-    def read(self, *, step: int | None = None, spool: Spool | None = None) -> Checkpoint:
+    def read(self, *, step: int | None = None, fit: bool = False, spool: Spool | None = None) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
 
         A damaged one is passed over, with its reason logged, for the next older one.
 
         Args:
             step: Of which checkpoint; default the newest.
+            fit: One whose `meta` says that it is `unfit` (see `save`) is passed over likewise.
             spool: What another process has read of it already (load/read_ahead.py). It is not asked which checkpoint is
                 the newest, nor believed unverified.
 
@@ -461,7 +462,14 @@ class Checkpointer:
             CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
         get = get_into if spool is None else functools.partial(spool_into, spool)
-        return self._search(step).first_whole(functools.partial(read_commit, self._storage, get_into=get))
+
+        def read(id: CommitId) -> Checkpoint:
+            found = read_commit(self._storage, id, get_into=get)
+            if fit and UNFIT in found.meta:
+                raise CorruptCheckpoint(f"it is unfit to go on from: {found.meta[UNFIT]}", commit=str(id))
+            return found
+
+        return self._search(step).first_whole(read)
 
     def load(
         self,

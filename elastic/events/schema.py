@@ -121,6 +121,18 @@ class PassedOver(EndOfStretch):
     examples_count: Annotated[int, "rank 0: how many they are"] = ABSENT
 
 
+class NotFinite(TypedEvent):
+    """The coordinator has told of the first step, since it was one, whose loss or gradient is not finite, where no
+    `on_bad=` says what becomes of it: it is applied."""
+
+    step: Annotated[int, "its index"]
+    why: Annotated[str, "in words"]
+    signs: Annotated[dict[str, float | str], "its loss, if there is one, and its gradient's norm; not finite: as text"]
+    examples: Annotated[
+        list[int], "dataset indices of those that hold numbers that are not finite; if none does, of all, 1,000 at most"
+    ]
+
+
 class PeerLost(EndOfStretch):
     """A collective failed on this worker. What it spent on the step in flight is lost."""
 
@@ -187,6 +199,7 @@ class Saved(TypedEvent):
     helped: Annotated[dict[str, int], "bytes of them that other nodes uploaded, by the rank there; absent: none"] = (
         ABSENT
     )
+    unfit: Annotated[str, "which weight is not finite, so that it does not count among those to keep"] = ABSENT
 
 
 class SaveFailed(TypedEvent):

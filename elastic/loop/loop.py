@@ -34,6 +34,7 @@ from elastic.loop.refusals.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps
+from elastic.loop.steps.not_finite import NotFinite
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import Update
@@ -71,6 +72,7 @@ class Loop:
         rule = context.config.on_bad
         self._bad_steps = BadSteps(self.session, rule) if rule is not None else None
         check = self._bad_steps.check_weights if self._bad_steps is not None else _nothing_to_check
+        self._judge = self._bad_steps.look if self._bad_steps is not None else NotFinite(self.session).look
         self.session.restorer.check = check
         self._recovery = Recovery(self.session, self._notices, check)
         self._boundary = Boundary(self.session, self._recovery)
@@ -323,7 +325,7 @@ class Loop:
             self._recovery,
             plan,
             wishes=self._boundary.wishes,
-            bad_steps=self._bad_steps,
+            judge=self._judge,
             looked_at=self._looks.begin(plan.index, begins_epoch=begins_epoch, over_steps=over_steps),
         )
 

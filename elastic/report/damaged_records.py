@@ -22,6 +22,7 @@ _READ: dict[str, tuple[str, ...]] = {
     "loaded": ("step", "epoch"),
     "step_applied": ("step", "epoch"),
     "passed_over": ("step", "first", "epoch", "why"),
+    "not_finite": ("step", "why"),
     "example_left_out": ("step", "epoch", "index", "error"),
     "peer_lost": ("step",),
     "fault_detected": ("lost", "cause"),

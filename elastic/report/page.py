@@ -81,8 +81,9 @@ def _head(name: str, found: Report, axis: Axis) -> str:
     begun = _date(axis.low)
     newest = f", the last record of {_date(found.last_t)}" if found.state == Completion.UNFINISHED else ""
     state = "left in order, can go on" if found.state == Completion.LEFT else found.state
+    odd = '<span class="state unfinished">NOT FINITE</span> ' if found.not_finite else ""
     return (
-        f'<header><h1>{escape(name)}</h1><p><span class="state {found.state}">{state}</span> '
+        f'<header><h1>{escape(name)}</h1><p>{odd}<span class="state {found.state}">{state}</span> '
         f"begun {begun}, {words.seconds(axis.high - axis.low)} from first to last{newest}</p></header>"
     )
 

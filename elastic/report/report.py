@@ -51,6 +51,7 @@ class Report:
     """
     steps         applied by them, with what they went on from; a worker that lost its claim no longer counts, nor do
                   steps that were passed over
+    not_finite    of the newest state that was saved, or of the newest launch the first step; None: nothing
     passed_over   in order
     left_out      likewise, of the steps that count
     redone        steps that had to be done again, as often as they were
@@ -70,6 +71,7 @@ class Report:
     """
 
     state: Completion
+    not_finite: str | None
     steps: int
     redone: int
     epoch: int
@@ -145,6 +147,7 @@ def report(events: Sequence[Event]) -> Report:
     took = step_seconds(of_kind["step_applied"])
     return Report(
         state=Completion.FINISHED if finished else Completion.LEFT if all_departed else Completion.UNFINISHED,
+        not_finite=_not_finite(saved, [e for e in of_kind["not_finite"] if (e.get("claim") or 0) == newest]),
         steps=steps - len(counting.passed_over),
         passed_over=passed_over(counting),
         left_out=left_out(of_kind["example_left_out"], counting),
@@ -176,6 +179,12 @@ def report(events: Sequence[Event]) -> Report:
         folded_steps=sum(event["steps"] for event in folded),
         forgotten=any(event["unknown"] for event in folded),
     )
+
+
+def _not_finite(saved: Sequence[Event], told: Sequence[Event]) -> str | None:
+    if saved and "unfit" in saved[-1]:
+        return f"the weights, {saved[-1]['unfit']}"
+    return f"step {told[0]['step']}: {told[0]['why']}" if told else None
 
 
 def _departed_for_all(claimed: Iterable[Event], departed: Iterable[Event], newest: int) -> bool:

@@ -63,6 +63,8 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
     stall = words.seconds(found.save_stall_seconds)
     saves = f"{found.saves:,} of {words.size(found.saved_bytes)}, training stood still {stall}"
     redone = f", {found.redone:,} redone" if found.redone else ", none redone"
+    if found.not_finite:
+        yield "not finite", found.not_finite
     yield "steps", f"{found.steps:,} applied{redone}, epoch {found.epoch}"
     if found.passed_over:
         yield "passed over", sentences.passed_over(found.passed_over)
@@ -112,7 +114,8 @@ def _pace(found: Report) -> str:
 def _head(name: str, found: Report, now: float | None) -> Text:
     known = now is not None and found.state == Completion.UNFINISHED
     age = f", its last record {words.seconds(max(0.0, now - found.last_t))} old" if known and now is not None else ""
-    return Text.assemble((str(found.state), _STATES[found.state]), f"  {words.printable(name)}{age}")
+    odd = Text("NOT FINITE, " if found.not_finite else "", "bold red")
+    return Text.assemble(odd, (str(found.state), _STATES[found.state]), f"  {words.printable(name)}{age}")
 
 
 def _facts(found: Report) -> Table:

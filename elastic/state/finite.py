@@ -7,7 +7,7 @@ purpose (masks), and what an optimizer keeps follows from gradients that were fi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -15,7 +15,13 @@ import torch
 def norm(tensors: Sequence[torch.Tensor]) -> float:
     """The Euclidean norm of all together, 0.0 of none; inf where a square is beyond fp32. The same bits wherever the
     tensors, in this order, have the same ones and the machines are alike: as clipping needs it, too."""
-    return math.hypot(*map(float, _norms(tensors)))
+    return norm_later(tensors)()
+
+
+def norm_later(tensors: Sequence[torch.Tensor]) -> Callable[[], float]:
+    """The norm as they are now; of tensors on a GPU who asks for it waits, and not who calls this."""
+    norms = _norms(tensors)
+    return lambda: math.hypot(*map(float, norms))
 
 
 def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_checkpoint import Checkpointer
+from elastic_checkpoint import Checkpointer, digest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+from elastic.__main__ import main
 from elastic.errors import ConfigError
 from elastic.state.finite import norm, not_finite
 from elastic.state.health import Health, Passed, merged
@@ -313,3 +315,45 @@ def test_streams_go_on_where_a_rollback_takes_the_weights_back(tmp_path: Path) -
     assert not same(well, back)
     with Checkpointer(tmp_path / "back") as runs:
         assert runs.read().tree["health"]["passed"] == [{"first": 4, "step": 6, "why": "the loss is nan"}]
+
+
+def train_with_a_bad_example(url: Path, **options: Any) -> nn.Module:
+    """Example 170 of 400 holds a NaN; saves after 5 steps each."""
+    elastic.seed(0)
+    inputs = torch.randn(400, 8)
+    labels = inputs[:, :3].argmax(1)
+    inputs[170, 2] = NAN
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with elastic.Run(
+        url, model=model, optimizer=optimizer, dataset=TensorDataset(inputs, labels), batch_size=40, virtual_workers=4,
+        epochs=3, save_every=5, keep=2, seed=1, **options,
+    ) as run:  # fmt: skip
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model
+
+
+def test_a_run_of_nan_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default it goes on; but it is told of, what was healthy stays, and the same command goes on from there."""
+    train_with_a_bad_example(tmp_path / "run")
+    said = capsys.readouterr().err
+    (step,) = re.findall(r"NOT FINITE: in step (\d+) the gradient's norm is nan", said)
+    assert "of its 40 examples these hold numbers that are not finite: 170\n" in said
+    assert said.count("NOT FINITE") == 1
+    saved = Checkpointer(tmp_path / "run").list()
+    healthy = [one.step for one in saved if "unfit" not in one.meta]
+    assert [one.step for one in saved if "unfit" in one.meta] == [30, 25]
+    assert healthy == [at for at in range(25, -1, -5) if at <= int(step)][:2]
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("NOT FINITE, finished")
+
+    train_with_a_bad_example(tmp_path / "run", on_bad="skip", accept=["on_bad"])
+    said = capsys.readouterr().err
+    assert f"goes on from step {healthy[0]} of 30" in said
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("finished")
+    undisturbed = train_with_a_bad_example(tmp_path / "other", on_bad="skip")
+    assert digest(undisturbed) == digest(Checkpointer(tmp_path / "run").read().tree["model"])

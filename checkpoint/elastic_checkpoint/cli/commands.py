@@ -25,6 +25,7 @@ from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.names import CLAIMS
 from elastic_checkpoint.load.diff import Comparison, Difference, DifferenceKind, Side, compare
 from elastic_checkpoint.runs.claims import utc
+from elastic_checkpoint.runs.retention import UNFIT
 
 YES, NO = 0, 1
 
@@ -241,7 +242,7 @@ def _show_commits(screen: Screen, commits: Sequence[Commit], now_s: float, *, lo
             human_age(now_s - commit.saved_at),
             str(_world_size(commit) or "-"),
             str(commit.claim),
-            "yes" if commit.in_lineage else "no, never loaded",
+            ("yes" if commit.in_lineage else "no, never loaded") + (", not finite" if UNFIT in commit.meta else ""),
         ]
         for commit in commits
     ]

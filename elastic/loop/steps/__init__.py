@@ -5,5 +5,6 @@ script_step   what a script may ask of its step, in either loop
 step          a step as a script takes it: `for batch in step`; that of the other loop is plain/step.py
 update        what an exact gradient is made of: opened, computed, closed, and the step committed
 bad_steps     the loss or the gradients are no numbers, or far off: stop, skip, or go back
+not_finite    without on_bad=, the first that are no numbers are told of
 rollback      to which save, and how every rank gets it
 """

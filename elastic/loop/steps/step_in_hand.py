@@ -29,7 +29,7 @@ from elastic.loop.assignment import pieces
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
-from elastic.loop.steps.bad_steps import BadSteps, PassOver
+from elastic.loop.steps.bad_steps import PassOver
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
 from elastic.state.trained_set import listed
@@ -79,7 +79,7 @@ class StepInHand:
         plan: StepPlan,
         *,
         wishes: Callable[[], int],
-        bad_steps: BadSteps | None,
+        judge: Callable[[int, Agreed], PassOver | None],
         looked_at: bool,
     ) -> None:
         self.session = session
@@ -91,7 +91,7 @@ class StepInHand:
         self._recovery = recovery
         self.plan = plan
         self._wishes = wishes
-        self._bad_steps = bad_steps
+        self._judge = judge
         self.bad: PassOver | None = None
         self.index = plan.index
         self.epoch = plan.epoch
@@ -266,8 +266,7 @@ class StepInHand:
             self._streams.settle(agreed.sums)
         self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out
         self._phases.enter(Phase.COMPUTING)
-        if self._bad_steps is not None:
-            self.bad = self._bad_steps.look(self.index, agreed)
+        self.bad = self._judge(self.index, agreed)
         return agreed
 
     def comes_again(self, lost: PeerLost, exchange: Exchange) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import elastic_checkpoint
 import torch
 from elastic_checkpoint.load.spool import Spool
+from elastic_checkpoint.runs.retention import UNFIT
 
 from elastic.config import Config
 from elastic.errors import Evicted, IdentityMismatch, SavesFailed
@@ -37,6 +38,7 @@ from elastic.membership.succession.going_on import nodes_of
 from elastic.membership.succession.succession import may_succeed
 from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
+from elastic.state.finite import not_finite
 from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
 
@@ -156,7 +158,7 @@ class Saver:
         spool, self._spool = self._spool, None
         self.read_ahead_bytes = 0
         try:
-            found = self._checkpoints.read(spool=spool)
+            found = self._checkpoints.read(spool=spool, fit=self._config.on_bad is not None)
         except elastic_checkpoint.NoCheckpoint as none:
             if none.rejected:
                 raise  # there are checkpoints, and none is whole: beginning anew would bury them
@@ -185,6 +187,13 @@ class Saver:
             self._console.say(
                 f"checkpoint step {found.step} was saved by elastic-exact {there or 'of an earlier version'}, and "
                 f"the run goes on with {here}"
+            )
+        if (unfit := found.meta.get(UNFIT)) is not None:
+            self._console.warn(
+                f"NOT FINITE: the run goes on from step {found.step}, whose weights are not finite: {unfit}\n"
+                "  state  on_bad=None looks at nothing; older checkpoints whose weights are finite stay\n"
+                '  next   on_bad="stop" goes on from the newest of those instead, and so does on_bad="skip" with '
+                'accept=["on_bad"]'
             )
         self.accepted = sorted(accepted)
         for name, (here, there) in accepted.items():
@@ -248,7 +257,7 @@ class Saver:
             one = self._under_way.pop(0)
             try:
                 commit = one.saving.wait()
-                self._committed(one.position, commit, one.took_s, one.stall_s, helped=one.saving.helped)
+                self._committed(one.position, commit, one.took_s, one.stall_s, one.unfit, helped=one.saving.helped)
                 self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
             except (elastic_checkpoint.SaveDropped, elastic_checkpoint.ClaimLost) as lost:
                 if isinstance(lost, elastic_checkpoint.StateChanged):
@@ -378,12 +387,14 @@ class Saver:
             "losses": {**self._losses().document(), "ended": must and position.step > 0},
             **self.duration.meta(),
         }
+        if (unfit := self._unfit(position.step)) is not None:
+            meta[UNFIT] = unfit
         objects = self._train_state.objects()
         try:
             if self._warmed:
                 steady = [] if must or at_risk else self._lent()
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
-                one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s)
+                one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s, unfit)
                 self._under_way.append(one)
                 self._train_state.staging.follow(saving, partial(self._tell_staged, one))
                 commit = None
@@ -402,9 +413,16 @@ class Saver:
             self._has_saved()
             return
         if commit is not None:
-            self._committed(position, commit, stall_s, stall_s)
+            self._committed(position, commit, stall_s, stall_s, unfit)
         elif must and not self._await(saving, by_s):
             self.save(position, must=must, by_s=by_s)
+
+    def _unfit(self, step: int) -> str | None:
+        """What the checkpoint says of its weights, where they are not finite: then it does not count among those to
+        keep. With `on_bad` it is not saved at all."""
+        trained = {name: p for name, p in self._config.parameters().items() if p.requires_grad}
+        found = not_finite(trained) if self._config.on_bad is None else None
+        return None if found is None else f"after {step} steps, {found}"
 
     def _older_than(self, step: int) -> UnderWay | None:
         """What is being uploaded of another step, if it may be given up. Not where bad steps go back to saves: what
@@ -496,6 +514,7 @@ class Saver:
         commit: elastic_checkpoint.Commit,
         took_s: float,
         stall_s: float,
+        unfit: str | None,
         *,
         helped: Mapping[int, int] = NOBODY,
     ) -> None:
@@ -514,6 +533,7 @@ class Saver:
                 stall=stall_s,
                 name=commit.name,
                 helped={str(rank): size for rank, size in sorted(helped.items())} or ABSENT,
+                unfit=unfit or ABSENT,
             )
         )
         self._events.flush()

@@ -31,6 +31,7 @@ class UnderWay:
     claim     under which it was begun
     begun_s   by the clock
     called_s  how long the call has stopped training
+    unfit     which of its weights is not finite
     """
 
     saving: elastic_checkpoint.Saving
@@ -38,6 +39,7 @@ class UnderWay:
     claim: int
     begun_s: float
     called_s: float
+    unfit: str | None = None
 
     @property
     def stall_s(self) -> float:
