@@ -331,7 +331,7 @@ def train_with_a_bad_example(url: Path, **options: Any) -> nn.Module:
     ) as run:  # fmt: skip
         for x, y in run.batches():
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return model
 
