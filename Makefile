@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The lowest versions that pyproject.toml promises, and what of torch's private interfaces is held to them.
 OLDEST_PYTHON ?= python3.10
 OLDEST := build/oldest
+NEWEST := build/newest
 INTERFACES = $$(grep -o 'tests/processes/[a-z_*]*\.py' docs/internals/private-interfaces.md | sort -u)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -53,9 +54,19 @@ nightly: check docs  ## every test with all its cases, then the soak and the kil
 oldest: $(OLDEST)/.installed  ## pure tests, runs of one worker, storages and private interfaces with the lowest versions: make oldest TESTS=tests/pure
 	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(TESTS),tests/pure tests/one_process tests/storage $(INTERFACES))
 
-$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+$(OLDEST)/.installed: pyproject.toml setup.py constraints-oldest.txt
 	$(OLDEST_PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[test]'
+	touch $@
+
+newest: $(NEWEST)/.installed  ## the same tests and the demo with the newest torch, which `pip install` brings: make newest TESTS=tests/pure
+	$(NEWEST)/bin/elastic demo
+	$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(TESTS),tests/pure tests/one_process tests/storage $(INTERFACES))
+
+$(NEWEST)/.installed: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv --clear $(NEWEST)
+	grep -v '^torch==' constraints.txt >$(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check --constraint $(NEWEST)/constraints.txt --editable '.[test]'
 	touch $@
 
 soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
@@ -84,4 +95,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly oldest soak kills notices gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly oldest newest soak kills notices gpu bench clean
