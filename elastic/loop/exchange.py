@@ -118,15 +118,19 @@ class Exchange:
         examples: int,
         wishes: int,
         unit: int = 1,
+        sets_options: bool = False,
     ) -> Agreed:
         """Sums everything over the ranks.
 
-        unit  the gradients were weighted by so many examples each
+        unit          the gradients were weighted by so many examples each
+        sets_options  the loop's bodies have set optimizers' options, which must be the same on all ranks
 
         Raises PeerLost, CollectiveMismatch, and StepError if nothing was counted anywhere.
         """
         self._meet()
         self.gradients.flush()
+        if sets_options and self._group.world_size > 1:
+            self._replica_digest ^= settings.digest(self._settings)
         sums = SubtreeSums()
         for share, merges in zip(shares, self.assignment.merges, strict=True):
             sums.push(share, merges)
@@ -144,6 +148,7 @@ class Exchange:
             replica=self._replica_digest,
         )
         if len(set(agreed.replicas)) > 1:
+            self._compare_settings(agreed.replicas)
             self._compare_replicas(f"as step {position[1]} began", f"  state  step {position[1]} is not applied")
         if agreed.left_out == examples:
             raise nothing_to_read(position[1], examples)
@@ -264,14 +269,7 @@ class Exchange:
                 f"{UNTOUCHED}  next   start the same command again, on machines that are alike",
                 doing={number: f"knows {digest:x}" for number, digest in enumerate(digests)},
             )
-        if apart_in := settings.difference(own["settings"], there["settings"]):
-            raise CollectiveMismatch(
-                f"the workers' optimizers, or schedules, are set differently; rank {rank} is here, rank {other} there\n"
-                f"  found  {listed(apart_in)}\n{UNTOUCHED}"
-                "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
-                "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share",
-                doing={number: f"is set to {digest:x}" for number, digest in enumerate(digests)},
-            )
+        self._check_alike(own["settings"], there["settings"], other, digests)
         found = self._trained.difference(there["trained"])
         raise CollectiveMismatch(
             f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
@@ -280,6 +278,28 @@ class Exchange:
             "         step.sums, or what is kept in extra=; a counter of its own begins anew where a worker joins",
             doing={number: f"trains set {digest:x}" for number, digest in enumerate(digests)},
         )
+
+    def _compare_settings(self, digests: Sequence[int]) -> None:
+        """All call it together. Raises PeerLost, CollectiveMismatch."""
+        own = settings.settings(self._settings)
+        gathered = gather_bytes(self._group, json.dumps(own).encode())
+        all_know(self._group)
+        for other, there in enumerate(map(json.loads, gathered)):
+            self._check_alike(own, there, other, digests)
+
+    def _check_alike(
+        self, here: settings.Settings, there: settings.Settings, other: int, digests: Sequence[int]
+    ) -> None:
+        """Raises CollectiveMismatch."""
+        if apart_in := settings.difference(here, there):
+            rank = self._group.rank
+            raise CollectiveMismatch(
+                f"the workers' optimizers, or schedules, are set differently; rank {rank} is here, rank {other} there\n"
+                f"  found  {listed(apart_in)}\n{UNTOUCHED}"
+                "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
+                "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share",
+                doing={number: f"is set to {digest:x}" for number, digest in enumerate(digests)},
+            )
 
     def _gradient_sum(self, trained: TrainedSet) -> GradientSum:
         names = [name for name, trains in zip(trained.names, trained.trained, strict=True) if trains]

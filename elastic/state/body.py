@@ -2,7 +2,7 @@
 
     change what the step trains      requires_grad, groups, hooks (trained.py says why)
     write to weights                 of the models, and of modules in `extra=`
-    set an optimizer's options       learning rates and the like
+    set an optimizer's options       learning rates and the like; a plain loop's bodies may, to the same values in all
     change objects in `extra=`       their state_dicts are compared in the first steps, and now and then
     give a frozen parameter a gradient
 
@@ -49,7 +49,8 @@ class Body:
         self._states: dict[str, tuple[str, dict[str, int]]] = {}
         self._runs = False
         self._step: int | None = None
-        self._settings: list[list[Any]] = []
+        self._settings: list[_Settings] = []
+        self._set_by_bodies: list[_Settings] | None = None
         self._versions: list[int] = []
         self._of_extra = [module._parameters for thing in self._extra.values() for module in thing.modules()]
         self._others: list[torch.nn.Parameter] = []
@@ -62,8 +63,11 @@ class Body:
 
     def begin(self, step: int, trained: TrainedSet) -> None:
         """Before a step's first share. When it comes round again, what was so when it began still counts."""
+        self._set_by_bodies = None
         if step == self._step:
             self._runs = True
+            for optimizer, before in zip(self._optimizers.values(), self._settings, strict=True):
+                _put_back(optimizer, before)
             return
         self._step, self._set = step, trained
         for _, parameter in trained.frozen:
@@ -79,6 +83,28 @@ class Body:
         if self._looks <= _LOOK_FIRST or self._looks % _LOOK_EVERY == 0:
             self._states = {name: _state(thing) for name, thing in self._objects.items()}
         self._runs = True
+
+    @property
+    def has_set_options(self) -> bool:
+        """Whether an optimizer is set otherwise than when the step began, as a plain loop's bodies may do."""
+        return self._set_by_bodies not in (None, self._settings)
+
+    def share_ends(self, step: int) -> None:
+        """Behind the backward pass of each body of a plain loop, which all workers have. Raises StepError where it has
+        set options to other values than the body before."""
+        now = [_settings(optimizer) for optimizer in self._optimizers.values()]
+        before, self._set_by_bodies = self._set_by_bodies, now
+        if before is None or before == now:
+            return
+        for (key, _), then, here in zip(self._optimizers.items(), before, now, strict=True):
+            if apart := [(name, was, now) for (name, was), (_, now) in zip(then, here, strict=False) if was != now]:
+                said = [f"{name} {was}, then {now}" for name, was, now in apart]
+                raise StepError(
+                    f"the loop's body set options of optimizer {key!r} to other values in one share of step {step} "
+                    f"than in the next\n  found  {listed(said)}\n{UNTOUCHED}"
+                    "  next   set them to what is the same in every body: from run.step_index (steps, not batches) or "
+                    "run.epoch,\n         and not by *= or +=; or between two steps, or in run.on_apply(function)"
+                )
 
     def end(self, step: int) -> None:
         """After its last one, or where a step is given up. Raises StepError."""
@@ -115,6 +141,8 @@ class Body:
                 f"{UNTOUCHED}  next   change them in run.on_apply(function), in update=, or after the inner loop, from "
                 "step.sums, say"
             )
+        if self._set_by_bodies is not None:
+            return
         for (key, optimizer), before in zip(self._optimizers.items(), self._settings, strict=True):
             if _settings(optimizer) != before:
                 raise StepError(
@@ -152,7 +180,11 @@ def _state(thing: Any) -> tuple[str, dict[str, int]]:
     return repr(document), {name: mark(tensor)[1] for name, tensor in tensors.items()}
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[Any]:
+_Settings = list[tuple[str, Any]]
+"""Group by group, each option and its value."""
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> _Settings:
     return [
         (name, value if type(value) in _SIMPLE else _plain(value))
         for group in optimizer.param_groups
@@ -161,9 +193,19 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[Any]:
     ]
 
 
+def _put_back(optimizer: torch.optim.Optimizer, before: _Settings) -> None:
+    """What a body of an attempt that failed has set: `lr *= 0.9` counts once a step."""
+    values = iter(before)
+    for group in optimizer.param_groups:
+        for name in [name for name in group if name != "params"]:
+            known, value = next(values)
+            if known == name and type(value) in _SIMPLE:
+                group[name] = value
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return id(value), value._version
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else (id(value), value._version)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value

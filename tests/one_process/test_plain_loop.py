@@ -367,6 +367,30 @@ def test_a_scaler_scales_and_skips_on_inf(scale: float, tmp_path: Path) -> None:
     assert (scaler.get_scale() < scale) == (scale > 2.0**100)
 
 
+@pytest.mark.parametrize("how", ["a rate", "a schedule"])
+def test_what_follows_from_the_step_may_be_set_in_every_body(how: str, tmp_path: Path) -> None:
+    """As nanoGPT sets its rate. The schedule is told the next step's number, as the next step's bodies tell it."""
+
+    def train(url: Path, in_body: bool) -> Any:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 0.5**at)
+        with run(url, model, optimizer, scheduler=scheduler) as training:
+            for x, y in training.batches():
+                if in_body and how == "a rate":
+                    optimizer.param_groups[0]["lr"] = 0.5 ** (1 + training.step_index)
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if in_body and how == "a schedule":
+                    scheduler.step(training.step_index)
+                elif not in_body and training.stepped:
+                    optimizer.param_groups[0]["lr"] = 0.5 ** (1 + training.step_index)
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    assert train(tmp_path / "in the body", True) == train(tmp_path / "between steps", False)
+
+
 @pytest.mark.parametrize("when", ["before the batches", "behind them", "every second step"])
 def test_a_schedule_may_be_stepped_once_an_epoch(when: str, tmp_path: Path) -> None:
     """Also where a run goes on in the middle of an epoch, whose beginning its script passes again."""

@@ -111,6 +111,15 @@ def sets_the_rate(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
     good(loop, x, y)
 
 
+def schedules_by_its_batches(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+    """As torch's example of CosineAnnealingWarmRestarts does, by enumerate."""
+    loop.optimizer.zero_grad()
+    loop.loss(x, y).backward()
+    loop.optimizer.step()
+    vars(loop)["batch"] = vars(loop).get("batch", -1) + 1
+    loop.scheduler.step(vars(loop)["batch"])
+
+
 def steps_another_optimizer(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
     good(loop, x, y)
     torch.optim.SGD(loop.model.parameters(), lr=0.1).step()
@@ -184,7 +193,11 @@ MISUSES = [
     (steps_a_network_of_its_own, "a SGD that the run does not know steps in one body of the loop after another"),
     (passes_again, "moved buffers behind its backward pass, in step 1: 1."),
     (passes_again_where_it_stepped, "moved buffers behind its backward pass, in step 1: 1."),
-    (sets_the_rate, "set options of optimizer 'optimizer' in step 1"),
+    (sets_the_rate, "set options of optimizer 'optimizer' to other values in one share of step 1 than in the next"),
+    (
+        schedules_by_its_batches,
+        "scheduler.step(1) of 'scheduler' was called in a body of step 1",
+    ),
 ]
 
 

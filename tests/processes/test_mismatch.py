@@ -382,6 +382,11 @@ def lowers_the_rate(rank: int, step: int, rates: dict[str, Any], plateau: Any) -
 OwnSettings = Callable[[int, int, dict[str, Any], Any], None]
 
 
+def lowers_it_in_a_body(rank: int, step: int, group: dict[str, Any], plateau: Any) -> None:
+    if step == 1:
+        group["lr"] = 0.01 / (1 + rank)
+
+
 def sets_its_own(rank: int, world_size: int, port: int, url: str, settles: OwnSettings) -> int:
     as_worker_of_torchrun(rank, world_size, port)
     elastic.seed(1)
@@ -391,11 +396,13 @@ def sets_its_own(rank: int, world_size: int, port: int, url: str, settles: OwnSe
     given: dict[str, Any] = {"dataset": data(), "batch_size": 12, "virtual_workers": 4, "epochs": 1}
     with elastic.Run(url, model=model, optimizer=optimizer, extra={"plateau": plateau}, **given) as run:
         for x, y in run.batches():
+            if settles is lowers_it_in_a_body:
+                settles(rank, run.step_index, optimizer.param_groups[0], plateau)
             optimizer.zero_grad()
             loss: Any = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
-            if run.stepped:
+            if run.stepped and settles is not lowers_it_in_a_body:
                 settles(rank, run.step_index, optimizer.param_groups[0], plateau)
     return run.step_index
 
@@ -405,6 +412,7 @@ def sets_its_own(rank: int, world_size: int, port: int, url: str, settles: OwnSe
     [
         (tells_a_plateau, r"best of 'extra\.plateau': -?\d here and -?\d there"),  # both have one rate yet
         (lowers_the_rate, r"lr of 'optimizer', group 0: 0\.0\d+ here and 0\.0\d+ there"),
+        (lowers_it_in_a_body, r"lr of 'optimizer', group 0: 0\.0\d+ here and 0\.0\d+ there"),
     ],
 )
 def test_settings_that_go_different_ways_are_told_before_the_weights_do(

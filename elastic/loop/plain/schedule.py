@@ -4,7 +4,8 @@
     before an epoch's first batch      likewise; not where this process comes into the middle of the epoch, whose
                                        scheduler was stepped at its beginning already
     in a body, before the exchange     it does nothing, since the same call follows behind the exchange. One that comes
-                                       before the body's backward pass alone would never count: that is refused
+                                       before the body's backward pass alone would never count: that is refused; and so
+                                       is one that is told something else in another body of the step
 
 A scheduler gets another class while the loop runs: what lies in its `__dict__` is part of its state_dict.
 """
@@ -19,7 +20,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.config import Config
-from elastic.errors import ConfigError, StepError
+from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.loop.plain.step import PlainStep
 
 
@@ -33,6 +34,8 @@ class OwnSchedules:
         self._exchanged = exchanged
         self._step: PlainStep | None = None
         self._early: set[str] = set()  # stepped before a backward pass of the step in hand, and not behind it
+        self._told: dict[str, tuple[int, str]] = {}  # what each was told in the step in hand before it was exchanged
+        self._counted: dict[str, str | None] = {}  # and what behind it, if that was something else
         self._undo: list[Callable[[], None]] = []
         self._ungated = False
 
@@ -46,7 +49,7 @@ class OwnSchedules:
             self._undo.pop()()
 
     def next_step(self, step: PlainStep | None) -> None:
-        self._step, self._early = step, set()
+        self._step, self._early, self._told = step, set(), {}
 
     def check_closed(self, step: PlainStep) -> None:
         """Raises StepError for a scheduler that the body of an updated step has stepped to no effect."""
@@ -64,6 +67,7 @@ class OwnSchedules:
         kind = type(scheduler)
 
         def step(gated: Any, *args: Any, **kwargs: Any) -> Any:
+            self._check_alike(name, (*args, *kwargs.values()))
             return kind.step(gated, *args, **kwargs) if self._counts(name) else None
 
         scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
@@ -72,6 +76,37 @@ class OwnSchedules:
             scheduler.__class__ = kind
 
         self._undo.append(undo)
+
+    def _check_alike(self, name: str, args: tuple[Any, ...]) -> None:
+        """Raises StepError for a schedule that is told something else in one body than in another: which body's call
+        counts, that of a worker's last share, depends on the world size.
+
+        What follows from the steps that are applied is alike in all bodies; behind the update it is told what the next
+        step's bodies are.
+        """
+        step = self._step
+        if self._ungated or step is None or not step.has_begun or step.over:
+            return
+        told = ", ".join(
+            repr(float(one) if isinstance(one, torch.Tensor) and one.numel() == 1 else one) for one in args
+        )
+        attempt, of_bodies = self._told.get(name, (-1, told))
+        if self._exchanged():
+            self._counted[name] = told if told != of_bodies else None
+            return
+        before = self._counted.pop(name, None)
+        if attempt == step.in_hand.attempt:
+            before = of_bodies
+        self._told[name] = step.in_hand.attempt, told
+        if before is not None and before != told:
+            raise StepError(
+                f"scheduler.step({told}) of {name!r} was called in a body of step {step.in_hand.index}, and "
+                f"scheduler.step({before}) in the one before\n"
+                "  found  a step has a body for each share of its batch, and the last one's call counts: which that is "
+                f"depends on the world size\n{UNTOUCHED}"
+                "  next   give what is the same in all of them, such as run.step_index / run.steps_per_epoch in place "
+                "of an epoch and a\n         count of batches, or run.sums; or call it behind an epoch's batches"
+            )
 
     def _counts(self, name: str) -> bool:
         step = self._step
@@ -83,6 +118,10 @@ class OwnSchedules:
         if step.in_hand.due:
             self._early.add(name)
         return False
+
+
+def _said(argument: Any) -> str:
+    return repr(float(argument) if isinstance(argument, torch.Tensor) and argument.numel() == 1 else argument)
 
 
 def check_scheduled(config: Config) -> None:

@@ -227,6 +227,7 @@ class PlainStep(ScriptStep):
         step, exchange = self.in_hand, self._session.exchange
         step.due = False
         exchange.gradients.at_next_pass(self._second_pass)
+        self._session.body.share_ends(step.index)
         try:
             self._take(exchange)
             if not step.last:

@@ -261,6 +261,7 @@ class StepInHand:
             examples=self.plan.count,
             wishes=self._wishes(),
             unit=unit,
+            sets_options=self.session.body.has_set_options,
         )
         if self._streams is not None:
             self._streams.settle(agreed.sums)
