@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 
 from elastic.data.order import Order
-from elastic.errors import ConfigError
+from elastic.errors import CANNOT_DO, ConfigError
 from elastic.membership.environment import Launch
 from elastic.state.on_bad import OnBad
 
@@ -207,6 +207,12 @@ def _check_model(name: str, model: torch.nn.Module) -> None:
         if isinstance(parameter, DTensor):
             raise ConfigError(
                 f"{name}.{path} is a DTensor; sharded models are not carried yet: hand over the plain model"
+            )
+        if type(parameter) not in (torch.Tensor, torch.nn.Parameter):
+            raise ConfigError(
+                f"{name}.{path} is a {type(parameter).__name__}, a tensor subclass, and a run carries plain tensors\n"
+                "  next  keep the weights plain, and quantize them in the forward pass, by torch.nn.utils.parametrize: "
+                f"see\n        {CANNOT_DO}"
             )
         if parameter.is_complex():
             raise ConfigError(f"{name}.{path} is {parameter.dtype}; use torch.view_as_real parameters instead")

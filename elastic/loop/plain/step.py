@@ -20,7 +20,7 @@ from typing import Any
 
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
-from elastic.errors import UNTOUCHED, PeerLost, StepError
+from elastic.errors import CANNOT_DO, UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
 from elastic.loop.exchange import Exchange
@@ -297,7 +297,8 @@ class PlainStep(ScriptStep):
         raise StepError(
             f"a second backward pass began for share {step.share} of step {step.index}\n"
             f"{UNTOUCHED}  next   add the losses up and call backward once for each batch; torch.autograd.grad may be "
-            "called;\n         checkpoint(..., use_reentrant=False) has one pass"
+            "called;\n         checkpoint(..., use_reentrant=False) has one pass. SAM, gradients of single examples, "
+            f"networks that are\n         updated one after the other (a GAN's): {CANNOT_DO}"
         )
 
 

@@ -23,7 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elastic.config import Config
-from elastic.errors import UNTOUCHED, StepError
+from elastic.errors import CANNOT_DO, UNTOUCHED, StepError
 from elastic.group.sums import Agreed
 from elastic.loop.plain.schedule import OwnSchedules, check_scheduled
 from elastic.loop.plain.step import PlainStep
@@ -124,8 +124,12 @@ class OwnUpdate:
         """What this has to say to an error of the loop's own code."""
         if self._agreed is not None or self._step is None or self._step.in_hand.applied:
             return
-        if isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error):
-            yield "elastic: .grad is None until a step's last share: guard what reads it with `if run.updating:`"
+        is_none = isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
+        if is_none or (isinstance(error, RuntimeError) and "non-empty" in str(error)):  # torch.stack of no gradients
+            yield (
+                "elastic: .grad is None until a step's last share: guard what reads it with `if run.updating:`; for "
+                f"SAM, or gradients of single examples, see {CANNOT_DO}"
+            )
         if isinstance(error, AssertionError) and "inf checks" in str(error):
             yield "elastic: hand the scaler over: Run(scaler=scaler)"
 
@@ -144,7 +148,9 @@ class OwnUpdate:
                         f"a {type(optimizer).__name__} that the run does not know steps {names[id(parameter)]}\n"
                         "  found  its state would be neither saved nor given to newcomers, and it would step in every "
                         f"body\n{UNTOUCHED}"
-                        "  next   hand it over: Run(optimizer={'first': ..., 'second': ...})"
+                        "  next   hand it over: Run(optimizer={'first': ..., 'second': ...}), and step it behind "
+                        "backward: in a\n         hook of the backward pass no gradient is the whole batch's yet "
+                        f"({CANNOT_DO})"
                     )
         if optimizer in _of_runs:
             return
