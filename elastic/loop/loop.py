@@ -265,10 +265,11 @@ class Loop:
                 "  next   call it behind the last batch of the epoch before; ahead of run.epochs() for the first one"
             )
         if self.step is not None and not self.step.applied:
+            where = "after the inner loop" if self.own_update is None else "in the body under `if run.stepped:`"
             raise StepError(
                 f"run.{called} was called inside step {self.step.index}, whose gradients are under way\n"
                 "  state  the model is as it was before this step\n"
-                "  next   call it after the inner loop, on all workers"
+                f"  next   call it {where}, on all workers"
             )
 
     def _passes_beginning(self, step: PlainStep) -> Callable[[], None]:

@@ -575,6 +575,17 @@ def test_every_so_many_steps_a_body_evaluates(tmp_path: Path) -> None:
     assert evaluates("apply", None)[1] == in_train_mode[1]
 
 
+def test_an_evaluation_before_the_update_says_what_guards_it(tmp_path: Path) -> None:
+    """`if run.step_index % 100 == 0:` alone holds in each body of a step."""
+
+    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
+        good(loop, x, y)
+        loop.run.evaluate(loop.data, lambda x, y: {"n": len(y)})
+
+    with pytest.raises(StepError, match=r"inside step 0(.|\n)*next   call it in the body under `if run\.stepped:`"):
+        Plain(tmp_path).train(body)
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_what_is_moved_before_or_behind_an_evaluation_in_the_body_is_refused(tmp_path: Path, evaluates: bool) -> None:
     def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
