@@ -103,8 +103,8 @@ class Stage:
         return " ".join(members)
 
     def to(self, say: str) -> str:
-        """To whom this was just said: workers, or nodes."""
-        return " ".join(order.worker or order.node for order in self.orders if order.message["say"] == say)
+        """To whom one of these words was just said: workers, or nodes."""
+        return " ".join(order.worker or order.node for order in self.orders if order.message["say"] in say.split())
 
     def only(self, say: str) -> Message:
         """What was just said, the same to all."""

@@ -139,10 +139,9 @@ def test_a_worker_that_is_past_a_run_waits_until_the_others_are() -> None:
 def test_a_script_without_a_run_ends_when_all_its_workers_have() -> None:
     """However short it is: some may be at their end before others have begun."""
     stage = Stage(3)
-    stage.ends(stage.started("A0"), 0)
+    assert "the script began no elastic.Run" in stage.ends(stage.started("A0"), 0).only("status")["text"]
     stage.started("A1")
-    stage.ends("A1", 0)
-    assert stage.to("run_is_over") == ""
+    assert stage.ends("A1", 0).to("status run_is_over") == ""
     stage.started("A2")
     assert stage.ends("A2", 0).only("run_is_over")["failed"] is False
 
@@ -168,7 +167,7 @@ def test_the_same_failure_twice_at_one_step_ends_the_run_and_one_survivor_saves(
     stage.over("A0 A2", BOUNDARY)
     assert stage.raises("A1'", "ValueError: bad at 0x7f").to("broken") == "A0 A2"
     stage.over("A0", step=7)
-    assert stage.over("A2", step=8).to("save end run_is_over") == ""
+    assert stage.over("A2", step=8).to("end run_is_over") == ""
     assert stage.to("save") == "A2"
     assert stage.saved("A2", step=8).to("end") == "A0 A2"
     assert stage.only("run_is_over")["failed"] is True
