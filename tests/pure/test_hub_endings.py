@@ -80,7 +80,7 @@ def test_a_script_that_fails_after_its_run_had_finished_has_failed(how: str) -> 
 def test_a_worker_killed_after_it_has_finished_costs_nothing() -> None:
     stage = trains(2)
     stage.together("A0 A1", "finished", step=9)
-    assert stage.killed("A0").to("start over") == ""
+    assert stage.killed("A0").to("start run_is_over") == ""
     assert stage.ends("A1", 0).only("run_is_over")["failed"] is False
 
 

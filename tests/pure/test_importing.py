@@ -23,7 +23,7 @@ def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(variable, raising=False)
     with Importing(cuda=False) as importing:  # what forks lose of CUDA is asked in a fork: tests/processes
         try:
-            importlib.import_module(name)
+            monkeypatch.setitem(sys.modules, "kept_by_a_test", importlib.import_module(name))
         except KeyError:
             pass
         finally:
@@ -41,9 +41,10 @@ def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPat
         ("import os; os.environ.setdefault('MASTER_ADDR', 'localhost')", "MASTER_ADDR"),
         ("import os\nclass Config:\n    rank: int = int(os.environ.get('RANK', '0'))", "RANK"),
         ("import os\ndef of():\n    return os.environ.get('RANK')\nRANK = of()", "RANK"),
-        ("import os; ENV = dict(os.environ)", "the whole environment"),
-        ("import os; ENV = os.environ.copy()", "the whole environment"),
-        ("import os; ENV = {k: v for k, v in os.environ.items()}", "the whole environment"),
+        ("import os; ENV = dict(os.environ)", "and keeps the whole environment"),
+        ("import os; ENV = os.environ.copy()", "and keeps the whole environment"),
+        ("import os; ENV = {k.lower(): v for k, v in os.environ.items()}", "and keeps the whole environment"),
+        ("import os; ENV = list(os.environ.values()); ENV.append(ENV)", "and keeps the whole environment"),
     ],
 )
 def test_a_module_that_reads_a_rank_variable_is_named(
@@ -106,12 +107,25 @@ def test_what_forks_would_share_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert "mine" in found
 
 
-def test_a_library_that_looks_through_all_variables_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*RANK_VARIABLES, *WORKER_VARIABLES):
-        monkeypatch.delenv(name, raising=False)
-    with Importing(cuda=False) as importing:
-        importlib.reload(importlib.import_module("fsspec.config"))
-    assert importing.found() is None
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; MINE = {k: v for k, v in os.environ.items() if k.startswith('MINE_')}",
+        "import os\nfor name in os.environ:\n    if name.startswith('MINE_'): print(os.environ[name])",
+        "import os; before = dict(os.environ); os.environ.update(before); del before",
+        "import os; names = list(os.environ)",
+        "import os\nbefore = dict(os.environ)\nos.environ.clear()\nos.environ.update(before)\nbefore = None",
+    ],
+)
+def test_a_module_that_looks_through_all_variables_and_keeps_none_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """fsspec and tqdm do, whom most of what people import brings along: wherever they are installed. Each worker, and
+    each replacement, imported all of it afresh."""
+    variables = dict(os.environ)
+    assert imported(tmp_path, "looking_probe", source, monkeypatch).found() is None
+    assert variables.keys() - os.environ.keys() <= {*RANK_VARIABLES, *WORKER_VARIABLES}
+    assert os.environ.keys() <= variables.keys()
 
 
 def test_torch_still_knows_whether_a_fork_can_use_cuda() -> None:

@@ -1,6 +1,7 @@
 """What a process did while it imported that its forks must not have in common, and who did it.
 
-variables    of a worker, or of a rank: they are absent here, and each worker has its own
+variables    of a worker, or of a rank: they are absent here, and each worker has its own. Of a module that looks
+             through all variables only what it keeps counts: many look for those that begin with their name
 threads      do not live on in a fork
 files        that are read, and connections: forks share the place where they are read
 folders      of tempfile, made for one process: whichever fork ends first removes them
@@ -10,6 +11,7 @@ CUDA         cannot be used in a fork of a process that has initialised it, or o
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import os
 import shutil
@@ -17,6 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -56,6 +59,14 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 _OF_WATCHED = {"os", "collections.abc", "_collections_abc", "tempfile", __name__}
 
 
+_STANDS_FOR_ALL = "ELASTIC_STANDS_FOR_A_WORKERS_VARIABLES"
+"""A variable that only those find who look through all, with a value of which it is seen whether they keep it."""
+
+
+class _Value(str):
+    """Of that variable, each time another one: no str of Python's own can be referred to weakly."""
+
+
 class Importing:
     """`with` it, the environment is watched.
 
@@ -72,12 +83,17 @@ class Importing:
         wanted = {ARROW_MALLOC: "background_thread:false"} | ({NVML_CHECK: "1"} if self._cuda else {})
         self._sets = {name: value for name, value in wanted.items() if name not in os.environ}
         self._reads: list[tuple[str, str]] = []  # who, which variable
+        self._values: list[tuple[str, weakref.ref[_Value]]] = []  # who was given it, who looked through all variables
         self._folders: list[tuple[str, str]] = []  # who, which folder
         self._descriptors = _descriptors()
         self._threads = set(threading.enumerate())
 
     def found(self) -> str | None:
         reads, self._reads = self._reads, []
+        values, self._values = self._values, []
+        if any(value() is not None for _, value in values):
+            gc.collect()
+        reads += [(who, "and keeps the whole environment") for who, value in values if value() is not None]
         if reads:
             who, variable = reads[0]
             return f"{who} reads {variable} while it is imported, which differs between workers"
@@ -96,15 +112,19 @@ class Importing:
 
     def __enter__(self) -> Importing:
         os.environ.update(self._sets)
-        reads, changed, plain = self._reads_variable, self.changed, type(os.environ)
+        reads, value, changed, plain = self._reads_variable, self._value, self.changed, type(os.environ)
 
         class Watched(plain):  # type: ignore[misc, valid-type]
             def __getitem__(self, name: Any) -> Any:
+                if name == _STANDS_FOR_ALL:
+                    return value()
                 if name in RANK_VARIABLES or name in WORKER_VARIABLES:
-                    reads(name, of_libraries=True)
+                    reads(name)
                 return super().__getitem__(name)
 
             def __setitem__(self, name: Any, value: Any) -> None:
+                if name == _STANDS_FOR_ALL:
+                    return  # whoever puts a copy back
                 try:
                     new = super().__getitem__(name) != value
                 except KeyError:
@@ -114,12 +134,13 @@ class Importing:
                 super().__setitem__(name, value)
 
             def __delitem__(self, name: Any) -> None:
-                changed.add(name)
-                super().__delitem__(name)
+                if name != _STANDS_FOR_ALL:
+                    changed.add(name)
+                    super().__delitem__(name)
 
             def __iter__(self) -> Any:
-                reads("the whole environment, LOCAL_RANK too,", of_libraries=False)
-                return super().__iter__()
+                names = list(super().__iter__())
+                return iter([*names, _STANDS_FOR_ALL] if names else [])
 
         self._plain = plain
         os.environ.__class__ = Watched
@@ -139,15 +160,22 @@ class Importing:
         for name in self._sets:
             os.environ.pop(name, None)
 
-    def _reads_variable(self, variable: str, *, of_libraries: bool) -> None:
-        """of_libraries: by an installed module, too. Many of those look through all variables for some of theirs."""
+    def _reads_variable(self, variable: str) -> None:
         frame = _importing_frame(sys._getframe(2))
         if frame is None or frame.f_globals.get("__name__") in _ASKED_AGAIN_LATER:
             return
         if frame.f_globals is sys.modules["__main__"].__dict__:
             self.read_by_script = True
-        elif of_libraries or not _is_of_library(frame):
+        else:
             self._reads.append((_named(frame), variable))
+
+    def _value(self) -> _Value:
+        value, frame = _Value("0"), _importing_frame(sys._getframe(2))
+        if frame is not None and frame.f_globals is sys.modules["__main__"].__dict__:
+            self.read_by_script = True
+        elif frame is not None:
+            self._values.append((_named(frame), weakref.ref(value)))
+        return value
 
     def _makes_folder(self, *args: Any, **options: Any) -> Any:
         """Installed modules may: theirs are caches, which they do without."""

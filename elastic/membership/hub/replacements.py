@@ -17,7 +17,7 @@ from elastic.membership.rules.kills import Replace, Slot
 
 _NO_RUN = (
     "{worker} has come to its script's end, and the script began no elastic.Run: each worker runs all of it by itself\n"
-    "  state  nothing was shared between workers, saved or recovered; if it trains, each one trains a model of its own\n"
+    "  state  nothing was shared between workers, saved or recovered; if it trains, each trains a model of its own\n"
     "  next   put its loop into `with elastic.Run(...)`; or start it as it is without elastic: with torchrun if it\n"
     "         uses torch.distributed, else with python"
 )
