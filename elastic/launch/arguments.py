@@ -118,7 +118,7 @@ class Arguments:
 _EPILOG = (
     "Exit status: 0 the run is finished, or this node left in order (then --leave-status); 1 it failed; 2 it cannot be "
     "done as asked; 75 the run had its most nodes for as long as --rdzv-conf join_timeout says, and may be "
-    "joined later; 130 interrupted twice, or before this node met the others."
+    "joined later; 130 left in order on Ctrl-C, or interrupted twice, or before this node met the others."
 )
 
 _UNHEARD = {signal.SIGKILL, signal.SIGSTOP}
@@ -178,8 +178,8 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="STATUS",
-        help="Exit status of a node that leaves, by a signal or a notice, before the run is finished. Default 0. 75 "
-        "(try again later) is for schedulers that start again what did not end with 0.",
+        help="Exit status of a node that leaves, by a signal or a notice, before the run is finished. Default 0, "
+        "and 130 on Ctrl-C. 75 (try again later) is for schedulers that start again what did not end with 0.",
     )
     made.add_argument(
         "--wait-for-nodes",

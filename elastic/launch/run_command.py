@@ -200,6 +200,7 @@ def _run(
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:
     """Before this node has met the others, and has anything of the run's."""
+    from elastic.launch.node.end import left_status
     from elastic.launch.processes import children
     from elastic.preemption.notice import Notice
 
@@ -210,7 +211,7 @@ def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook,
         time.sleep(_LOOK_S)
         hook.reap()
     children.end_all(within_s=0.0)
-    status = arguments.leave_status
+    status = left_status(name, arguments.leave_status)
     say(f"this node has left ({name}) before it was in the run; the same command joins it (status {status})")
     return status
 

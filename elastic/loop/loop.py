@@ -38,7 +38,7 @@ from elastic.loop.steps.not_finite import NotFinite
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import Update
-from elastic.membership.exit_statuses import AGAIN
+from elastic.membership.exit_statuses import AGAIN, INTERRUPTED
 from elastic.membership.progress import Phase
 from elastic.membership.worker.live import LeaveRequested, RunEnded
 from elastic.preemption.notice import Notice
@@ -160,8 +160,9 @@ class Loop:
                 self._recovery.part()
                 orderly = True
                 return
-            orderly = isinstance(error, SystemExit) and not error.code
-            if orderly and self._state.in_loop and not self._recovery.departure.is_settled:
+            settled = self._recovery.departure.is_settled
+            orderly = isinstance(error, SystemExit) and (not error.code or (settled and error.code == INTERRUPTED))
+            if orderly and self._state.in_loop and not settled:
                 self._ended_itself()
             session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
             if self.own_update is not None and hasattr(error, "add_note"):  # Python 3.11

@@ -256,8 +256,8 @@ def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
     fleet.crash(1)
 
     fleet.boot(1, 3)
-    fleet.until("it goes on", lambda: "goes on from step" in fleet.said(1) + fleet.said(3))
-    assert re.search(r"goes on from step [1-9]", fleet.said(1) + fleet.said(3))
+    fleet.until("it goes on", lambda: "resuming after step" in fleet.said(1) + fleet.said(3))
+    assert re.search(r"resuming after step [1-9]", fleet.said(1) + fleet.said(3))
     (fleet.trained / "hurry").touch()
     fleet.until("both to switch themselves off", lambda: fleet.are_off(1, 3))
     fleet.boot(2)

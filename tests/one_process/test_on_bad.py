@@ -352,7 +352,7 @@ def test_a_run_of_nan_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     train_with_a_bad_example(tmp_path / "run", on_bad="skip", accept=["on_bad"])
     said = capsys.readouterr().err
-    assert f"goes on from step {healthy[0]} of 30" in said
+    assert f"resuming after step {healthy[0]} of 30" in said
     assert main(["report", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.startswith("finished")
     undisturbed = train_with_a_bad_example(tmp_path / "other", on_bad="skip")

@@ -12,11 +12,12 @@ from tests.kit.agents import STAY, WITHIN_S, Here, Run, meet
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_notice_to_the_agent_ends_everything_with_status_0(run: Run, number: signal.Signals) -> None:
+def test_a_notice_to_the_agent_ends_everything_in_order(run: Run, number: signal.Signals) -> None:
+    """Ctrl-C with 130, so that `elastic run ... && upload` uploads nothing; a scheduler's notice with 0."""
     launch = run(STAY, "--nproc-per-node=2")
     Here(launch).wait(2)
     launch.send(number)
-    assert launch.finish(within_s=WITHIN_S) == 0
+    assert launch.finish(within_s=WITHIN_S) == (130 if number == signal.SIGINT else 0)
     assert f"{number.name}: the 2 workers of this node leave" in launch.output
 
 

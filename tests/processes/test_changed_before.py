@@ -27,7 +27,7 @@ def test_a_resume_does_not_change_it_once_more(tmp_path: Path) -> None:
     assert disturbed == alone
     assert alone["count"] == 12
     assert "extra.counter: changed in step 6 before its inner loop" in output
-    assert "goes on from step 4 of 12" in output
+    assert "resuming after step 4 of 12" in output
 
 
 @pytest.mark.nightly(sample=1, of="what is changed before an epoch, or lost with a coordinator")

@@ -306,7 +306,7 @@ def test_workers_whose_torchrun_is_killed_save_and_leave_and_the_same_command_go
     assert [event["step"] for event in named(events, "saved")] == [0, step]
     assert not named(events, "peer_lost")
     with Launch(LONG, [tmp_path / "run", step + 4, tmp_path], workers=2) as again:
-        assert f"goes on from step {step}" in again.succeed(within_s=240)
+        assert f"resuming after step {step}" in again.succeed(within_s=240)
 
 
 @pytest.mark.nightly(sample=1, of="signals")

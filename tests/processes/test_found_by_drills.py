@@ -78,7 +78,7 @@ def test_a_disk_that_is_full_for_a_moment_when_a_run_goes_on_alone_costs_no_run(
         assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
         assert end.verdict.ok, f"{end.verdict}\n{end.output}"
         assert end.weights_sha256 == whole.weights_sha256
-        assert "goes on from step 2 of 6" in end.output
+        assert "resuming after step 2 of 6" in end.output
     finally:
         disk.unmount(url)
 

@@ -102,6 +102,7 @@ def test_a_node_whose_file_says_so_leaves_in_a_step_and_the_other_goes_on(nodes:
     assert (said.state, said.redone, said.peers_lost) == ("finished", 0, 0)
     assert re.search(r"says leave: the price went up, in \d+ s: the worker of this node leaves", goes.output)
     assert "the price went up); the same command goes on with the run (status 0)" in goes.output
+    assert goes.output.count("the same command") == 1
 
 
 @pytest.mark.nightly(sample=2, of="notices in real runs")

@@ -115,7 +115,7 @@ def test_a_run_that_cannot_save_stops_says_what_is_at_risk_and_goes_on_once_the_
     repaired = elastic_cluster(url=run.url, workers=workers, launcher=launcher, **{**slowly, "unhurried": 0})
     resumed = repaired.finish(within_s=240, reference=elastic_undisturbed(steps=140, seed=7).events)
     assert resumed.verdict.ok, f"{resumed.verdict}\n{resumed.output}"
-    assert f"goes on from step {saved} " in resumed.output
+    assert f"resuming after step {saved} " in resumed.output
 
 
 @pytest.mark.nightly(sample=1, of="saves and losses")

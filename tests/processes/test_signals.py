@@ -60,7 +60,9 @@ def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_sam
         Launch(PROGRAM, [tmp_path / "whole", step + STEPS, tmp_path]) as whole,
     ):
         again, straight = resumed.succeed(within_s=WITHIN_S), whole.succeed(within_s=WITHIN_S)
-    assert f"goes on from step {step}" in again
+    assert f"resuming after step {step} of {step + STEPS}, epoch" in again
+    assert "(the launch before left in order)" in again
+    assert "refuses connections" not in again
     assert finished(again) == finished(straight)
 
 
@@ -74,7 +76,7 @@ def test_signals_that_come_twice_at_once_are_one_notice(tmp_path: Path, numbers:
     """A terminal sends Ctrl-C to everyone and launchers forward it: that is no second wish."""
     status, output, events = interrupted(tmp_path, None, *numbers)
 
-    assert status == 0, output
+    assert status in {130 if number == signal.SIGINT else 0 for number in numbers}, output  # `train.py && upload`
     left_in_order(events, 1)
 
 

@@ -133,9 +133,9 @@ def wait_until_free(
             )
             match decided:
                 case Free(why, certain):
-                    log(f"the holder of claim {one.number} {why}")
                     waiting.remove(one)
-                    if not certain:
+                    if not certain:  # of one that is certainly gone nobody needs to know where it listened
+                        log(f"the holder of claim {one.number} {why}")
                         silent.add(one.number)
                 case Held(why):
                     raise held(one, url, why)

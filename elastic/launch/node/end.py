@@ -1,19 +1,27 @@
 """With which status does an agent end? What has become of the run on this node, as far as it is known here.
 
-0, or --leave-status  the run is finished, or the workers of a node that leaves have left in order
+0                     the run is finished
+0, or --leave-status  the workers of a node that leaves have left in order
 1                     the run has failed, its hub is lost, or what a worker held may be lost with it
 75                    the run had its most nodes, and no place came free
-130                   somebody has interrupted it twice
+130                   likewise, on Ctrl-C, unless --leave-status is given; or somebody has interrupted it twice
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 from elastic.membership.exit_statuses import AGAIN, INTERRUPTED
 from elastic.membership.messages.messages import RunIsOver
 
 FAILED = 1
+
+
+def left_status(departed: str, leave_status: int) -> int:
+    """Of a node that has left in order: on Ctrl-C 130, so that a shell does nothing with half a result, as it would on
+    0. A scheduler's notice keeps its status."""
+    return INTERRUPTED if departed == signal.SIGINT.name and not leave_status else leave_status
 
 
 class NodeEnd:
@@ -56,6 +64,7 @@ class NodeEnd:
         if self.hub_gone or self._disorder or unsafe:
             return FAILED
         if departed is not None and not self.finished:
+            leave_status = left_status(departed, leave_status)
             say(f"this node has left ({departed}); the same command goes on with the run (status {leave_status})")
             return leave_status
         return 0

@@ -8,12 +8,13 @@
     view
     plain torchrun      a survivor of a lost coordinator takes its claim and saves
 
-Promise  a worker that says that it has left, and ends with 0, has handed over what it holds, or has seen it committed;
-         one that could not ends with NOT_SAVED, and says so.
+Promise  a worker that says that it has left, and ends with 0 (130 on Ctrl-C, where no launcher reaps it), has handed
+         over what it holds, or has seen it committed; one that could not ends with NOT_SAVED, and says so.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
@@ -27,7 +28,8 @@ from elastic.group.fingerprint import Kind
 from elastic.loop.leaving.shared_save import SharedSave
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
-from elastic.membership.exit_statuses import NOT_SAVED
+from elastic.membership import environment
+from elastic.membership.exit_statuses import INTERRUPTED, NOT_SAVED
 from elastic.membership.progress import Phase
 from elastic.membership.worker.live import Answer
 from elastic.membership.worker.missing import missing
@@ -120,11 +122,12 @@ class Departure:
             self._wait_for_all(Kind.LEAVE, None)
 
     def leave_with_all(self) -> NoReturn:
-        """What all of the view hold is saved, and all know it. Raises SystemExit(0)."""
+        """What all of the view hold is saved, and all know it. Raises SystemExit."""
         live = self._context.live
         if live is not None:
             live.leaving(step=self._state.step, saved=True)
-        self._has_left("all is saved, and the same command goes on from here")
+        goes_on = "" if live is not None else ", and the same command goes on from here"  # its agent says so
+        self._has_left(f"all is saved{goes_on}")
 
     def save_without_agent(self) -> None:
         """All leave, with no hub to ask: they have their peers' word, or see to it themselves. Raises SystemExit."""
@@ -288,7 +291,13 @@ class Departure:
             context.events.emit(schema.Notice(signal=None))
         context.events.emit(schema.Left(step=step, **context.stopwatch.lap()))
         context.console.say(f"left at step {step} on {self.notice or 'a notice to another worker'}; {how}")
-        raise SystemExit(0)
+        raise SystemExit(self._left_status())
+
+    def _left_status(self) -> int:
+        """Ctrl-C ends as it does everywhere, so that what a shell would do with a result is not done with half of one.
+        Whoever reaps a launcher's worker takes any other status than 0 for a failure: there the launcher ends so."""
+        interrupted = self.notice == signal.SIGINT.name and not environment.is_launchers_child()
+        return INTERRUPTED if interrupted else 0
 
 
 def _shared(uploaders: int) -> str:

@@ -431,8 +431,11 @@ class StateRestorer:
             why = f": {self.position.stopped}" if self.position.stopped is not None else ""
             self._context.console.say(f"{saver.where} is finished, with {self.position.step} steps applied{why}")
         else:
+            how = "left in order" if saver.left_in_order else "ended without a word"
+            before = "its workers are started again" if self._context.launch.restart else f"the launch before {how}"
             self._context.console.say(
-                f"goes on from step {self.position.step} of {total}, epoch {self.position.epoch}, of {saver.where}"
+                f"resuming after step {self.position.step} of {total}, epoch {self.position.epoch}, of {saver.where} "
+                f"({before})"
             )
         return tree, from_claim
 

@@ -57,6 +57,7 @@ class Saver:
     duration  of a save
     losses   what the run has seen by now, of losses that cost a reload
     seen     the same, as of the state that was read
+    left_in_order  that state was the last of its launch, saved as it left or came to its end
     read_ahead_bytes  of what was read last: those that its node had read before
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
@@ -89,6 +90,7 @@ class Saver:
         self._in_vain = VainUploads()
         self.duration = SaveDuration()
         self.seen = Losses()
+        self.left_in_order = False
         self._claim = 0
         self._warmed = False
         self._spool = Spool(launch.read_ahead) if launch.read_ahead is not None else None
@@ -203,7 +205,8 @@ class Saver:
         seen = found.meta.get("losses") or {}
         claims = self._claim - found.commit.claim
         self.duration.learn(found.meta)
-        self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=bool(seen.get("ended")))
+        self.left_in_order = bool(seen.get("ended"))
+        self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=self.left_in_order)
         return position, found.tree, found.commit.claim
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
