@@ -121,8 +121,8 @@ class Run:
             finite push out none whose weights are.
         on_bad_example: What becomes of an example for which `dataset[i]` raises: "raise" ends the run, with
             ExampleError; "skip" leaves it out of its step and of every count, and records it.
-        count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens; None:
-            its examples.
+        count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens, or the
+            sum of its targets' class weights; None: its examples.
         take_over: Claim the URL even if another live job holds it.
         timeout_s: The deadline of every exchange.
         storage_options: For fsspec's filesystem: endpoint, credentials.
@@ -192,7 +192,7 @@ class Run:
         save_failures_max: int | None = 10,
         on_bad: str | OnBad | None = None,
         on_bad_example: OnBadExample = "raise",
-        count: Callable[[Any], int] | None = None,
+        count: Callable[[Any], float] | None = None,
         take_over: bool = False,
         timeout_s: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
@@ -445,7 +445,7 @@ class Run:
         return step.sums if step is not None else {}
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         """Of the step in hand, once it is exchanged: over how many examples (or what `count` counts) it is a mean."""
         step = self._here.step
         return step.count if step is not None else 0

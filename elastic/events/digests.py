@@ -28,7 +28,7 @@ def digest_of_indices(indices: Iterable[int]) -> str:
     return hashlib.sha256(np.asarray(numbers, dtype="<i8").tobytes()).hexdigest()
 
 
-def digest_of_sums(sums: Mapping[str, Any], count: int) -> str:
+def digest_of_sums(sums: Mapping[str, Any], count: float) -> str:
     """SHA-256, hexadecimal, of the bits of a step's global sums (numbers or CPU tensors) by name, and of its count."""
     sha = hashlib.sha256(f"count {count}\n".encode())
     for name in sorted(sums):

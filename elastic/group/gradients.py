@@ -94,7 +94,7 @@ class GradientSum:
         self._arrived = bytearray()
         self._sent = 0
         self._overlap = overlap
-        self._weight = 1
+        self._weight: float = 1
         self._holds_back = False
         self._seen = False
         self._lost: PeerLost | None = None
@@ -199,7 +199,7 @@ class GradientSum:
         piece: int,
         pieces: int,
         last: bool,
-        weight: int = 1,
+        weight: float = 1,
         holds_back: bool = False,
         at_once: bool = False,
     ) -> None:
@@ -250,7 +250,7 @@ class GradientSum:
         while self._sent < len(self._buckets):
             self._send()
 
-    def finish(self, divisor: int) -> None:
+    def finish(self, divisor: float) -> None:
         """Waits for the sums and leaves them, divided by `divisor`, in `.grad`. Raises PeerLost."""
         for later in range(STAGES - 1):
             self._advance(len(self._totals) + later)
@@ -485,7 +485,7 @@ def _added(
     return sums
 
 
-def _weighted(value: torch.Tensor, weight: int, dtype: torch.dtype) -> torch.Tensor | None:
+def _weighted(value: torch.Tensor, weight: float, dtype: torch.dtype) -> torch.Tensor | None:
     """Rounded before it is added: in one operation with the addition it would round otherwise than a copy does.
 
     What counts for nothing is nothing: a mean over no tokens is not a number.

@@ -25,10 +25,11 @@ from elastic.group.flat_sum import NOTHING
 from elastic.group.form import Group, gather_bytes
 from elastic.group.tree import Schedule
 
-Value = "int | float | torch.Tensor"
+Value = "float | torch.Tensor"
 Values = float | npt.NDArray[np.float64]
 
 LEFT_OUT = "\0left out"  # no name that a script gives: how many of a share's examples were
+COUNT = "\0count"  # likewise: what a share's loss is a mean over, where that is no integer
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
 _HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "news")
 
@@ -101,7 +102,7 @@ class Agreed:
     """What the ranks know together once a step's rows are exchanged. left_out: how many of the step's examples"""
 
     sums: dict[str, Any]
-    count: int
+    count: float
     wishes: tuple[int, ...]
     buffers: tuple[int, ...]
     replicas: tuple[int, ...]
@@ -152,7 +153,7 @@ class StepSums:
 
         position  (epoch, step, phase)
         parts     this rank's, one for each subtree
-        count     of this rank's shares; the global one is returned
+        count     of this rank's shares; the global one is returned, with what shares added as COUNT
         wishes    bits, the caller's to define; every rank's are returned
         buffers   digest of the exact buffers, see buffers.py; those that are `newly_moving` all remember, what is
                   `relaid` is known for this step
@@ -171,7 +172,7 @@ class StepSums:
         sums = self._total(rows, schedule)
         return Agreed(
             sums=sums,
-            count=int(heads[:, _HEADER.index("count")].sum()),
+            count=int(heads[:, _HEADER.index("count")].sum()) + sums.pop(COUNT, 0),
             wishes=tuple(int(w) for w in heads[:, _HEADER.index("wishes")]),
             buffers=tuple(int(d) for d in heads[:, _HEADER.index("buffers")]),
             replicas=tuple(int(d) for d in heads[:, _HEADER.index("replica")]),

@@ -157,7 +157,7 @@ class Exchange:
                 f"step {position[1]} counted nothing on any worker, so its gradient has no divisor\n"
                 f"{UNTOUCHED}  next   look at the counts given to step.backward"
             )
-        self.gradients.finish(agreed.count // unit)
+        self.gradients.finish(agreed.count if unit == 1 else agreed.count // unit)
         if len({digest for digest in agreed.buffers if digest}) > 1:
             self.buffers.settle()
         self.buffers.finish(examples - agreed.left_out, self.assignment.schedule)

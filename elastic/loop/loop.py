@@ -23,7 +23,7 @@ from elastic.loop.between_steps.evaluation import Evaluations
 from elastic.loop.between_steps.on_coordinator import OnCoordinator
 from elastic.loop.context import Context
 from elastic.loop.leaving.deadline import LeaveDeadline
-from elastic.loop.plain.first_loss import FirstLoss
+from elastic.loop.plain.first_losses import Divided, FirstLosses
 from elastic.loop.plain.loop import PlainLoop
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
@@ -186,8 +186,8 @@ class Loop:
         )
         own.install()
         self.session.on_close(own.remove)
-        self._first_loss = FirstLoss(self._warn_of_sum)
-        self.session.on_close(self._first_loss.close)
+        self._first_losses = FirstLosses(self._warn_of_sum, self._warn_of_mean)
+        self.session.on_close(self._first_losses.close)
         self.own_update, self._count = own, count
         config = self._context.config
         if config.rehearse and config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
@@ -295,7 +295,7 @@ class Loop:
             count=self._count,
             rehearsal=self._rehearsal,
             look=partial(self._look, in_hand.index) if in_hand.looked_at else None,
-            on_batch=self._first_loss.watch,
+            on_batch=self._first_losses.watch,
             on_exact=own.opens,
             on_pass_over=self._pass_own_over,
             check=own.check_closed,
@@ -336,6 +336,25 @@ class Loop:
             f"the first loss is a sum over its batch ({node}), and a loop over run.batches() takes it for a mean: "
             "gradients come out too large by the number of examples\n"
             '  next   reduction="mean", or loss / len(batch); in `for step in run`, step.backward takes sums'
+        )
+
+    def _warn_of_mean(self, one: Divided, other: Divided) -> None:
+        if self._context.config.plan.virtual_workers == 1:
+            return  # a share is the whole batch
+        (before, items_before), (now, items) = one, other
+        taken = "examples" if self._count is None else "what count= says"
+        count, where = "...", "what the loss of that batch divides by"
+        if now.weighted:
+            count, where = "weight[batch[1]].sum()", "where batch[1] are the targets, and weight those of the classes"
+        elif now.ignored is not None:
+            count, where = f"(batch[1] != {now.ignored}).sum()", "where batch[1] are the targets"
+        self._context.console.warn(
+            f"the loss is a mean over {before.divisor:g} where the batch has {items_before:g} ({taken}), and over "
+            f"{now.divisor:g} where it has {items:g} ({now.node})\n"
+            f"  found  a share of a step is weighed by {taken}, so the update is not the whole batch's mean, and "
+            "depends on V\n"
+            f"  next   Run(count=lambda batch: {count}), {where};\n"
+            "         all means that the loss adds up must be over that"
         )
 
     def _end_own_update(self, step: PlainStep, agreed: Agreed) -> None:

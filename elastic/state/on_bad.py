@@ -112,7 +112,7 @@ def parse(given: str | OnBad | None) -> OnBad | None:
     return OnBad(given)  # type: ignore[arg-type]  # it looks
 
 
-def signs(rule: OnBad, sums: dict[str, Any], count: int, norm: float, scale: float | None) -> Signs:
+def signs(rule: OnBad, sums: dict[str, Any], count: float, norm: float, scale: float | None) -> Signs:
     """norm: as it stands in `.grad`, times the scale. Raises KeyError where a loss was named and is not there."""
     value = sums.get(_LOSS) if rule.loss is None else sums[rule.loss]
     loss = float(value) / count if value is not None and getattr(value, "ndim", 0) == 0 else None

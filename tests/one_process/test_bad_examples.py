@@ -56,7 +56,7 @@ def network(*, norm: bool = False) -> nn.Sequential:
     return nn.Sequential(*first, nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-Trained = tuple[nn.Module, list[int], list[float]]
+Trained = tuple[nn.Module, list[float], list[float]]
 Loop = Callable[..., Trained]
 
 
@@ -68,7 +68,7 @@ def _run(url: Path, model: nn.Module, dataset: Holed, options: dict[str, Any]) -
 
 def over_steps(url: Path, dataset: Holed, *, norm: bool = False, **options: Any) -> Trained:
     """The model, what each step counted, and the sum of its losses."""
-    model, counts, losses = network(norm=norm), list[int](), list[float]()
+    model, counts, losses = network(norm=norm), list[float](), list[float]()
     with _run(url, model, dataset, options) as run:
         for step in run:
             for x, y in step:
@@ -83,7 +83,7 @@ def over_steps(url: Path, dataset: Holed, *, norm: bool = False, **options: Any)
 
 def over_batches(url: Path, dataset: Holed, *, norm: bool = False, **options: Any) -> Trained:
     """Likewise, in a loop that knows of no steps."""
-    model, counts, losses = network(norm=norm), list[int](), list[float]()
+    model, counts, losses = network(norm=norm), list[float](), list[float]()
     with _run(url, model, dataset, options) as run:
         (optimizer,) = run.optimizers.values()
         for x, y in run.batches():
@@ -101,7 +101,7 @@ def over_batches(url: Path, dataset: Holed, *, norm: bool = False, **options: An
 
 def without_elastic(bad: Collection[int]) -> Trained:
     """Whole batches of what can be read, in the run's order."""
-    model, counts, losses = network(), list[int](), list[float]()
+    model, counts, losses = network(), list[float](), list[float]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     whole = Holed()
     for index in range(STEPS):
@@ -152,7 +152,7 @@ def test_running_statistics_are_means_over_what_was_read(loop: Loop, tmp_path: P
 
 
 def test_what_counts_tokens_counts_none_of_a_share_that_is_gone(tmp_path: Path) -> None:
-    model, seen = network(), list[int]()
+    model, seen = network(), list[float]()
     with _run(tmp_path, model, Holed(share(0, 0)), {"count": lambda batch: 3 * len(batch[1])}) as run:
         (optimizer,) = run.optimizers.values()
         for x, y in run.batches():

@@ -112,7 +112,7 @@ def test_gradients_may_be_clipped_by_value(tmp_path: Path) -> None:
 def test_epochs_steps_and_sums_are_counted(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    seen: list[tuple[int, int, bool]] = []
+    seen: list[tuple[int, float, bool]] = []
     epochs: list[int] = []
     with run(tmp_path, model, optimizer) as training:
         for epoch in training.epochs():
@@ -157,37 +157,59 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
-def test_tokens_are_counted_where_the_loss_is_their_mean(tmp_path: Path) -> None:
-    """A share may hold none."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+def valid(batch: Any) -> Any:
+    return (batch[1] != -100).sum()
+
+
+def weights(batch: Any) -> Any:
+    return WEIGHTS[batch[1][batch[1] != -100]].sum()
+
+
+WEIGHTS = torch.tensor([1.0, 5.25, 0.3])
+MEANS = {"tokens": (None, valid), "class weights": (WEIGHTS, weights)}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_what_the_loss_is_a_mean_over_is_told_and_count_makes_it_the_whole_batchs(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A share may hold none of it. Without count= the update would depend on V, and nothing was said."""
+    weight, count = MEANS[kind]
     points, labels = data().tensors
     labels = torch.where(torch.arange(40) % 3 == 0, labels, -100)
-    counted: list[int] = []
+    loss_of = nn.CrossEntropyLoss(weight=weight)
+    arguments = {"dataset": TensorDataset(points, labels), "batch_size": 8, "virtual_workers": 4, "epochs": 1}
+    counted: list[float] = []
 
-    def valid(batch: Any) -> int:
-        return int((batch[1] != -100).sum())
-
-    arguments = {"dataset": TensorDataset(points, labels), "batch_size": 8, "virtual_workers": 8, "epochs": 1}
-    with run(tmp_path, model, optimizer, count=valid, **arguments) as training:
-        for x, y in training.batches():
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
-            if training.stepped:
-                counted.append(training.count)
+    def train(url: Path, **options: Any) -> nn.Module:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with run(url, model, optimizer, **arguments, **options) as training:
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                loss_of(model(x), y).backward()
+                optimizer.step()
+                if training.stepped:
+                    counted.append(training.count)
+        return model
 
     reference = network()
     steps = torch.optim.SGD(reference.parameters(), lr=0.2)
-    plan = DataPlan(dataset_length=40, batch_size=8, virtual_workers=8, seed=0, epochs=1)
+    plan = DataPlan(dataset_length=40, batch_size=8, virtual_workers=4, seed=0, epochs=1)
     for index in range(plan.total_steps):
         step = plan.step(index)
         chosen = torch.cat([torch.from_numpy(step.examples(share).indices) for share in range(len(step.sizes))])
         steps.zero_grad()
-        cross_entropy(reference(points[chosen]), labels[chosen]).backward()
+        loss_of(reference(points[chosen]), labels[chosen]).backward()
         steps.step()
-    assert sum(counted) == 14
+    model = train(tmp_path / "counted", count=count)
+    assert sum(counted) == pytest.approx(float(count((points, labels))))
     assert close(model, reference)
+    assert "is a mean over" not in capfd.readouterr().err
+    train(tmp_path / "told")
+    told = capfd.readouterr().err
+    assert told.count("the loss is a mean over") == 1
+    assert ("weight[batch[1]].sum()" if kind == "class weights" else "(batch[1] != -100).sum()") in told
 
 
 def test_several_optimizers_step_in_one_update(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ ALLOWED = (
     Allowed(
         "by which node of autograd's graph a loss is a sum",
         "_saved_reduction _saved_self _saved_other",
-        "elastic/loop/plain/first_loss.py",
+        "elastic/loop/plain/first_losses.py",
     ),
     Allowed(
         "how torch groups the gradients that it clips by value, which may be none",
@@ -80,8 +80,9 @@ ALLOWED = (
         "elastic/state/clipping.py",
     ),
     Allowed(
-        "over how many targets a loss is a mean, as autograd's graph has it",
-        "_saved_reduction _saved_total_weight _saved_weight",
+        "over what a loss is a mean, as autograd's graph has it",
+        "_saved_reduction _saved_total_weight _saved_weight _saved_ignore_index _saved_self _saved_self_sym_numel "
+        "_saved_other",
         "elastic/loop/plain/mean_over.py",
     ),
     Allowed(

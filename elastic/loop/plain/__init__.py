@@ -4,6 +4,6 @@ loop        `for batch in run.batches()`
 step        a step of such a loop
 update      the script steps its optimizers itself: which of its calls count
 schedule    and its schedulers
-first_loss  is the loss a mean? asked of the first batch
-mean_over   over how many targets?
+first_losses  is the loss a mean over examples? asked of the first batches
+mean_over     over what?
 """

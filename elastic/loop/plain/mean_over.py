@@ -1,42 +1,74 @@
-"""Over how many targets is a loss a mean? Read from autograd's graph, where torch's own cross entropy stands in it.
+"""Over what is a loss a mean? Read from autograd's graph, where torch's own reductions and divisions stand in it.
 
-A network that leaves out padded targets (`ignore_index`) divides by those that are left, whatever its caller takes the
-loss for. What is told is exact; where nothing can be told (a loss of one's own, a compiled one), nothing is.
+A loss that leaves out padded targets (`ignore_index`), weighs classes, or divides by a mask's sum is a mean over
+something else than its caller's examples. What is told is exact; where nothing can be told (a loss of one's own, a
+compiled one), nothing is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-_MEAN = 1  # torch.nn._reduction's number
+SUM, MEAN = 2, 1  # torch.nn._reduction's numbers
 _LOOKED_AT = 64  # nodes
-_PASSED = ("AddBackward0", "MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0", "ViewBackward0",
-           "SqueezeBackward0", "UnsqueezeBackward0", "ReshapeAliasBackward0", "CloneBackward0")  # fmt: skip
+PASSED = ("AddBackward0", "MulBackward0", "MulBackward1", "DivBackward0", "NegBackward0", "ToCopyBackward0",
+          "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "ReshapeAliasBackward0",
+          "CloneBackward0")  # fmt: skip
 
 
-def mean_over(loss: torch.Tensor) -> list[int]:
+@dataclass(frozen=True)
+class Mean:
+    """
+    divisor   what its sum is divided by
+    node      by which node of the graph
+    weighted  of a cross entropy: by the sum of its targets' class weights
+    ignored   of a cross entropy: the target that does not count
+    """
+
+    divisor: float
+    node: str
+    weighted: bool = False
+    ignored: int | None = None
+
+
+def mean_over(loss: Any) -> list[int]:
     """Of each cross entropy that the loss has as a mean: the number of targets that count there.
 
     One whose classes are weighted is a mean over weights, and not told.
     """
-    return [
-        int(node._saved_total_weight)
-        for node in _parts(loss)
-        if hasattr(node, "_saved_total_weight") and node._saved_reduction == _MEAN and node._saved_weight is None
-    ]
+    return [int(one.divisor) for one in means(loss) if one.ignored is not None and not one.weighted]
 
 
-def _parts(loss: torch.Tensor) -> Iterator[Any]:
-    """The nodes that a loss is made of: behind sums, factors and changes of its type."""
+def means(loss: Any) -> Iterator[Mean]:
+    """The means that a loss is made of, always in the same order: behind sums, factors and changes of its type."""
     waiting: list[Any] = [loss.grad_fn]
-    looked_at = 0
-    while waiting and looked_at < _LOOKED_AT:
+    for _ in range(_LOOKED_AT):
+        if not waiting:
+            return
         node = waiting.pop()
-        looked_at += 1
-        if type(node).__name__ in _PASSED:
-            waiting += [one for one, _ in node.next_functions if one is not None]
-        elif node is not None:
-            yield node
+        name = type(node).__name__
+        below = [one for one, _ in node.next_functions if one is not None] if node is not None else []
+        if hasattr(node, "_saved_total_weight"):
+            if node._saved_reduction == MEAN:
+                weighted = node._saved_weight is not None
+                yield Mean(float(node._saved_total_weight), name, weighted, _signed(node._saved_ignore_index))
+        elif getattr(node, "_saved_reduction", None) == MEAN:
+            yield Mean(float(node._saved_self.numel()), name)
+        elif name == "MeanBackward0":
+            yield Mean(float(node._saved_self_sym_numel), name)
+        elif name == "DivBackward0" and below and _is_a_sum(below[0]):
+            if node._saved_other is not None and node._saved_other.numel() == 1:
+                yield Mean(float(node._saved_other), name)
+        elif name in PASSED:
+            waiting += below
+
+
+def _signed(index: int) -> int:
+    """The graph shows -100 as what its 64 bits are without a sign."""
+    return index - (1 << 64) if index >= 1 << 63 else index
+
+
+def _is_a_sum(node: Any) -> bool:
+    return type(node).__name__.startswith("SumBackward") or getattr(node, "_saved_reduction", None) == SUM

@@ -60,7 +60,7 @@ class PlainStep(ScriptStep):
         count: Count | None,
         rehearsal: Rehearsal | None,
         look: Callable[[], None] | None,
-        on_batch: Callable[[int], None],
+        on_batch: Callable[[float], None],
         on_exact: Callable[[PlainStep, Agreed], None],
         on_pass_over: Callable[[PlainStep, Agreed], None],
         check: Callable[[PlainStep], None],
@@ -77,7 +77,7 @@ class PlainStep(ScriptStep):
         self._on_pass_over = on_pass_over
         self._check = check
         self._unit = _unit(in_hand.context.config, in_hand.plan) if count is None else 1
-        self.items = 0
+        self.items: float = 0
         self._idle = False
         self._done = False
         self._comes_again = False
@@ -173,7 +173,7 @@ class PlainStep(ScriptStep):
             piece=step.piece,
             pieces=step.pieces,
             last=step.last,
-            weight=self.items // self._unit,
+            weight=self.items if self._unit == 1 else self.items // self._unit,
             holds_back=True,
         )
         gradients.at_next_pass(self._pass_begins)
@@ -182,7 +182,7 @@ class PlainStep(ScriptStep):
         self._on_batch(self.items)
         step.context.moment("backward", step.share)
 
-    def _items(self, batch: Any, examples: int) -> int:
+    def _items(self, batch: Any, examples: int) -> float:
         if self.in_hand.for_nothing:
             return 0
         return examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
@@ -255,7 +255,7 @@ class PlainStep(ScriptStep):
             if (error := rehearsal.compare(gradients.names, step=step.index)) is not None:
                 self._session.body.end(step.index)  # which may know what the body has changed
                 raise error
-        step.counted += self.items
+        step.count_in(self.items)
         if step.piece == step.pieces - 1:
             step.take_buffers(exchange)
             if not step.last:

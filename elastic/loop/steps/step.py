@@ -54,7 +54,7 @@ class Step(ScriptStep):
         return self.in_hand.sums
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         return self.in_hand.count
 
     def __iter__(self) -> Iterator[Any]:
@@ -93,7 +93,7 @@ class Step(ScriptStep):
                 "  next   call it in `for batch in step`, where there is something to add"
             )
 
-    def backward(self, loss: torch.Tensor, count: int) -> None:
+    def backward(self, loss: torch.Tensor, count: float) -> None:
         """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
 
         The division by the global count comes once, after the exchange: pass sums, never means. One call for
@@ -127,7 +127,7 @@ class _Body:
         self.lost: PeerLost | None = None
         self.broke: BaseException | None = None
 
-    def backward(self, loss: torch.Tensor, count: int) -> None:
+    def backward(self, loss: torch.Tensor, count: float) -> None:
         step = self._in_hand
         if not step.due:
             where = "outside the inner loop" if step.share is None else f"a second time for share {step.share}"
@@ -140,7 +140,7 @@ class _Body:
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
         step.due = False
-        step.counted += added
+        step.count_in(added)
         gradients, scaler = self._session.exchange.gradients, step.context.config.scaler
         step.context.moment("backward", step.share)
         scaled = scaler.scale(loss) if scaler is not None else loss

@@ -11,12 +11,14 @@ group/tree.py's, and what applying means update.py's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from elastic.data.data_plan import StepPlan
@@ -24,7 +26,7 @@ from elastic.data.loader import LeftOut
 from elastic.errors import UNTOUCHED, ExampleError, PeerLost, StepError
 from elastic.events import schema
 from elastic.events.timing import DATA
-from elastic.group.sums import LEFT_OUT, Agreed, ShareSums
+from elastic.group.sums import COUNT, LEFT_OUT, Agreed, ShareSums
 from elastic.loop.assignment import pieces
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
@@ -99,7 +101,7 @@ class StepInHand:
         self.last_of_epoch = plan.last_of_epoch
         self.attempt = self._state.attempt = 0
         self.sums: dict[str, Any] = {}
-        self.count = 0
+        self.count: float = 0
         self.applied = False
         self.due = False
         self.last = False
@@ -111,7 +113,7 @@ class StepInHand:
         self.examples = 0
         self.left_out = 0
         self.share_sums: list[ShareSums] = []
-        self.counted = 0
+        self._counted = 0
         self.indices_read: list[NDArray[np.int64]] = []
 
     @property
@@ -135,6 +137,13 @@ class StepInHand:
         for name, value in values.items():
             self.share_sums[-1].add(name, value, of_nothing=of_nothing)
         return True
+
+    def count_in(self, items: float) -> None:
+        """Of the share in hand: what its loss is of. What is no integer is added in the shares' order, as sums are."""
+        if isinstance(items, int):
+            self._counted += items
+        else:
+            self.share_sums[-1].add(COUNT, items)
 
     def batches(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
         """Hands out this worker's. Raises PeerLost, StepError, and what the driver raises."""
@@ -226,7 +235,7 @@ class StepInHand:
             )
 
     def begin(self, exchange: Exchange) -> None:
-        self.share_sums, self.indices_read, self.counted = [], [], 0
+        self.share_sums, self.indices_read, self._counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
         self.session.train_state.of_data.step_begins(in_midst=self.step_in_epoch > 0)
         trained = exchange.begin(self.index, again=self.attempt > 0)
@@ -257,7 +266,7 @@ class StepInHand:
         agreed = exchange.carry_out(
             (self.epoch, self.index, _PHASE),
             self.share_sums,
-            count=self.counted,
+            count=self._counted,
             examples=self.plan.count,
             wishes=self._wishes(),
             unit=unit,
@@ -308,13 +317,13 @@ class StepInHand:
         self.session.seed(after_seed(self.plan.plan.seed, self.index))
 
 
-def counted(count: Any, asked: str) -> int:
-    """As an integer. Raises StepError. asked: how it was given"""
-    if not isinstance(count, (bool, int)) and hasattr(count, "numel") and count.numel() == 1:
-        count = int(count) if not count.is_floating_point() else count
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+def counted(count: Any, asked: str) -> float:
+    """As a number. Raises StepError. asked: how it was given"""
+    of_one = (isinstance(count, torch.Tensor) and count.numel() == 1) or isinstance(count, np.generic)
+    number = count.item() if of_one else count
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
         raise StepError(
-            f"{asked}{count!r}: expected how many examples (or tokens) the loss is of, an integer of 0 or more\n"
-            f"{UNTOUCHED}  next   give len(y), say"
+            f"{asked}{count!r}: expected how many examples (or tokens, or what their weights add up to) the loss is "
+            f"of,\na number of 0 or more\n{UNTOUCHED}  next   give len(y), say"
         )
-    return count
+    return number

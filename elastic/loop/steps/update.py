@@ -182,7 +182,7 @@ class _Facts(Spent):
     epoch: int
     attempt: int
     shares: list[int]
-    count: int
+    count: float
     indices: str
     sums: str
 

@@ -55,10 +55,10 @@ class Counts:
     """Of each step, what it was a mean over, and its loss."""
 
     def __init__(self) -> None:
-        self.counts: list[int] = []
+        self.counts: list[float] = []
         self.losses: list[float] = []
 
-    def note(self, count: int, loss: float) -> None:
+    def note(self, count: float, loss: float) -> None:
         self.counts.append(count)
         self.losses.append(loss / count)
 

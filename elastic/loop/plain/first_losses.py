@@ -1,0 +1,119 @@
+"""Is the loss that a plain loop passes back the mean over examples for which the run takes it? Its first batches tell.
+
+A sum is told of at the first one. A mean over something else shows as soon as two batches divide by what is not in
+proportion to their examples. Where that cannot be told, nothing is said; nor of a sum times a factor that is small
+enough to make it a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elastic.loop.plain.mean_over import PASSED, SUM, Mean, means
+
+_BATCHES = 8  # that are looked at
+_LOOKED_AT = 8  # nodes
+_ABOUT_ONE = 1.5
+_ROUNDED = 1e-5
+
+Divided = tuple[Mean, float]
+"""A mean, and the number of examples, or what `count` says, in its batch."""
+
+
+class FirstLosses:
+    """
+    sums     is called with the name of the node that sums, if the first loss is a sum
+    divides  is called once, with a mean of two batches that are not in proportion to what the run takes them to be of
+    """
+
+    def __init__(self, sums: Callable[[str], None], divides: Callable[[Divided, Divided], None]) -> None:
+        self._sums = sums
+        self._divides = divides
+        self._left = _BATCHES
+        self._before: list[Divided] = []
+        self._undo: Callable[[], None] | None = None
+
+    def watch(self, items: float) -> None:
+        """From here to `close`, or to the next call of any tensor's `backward`: of a loss over so many examples."""
+        if not self._left or self._undo is not None:
+            return
+        before = torch.Tensor.backward
+
+        def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            if self._undo is not None:
+                self._restore()
+                self._look(loss, items)
+            before(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def undo() -> None:
+            if torch.Tensor.backward is backward:
+                torch.Tensor.backward = before  # type: ignore[method-assign]
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
+        self._undo = undo
+
+    def close(self) -> None:
+        """Whoever has wrapped `backward` in the meantime keeps it: it lets all pass then."""
+        self._left = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def _look(self, loss: torch.Tensor, items: float) -> None:
+        if self._left == _BATCHES and (node := summed_by(loss, items)) is not None:
+            self._sums(node)
+            self._left = 0
+        if not self._left or not items:
+            return
+        self._left -= 1
+        now = [(mean, items) for mean in means(loss)]
+        for one, other in zip(self._before, now, strict=False):
+            if len(self._before) == len(now) and _apart(one, other):
+                self._left = 0
+                self._divides(one, other)
+                return
+        self._before = now
+
+
+def _apart(one: Divided, other: Divided) -> bool:
+    """A divisor that stays while the batch's size changes is a penalty's, say, and nothing of the batch."""
+    (before, items_before), (now, items) = one, other
+    if before.node != now.node or before.divisor == now.divisor:
+        return False
+    return not math.isclose(before.divisor * items, now.divisor * items_before, rel_tol=_ROUNDED)
+
+
+def summed_by(loss: torch.Tensor, items: float) -> str | None:
+    """The name of the node by which the loss is a sum over its batch; None: it is a mean, or that cannot be told."""
+    node: Any = loss.grad_fn
+    for _ in range(_LOOKED_AT):
+        name = type(node).__name__
+        reduction = getattr(node, "_saved_reduction", None)
+        if reduction is not None:
+            return name if reduction == SUM else None
+        if name.startswith("SumBackward"):
+            return name
+        ways = [one for one, _ in getattr(node, "next_functions", ()) if one is not None]
+        if name not in PASSED or name == "DivBackward0" or not ways:
+            return None
+        if name.startswith("MulBackward") and (len(ways) > 1 or _is_a_division(node, items)):
+            return None
+        node = ways[0]
+    return None
+
+
+def _is_a_division(node: Any, items: float) -> bool:
+    """By about as many as the batch has examples, or more: `loss.sum() * (1 / len(y))`."""
+    factor = next(
+        (one for name in ("_saved_self", "_saved_other") if (one := getattr(node, name, None)) is not None), None
+    )
+    if factor is None or getattr(factor, "numel", lambda: 1)() != 1:
+        return True
+    return abs(float(factor)) * items < _ABOUT_ONE
