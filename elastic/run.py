@@ -132,6 +132,7 @@ class Run:
         local_rank: Its number among the workers of its node.
         model: As it was given.
         optimizers: By name.
+        extra: What was handed over as `extra=`, by name.
 
     Raises:
         ConfigError: An argument, or what the arguments are together, cannot work; at once, or where the loop begins
@@ -253,6 +254,7 @@ class Run:
         self.device = config.device
         self.model: Any = config.models if isinstance(model, Mapping) else model
         self.optimizers = config.optimizers
+        self.extra = config.extra
         self.local_rank = self._launch.local_rank
         token = self._launch.token or uuid.uuid4().hex[:6]
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torchmetrics
@@ -33,15 +32,13 @@ from elastic.errors import ConfigError
 if TYPE_CHECKING:
     from elastic.run import Run
 
-_followed: WeakKeyDictionary[Run, int] = WeakKeyDictionary()
-"""How many follow a run: on each worker the same ones, in the same order."""
-
 
 class Synced:
     """A torchmetrics metric, or collection of them, over whole batches of a loop over `Run.batches` or `Run.steps`.
 
     Hand it over, `Run(extra={"accuracy": accuracy})`, and have it follow the run before the loop. Between two steps
     `compute` and `reset` are those of the metric, over all steps that were applied since it was reset.
+    (`for step in run` has `step.add` alone.)
 
     Args:
         metric: Its states are sums, as those of accuracies, confusion matrices, errors and means are. They travel in
@@ -66,9 +63,14 @@ class Synced:
         self._add: Callable[[Mapping[str, Any]], None] | None = None
 
     def follow(self, run: Run) -> None:
-        """Counts what that run applies."""
-        number = _followed[run] = _followed.get(run, 0) + 1
-        names = {state: f"{type(self._metric).__name__} {number} {state}" for state in self._states}
+        """Counts what that run applies. Raises ConfigError where the run was not handed it."""
+        own = next((name for name, one in run.extra.items() if one is self), None)
+        if own is None:
+            raise ConfigError(
+                f"Synced({type(self._metric).__name__}) is not handed over: no save would hold what it has counted, "
+                'and who joins would begin anew\n  next  Run(extra={"accuracy": accuracy})'
+            )
+        names = {state: f"{own}.{state}" for state in self._states}
 
         def add(states: Mapping[str, torch.Tensor]) -> None:
             run.add(**{names[state]: value for state, value in states.items()})

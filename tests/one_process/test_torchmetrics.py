@@ -70,7 +70,9 @@ def test_what_is_no_sum_comes_late_or_follows_no_run_is_refused(tmp_path: Path) 
 
     with pytest.raises(ConfigError, match=r"follows no run(.|\n)*accuracy\.follow\(run\)"):
         Plain(tmp_path / "alone").train(late)
-    loop = Plain(tmp_path / "late")
+    with pytest.raises(ConfigError, match=r'is not handed over(.|\n)*Run\(extra=\{"accuracy": accuracy\}\)'):
+        accuracy.follow(Plain(tmp_path / "apart").run)
+    loop = Plain(tmp_path / "late", extra={"accuracy": accuracy})
     accuracy.follow(loop.run)
     with pytest.raises(StepError, match=r"run\.add was called after the backward pass(.|\n)*call it before backward"):
         loop.train(late)
