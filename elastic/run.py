@@ -107,7 +107,8 @@ class Run:
         rehearse: In exact mode and a loop over `batches`: pass the first share that a process computes twice, and
             refuse a body that gives it other gradients the second time, for it depends on what it has changed itself,
             and so on the world size. `elastic drill` asks for it always.
-        accept: Names of identity fields that may differ from the saved run's.
+        accept: Names of identity fields that may differ from the saved run's, and between workers; `--accept` of
+            `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
         keep: How many of the newest checkpoints stay.
         keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
             saved, else the next one after it.
@@ -238,7 +239,7 @@ class Run:
             bucket_bytes=bucket_bytes,
             compile_cache=compile_cache,
             rehearse=self._observer.rehearses(rehearse),
-            accept=accept if isinstance(accept, str) else tuple(accept),  # type: ignore[arg-type]
+            accept=accept if isinstance(accept, str) else (*accept, *environment.accept()),  # type: ignore[arg-type]
             keep=keep,
             keep_every=keep_every,
             save_failures_max=save_failures_max,

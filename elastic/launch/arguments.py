@@ -100,6 +100,7 @@ class Arguments:
     wait_s: float = WAIT_S
     leave_on: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     run_id: str | None = None
+    accept: tuple[str, ...] = ()
     notices: str = "auto"
     on_notice: str | None = None
     leave_status: int = 0
@@ -157,6 +158,16 @@ def parser() -> argparse.ArgumentParser:
         "--timing",
         action="store_true",
         help="Once this node's workers have applied a step, say where the time since the command went.",
+    )
+    made.add_argument(
+        "--accept",
+        action="append",
+        type=environment.names_in,
+        default=[],
+        metavar="FIELDS",
+        help="Fields of the run's identity that may differ, as Run(accept=...) names them, such as processor,libraries "
+        "on machines of several kinds: the bits of the result may differ, too, and reports say so. Those of "
+        "ELASTIC_ACCEPT may as well.",
     )
     made.add_argument(
         "--notices",
@@ -355,6 +366,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         leave_s=float(options.shutdown_timeout if options.shutdown_timeout is not None else LEAVE_S),
         leave_on=leave_on,
         wait_s=options.wait_for_nodes,
+        accept=tuple(dict.fromkeys((*environment.accept(), *(name for names in options.accept for name in names)))),
         notices=options.notices,
         on_notice=options.on_notice,
         leave_status=options.leave_status,

@@ -23,6 +23,7 @@ from elastic_checkpoint.net.secured import prepare
 
 from elastic.errors import ConfigError
 from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
+from elastic.membership.environment import ACCEPT
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
 
@@ -68,6 +69,8 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
         say = Console(quiet=False).warn
         if arguments.ignored:
             say(f"--standalone is one node, without a rendezvous; of no effect: {', '.join(arguments.ignored)}")
+        if arguments.accept:
+            environ[ACCEPT] = ",".join(arguments.accept)
         secret = _secret(arguments, environ, say)
         status = _run(arguments, environ, secret, waits or _at_once, say, early, preloaded=preloaded)
         end(status)

@@ -284,8 +284,7 @@ class Session:
                 self.view_group.sever()
                 live.view_is_over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
             except IdentityDiffers as other:
-                accept, where = self._config.accept, "the run that is under way"
-                identities.check(identity, other.identity, accept=accept, where=where)
+                self.restorer.accepts(identity, other.identity, where="the run that is under way")
                 self._ready(identity, accepted=True)
 
     def _ready(self, identity: identities.Identity, *, accepted: bool) -> None:

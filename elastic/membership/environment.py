@@ -44,7 +44,7 @@ _OF_PROCESSOR = (
 _OF_COMPILER = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_DYNAMO_", "AOT_")
 _WITHOUT_EFFECT = ("CACHE", "THREADS", "WORKER", "LOG", "DEBUG", "TRACE", "VERBOSE", "PROGRESS", "SAVE_ARGS")
 _STDERR = 2
-NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
+NOTICES, GRACE, ACCEPT = "ELASTIC_NOTICES", "ELASTIC_GRACE_S", "ELASTIC_ACCEPT"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -161,6 +161,17 @@ def notices(environ: Mapping[str, str] | None = None) -> str:
     """Which sources of notices are to be watched, as the environment says; see preemption/setting.py."""
     env = os.environ if environ is None else environ
     return env.get(NOTICES) or "auto"
+
+
+def accept(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Names of identity fields that may differ, beside those that the script says."""
+    env = os.environ if environ is None else environ
+    return names_in(env.get(ACCEPT, ""))
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Of a list with commas."""
+    return tuple(dict.fromkeys(name for one in text.split(",") if (name := one.strip())))
 
 
 def grace_s(environ: Mapping[str, str] | None = None, parent: bytes | None = None) -> float | None:

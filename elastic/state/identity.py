@@ -127,7 +127,11 @@ def check(
                     "(elastic.seed\n         first of all); a listing sorted; no set made a list; no worker's own part "
                     "of the data (a step gives\n         each its own); what is filled in later, with zeros; else "
                 ) + ways
-            ways += f", or give up the same bits with Run(accept=[{names}])"
+            fields = ",".join(sorted(refused))
+            ways += (
+                f", or give up the same bits with Run(accept=[{names}]),\n         `elastic run --accept={fields}`, or "
+                f"ELASTIC_ACCEPT={fields} in the environment"
+            )
         what = f"this run is not the one that {where} belongs to; its result would differ"
         if refused.keys() <= _OF_THE_RUNNING.keys():
             what = f"this worker cannot train together with {where}"
@@ -143,7 +147,10 @@ def check_accept(accept: Collection[str], here: Identity) -> None:
     known = (here.keys() | {*_OF_DEVICES, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
-        raise ConfigError(f"accept= takes a list of field names, not {given}; they are {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"accept=, --accept and ELASTIC_ACCEPT take a list of field names, not {given}; they are "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:

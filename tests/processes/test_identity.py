@@ -90,6 +90,21 @@ def test_a_difference_is_refused_by_name_and_accepted_by_name(tmp_path: Path, fi
     assert accepted[-1] == [field]
 
 
+def test_a_difference_is_accepted_by_the_environment_as_by_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Trained(tmp_path / "run", steps=2)
+    with pytest.raises(IdentityMismatch, match="`elastic run --accept=mode,threads`, or ELASTIC_ACCEPT=mode,threads "):
+        Trained(tmp_path / "run", threads=2, mode="fast")
+    monkeypatch.setenv("ELASTIC_ACCEPT", "threads, mode")
+    assert Trained(tmp_path / "run", threads=2, mode="fast").steps >= 3
+    accepted = [event["accepted"] for event in read_events(tmp_path / "run") if event["event"] == "loaded"]
+    assert accepted[-1] == ["mode", "threads"]
+    monkeypatch.setenv("ELASTIC_ACCEPT", "processors")
+    with pytest.raises(ConfigError, match="ELASTIC_ACCEPT take a list of field names, not processors; they are"):
+        Trained(tmp_path / "run")
+
+
 def test_several_differences_are_named_together_and_each_must_be_accepted(tmp_path: Path) -> None:
     Trained(tmp_path / "run", steps=2)
     with pytest.raises(IdentityMismatch, match=r"clip_grad_norm: 1.0 here, null there(.|\n)*threads: 2 here, 1 there"):

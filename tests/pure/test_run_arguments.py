@@ -93,6 +93,19 @@ def test_who_says_that_a_node_is_taken_is_the_flags_or_the_environments_word(
     assert (found.notices, found.leave_status, found.on_notice) == ("ec2,file:/leave", 75, "page me")
 
 
+def test_what_may_differ_is_said_by_the_flag_and_the_environment_together(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody edits a script for a machine of another kind."""
+    monkeypatch.delenv("ELASTIC_ACCEPT", raising=False)
+    assert parse([script]).accept == ()
+    assert parse(["--accept=processor,libraries", "--accept", "torch", script]).accept == (
+        *("processor", "libraries", "torch"),
+    )
+    monkeypatch.setenv("ELASTIC_ACCEPT", "processor, threads")
+    assert parse(["--accept=torch,processor", script]).accept == ("processor", "threads", "torch")
+
+
 def test_how_long_a_run_waits_for_nodes_may_be_for_ever(script: str) -> None:
     assert parse([script]).wait_s == 600
     assert parse(["--wait-for-nodes=inf", script]).wait_s == math.inf

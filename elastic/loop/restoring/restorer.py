@@ -85,7 +85,8 @@ class StateRestorer:
         self.idle = Idle()
         self._late = LateReading()
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
-        self._accepted: list[str] = []  # fields in which the run that goes on was another
+        self._keeps_trained = False  # what the script has made trainable, and not what the saved run had
+        self._accepted: set[str] = set()  # fields in which the run that goes on was another, or other workers are
 
     @property
     def storage_s(self) -> float:
@@ -123,14 +124,13 @@ class StateRestorer:
             live.witness(self.claim_document(), agreed=True)
         group = self._view_group.group
         if from_claim is not None or group.world_size > 1:
-            keeps_trained = "trained" in self._accepted
-            self._apply(broadcast(group, tree), keeps_trained=keeps_trained)
+            self._apply(broadcast(group, tree), keeps_trained=self._keeps_trained)
         self._events.emit(
             schema.Loaded(
                 step=self.position.step,
                 epoch=self.position.epoch,
                 from_claim=from_claim,
-                accepted=self._accepted,
+                accepted=sorted(self._accepted),
                 digest=self._train_state.weights_digest(),
                 passed_over=self._train_state.health.ranges() or ABSENT,
                 read_ahead_bytes=(self.saver.read_ahead_bytes if self.saver is not None else 0) or ABSENT,
@@ -224,7 +224,13 @@ class StateRestorer:
             self._tell_transfer(_TransferRole.TAKES, step, passed.nbytes, begun_s)
             passed_over = self._train_state.health.ranges() or ABSENT
             self._events.emit(
-                schema.Loaded(step=step, epoch=epoch, from_claim=self.claim, accepted=[], passed_over=passed_over)
+                schema.Loaded(
+                    step=step,
+                    epoch=epoch,
+                    from_claim=self.claim,
+                    accepted=sorted(self._accepted),
+                    passed_over=passed_over,
+                )
             )
         elif passed.nbytes and standing.step is not None:
             tell = partial(self._tell_transfer, _TransferRole.GIVES, standing.step, passed.nbytes, begun_s)
@@ -364,13 +370,18 @@ class StateRestorer:
         theirs = json.loads(gather_bytes(group, json.dumps(self.identity).encode())[0])
         mismatch: IdentityMismatch | None = None
         try:
-            identities.check(self.identity, theirs, accept=self._config.accept, where="rank 0")
+            self.accepts(self.identity, theirs, where="rank 0")
         except IdentityMismatch as differing:
             mismatch = differing
         refusal = self._view_group.first_answer(f"rank {group.rank}: {mismatch}" if mismatch is not None else None)
         if refusal is not None:
             all_know(group)
             raise mismatch or IdentityMismatch(refusal, {})
+
+    def accepts(self, here: identities.Identity, theirs: identities.Identity, *, where: str) -> None:
+        """Another worker's identity: what differs by permission is on record with the state that this one loads.
+        Raises IdentityMismatch."""
+        self._accepted.update(identities.check(here, theirs, accept=self._config.accept, where=where))
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:
         """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
@@ -396,7 +407,8 @@ class StateRestorer:
         self._claimed = elastic_checkpoint.Claim.from_document(answer["claim"])
         self.position = Position(**answer["position"])
         self._know_losses(Losses.from_document(answer["losses"]))
-        self._accepted = answer["accepted"]
+        self._accepted.update(answer["accepted"])
+        self._keeps_trained = "trained" in answer["accepted"]
         self._events.context(claim=self.claim)
         return tree, answer["from_claim"]
 
