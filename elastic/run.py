@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,7 @@ from elastic.events.log import EventLog
 from elastic.events.timing import Stopwatch
 from elastic.loop.context import Context
 from elastic.loop.loop import Loop
-from elastic.loop.plain.loop import PlainLoop, check_plain
+from elastic.loop.plain.loop import Batches, PlainLoop, check_plain
 from elastic.loop.plain.step import PlainStep
 from elastic.loop.portable import pin_instruction_set
 from elastic.loop.run_state import RunState
@@ -293,6 +293,31 @@ class Run:
         return self._state.step
 
     @property
+    def step_in_epoch(self) -> int:
+        """In a loop over `batches`: the number in its epoch of the step in hand, from 0, as `enumerate(loader)` counts
+        where a batch is a step."""
+        step = self._here.step
+        return step.step_in_epoch if step is not None else 0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in the whole run, if nobody stops it."""
+        return self._state.total_steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch.
+
+        Raises:
+            ConfigError: There is no such number: under `last_batch="carry"`, and of Streams.
+        """
+        steps = None if self._config.streams is not None else self._config.plan.steps_per_epoch
+        if steps is None:
+            why = "epochs differ by a step" if self._config.streams is None else "streams have no length"
+            raise ConfigError(f"run.steps_per_epoch: {why}\n  next  run.total_steps, which the whole run has")
+        return steps
+
+    @property
     def epoch(self) -> int:
         """Of the next step's first example."""
         return self._state.epoch
@@ -355,7 +380,7 @@ class Run:
             raise ConfigError("run.batches() is under way; a script has one loop: that, or `for step in run`")
         return self._here.steps()
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Batches:
         """This worker's batches, for a loop that is written as without elastic: its own code is the update.
 
         Each batch is a share of a step's (in fast mode all of this worker's): forward, `loss.backward()` with a mean
@@ -366,7 +391,9 @@ class Run:
 
         What the body does beside that, it does once a share: `if run.stepped:` guards what belongs to a step.
 
-        Inside `for epoch in run.epochs()` these are the batches of that epoch, else of all that are left.
+        Inside `for epoch in run.epochs()` these are the batches of that epoch, else of all that are left. Their `len`
+        is how many this worker passes, if no worker comes or goes: several a step, and fewer the more workers there
+        are.
 
         Raises:
             ConfigError: An argument of this Run is for the other loop, `for step in run`.
@@ -374,6 +401,22 @@ class Run:
                 only the update may change.
         """
         return self._plain_loop().batches()
+
+    def progress(self, bar: Iterable[Any]) -> Iterator[Any]:
+        """The same as `batches`, with a progress bar that counts steps, as it would without elastic.
+
+            for x, y in run.progress(tqdm(range(run.steps_per_epoch), disable=not run.is_coordinator)):
+
+        Args:
+            bar: An iterable that shows how far it was iterated over, such as `tqdm(range(n))` or
+                `rich.progress.track(range(n))`, with an item for each step: of an epoch inside
+                `for epoch in run.epochs()`, else of the run. Those of steps that are done already are taken at once.
+
+        Raises:
+            ConfigError: What `batches` raises it for.
+            StepError: Likewise.
+        """
+        return self._plain_loop().progress(bar)
 
     def steps(self) -> Iterator[PlainStep]:
         """The steps that are left, for a loop that adds gradients up by itself, or a trainer: see `batches`.

@@ -89,6 +89,11 @@ class DataPlan:
             return self.epoch_length // self.batch_size
         return _ceil(self.epoch_length, self.batch_size)
 
+    def first_step_of(self, epoch: int) -> int:
+        """The first step that begins in an epoch, if the run has no end before."""
+        per_epoch = self.steps_per_epoch
+        return _ceil(epoch * self.epoch_length, self.batch_size) if per_epoch is None else epoch * per_epoch
+
     @property
     def total_steps(self) -> int:
         """Steps in the run."""

@@ -163,7 +163,7 @@ class ElasticLoader:
     def shares(self, epoch: int) -> Iterator[list[int]]:
         """The examples of this rank's part of each of an epoch's batches. Nothing is read, and the place stays."""
         rank, world_size = _rank_and_world_size(*self._asked)
-        for step in range(self._first_of(epoch), self._first_of(epoch + 1)):
+        for step in range(self._plan.first_step_of(epoch), self._plan.first_step_of(epoch + 1)):
             yield _part_of(self._plan.step(step), rank, world_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,18 +193,18 @@ class ElasticLoader:
 
     def __len__(self) -> int:
         """Batches in the epoch, also where the next iteration gives only the rest of it."""
-        return self._first_of(self.epoch + 1) - self._first_of(self.epoch)
+        return self._plan.first_step_of(self.epoch + 1) - self._plan.first_step_of(self.epoch)
 
     def __iter__(self) -> Iterator[Any]:
         begin = self._beginning
-        end = self._first_of(self._plan.step(begin).epoch + 1)
+        end = self._plan.first_step_of(self._plan.step(begin).epoch + 1)
         self._pass = _Pass(begin, end, *_rank_and_world_size(*self._asked))
         return self._give(self._pass)
 
     @property
     def sampler(self) -> _Dealt:
         """To read: its length, and `set_epoch`, which does nothing. The indices are in `shares`."""
-        first, batches = self._first_of(self.epoch), len(self)
+        first, batches = self._plan.first_step_of(self.epoch), len(self)
         last = self._own_of(first + batches - 1) if batches else 0
         return _Dealt(self._own_of(first) * (batches - 1) + last, self._own_of(first))
 
@@ -255,13 +255,6 @@ class ElasticLoader:
             "last_batch": plan.last_batch,
             "order": plan.order_identity,
         }
-
-    def _first_of(self, epoch: int) -> int:
-        """The first step of an epoch."""
-        per_epoch = self._plan.steps_per_epoch
-        if per_epoch is not None:
-            return epoch * per_epoch
-        return -(-epoch * self._plan.dataset_length // self._plan.batch_size)
 
     def _requests(self) -> Iterator[list[int]]:
         """Of the iteration that begins."""

@@ -27,7 +27,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
-from elastic.integrations.placing import check_device, own_device, warn_of_nobody_followed
+from elastic.integrations.placing import check_device, own_device, place_before_views, warn_of_nobody_followed
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -40,7 +40,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
 
         accelerator = Accelerator(mixed_precision="bf16")      # before the Run, which trains where this computes
         with elastic.Run("runs/mine", model=model, optimizer=optimizer, dataset=dataset, ...) as run:
-            accelerator.follow(run)                            # without it each worker is a main process, and prints
+            accelerator.follow(run)                            # the main process is the run's coordinator
             model, optimizer = accelerator.prepare(model, optimizer)
             for epoch in run.epochs():
                 for batch in run.batches():                    # in place of the train loader
@@ -48,7 +48,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
 
     Model, optimizer and scheduler are prepared behind the Run, which wants them as they are; the train loader is not
     prepared, for the run reads the dataset. A loader to evaluate with may be: each worker reads all of it. Where the
-    Accelerator is made behind the Run, Run(device=) names its device. Run takes what it takes for a loop over
+    Accelerator is made behind the Run, Run(device=) names its device. Before `follow` the main process is the first one
+    that the launcher has started, under `elastic run` the first of each node. `sync_gradients` is true once a step,
+    before and behind `optimizer.step()`. Run takes what it takes for a loop over
     `batches`: so no `clip_grad_norm`, for which there is `accelerator.clip_grad_norm_`, no `update` and no
     `overlap=False`.
 
@@ -65,7 +67,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         for state in (PartialState, AcceleratorState):
             state._shared_state["device"] = own
         prefer(own)
-        self._follows = False
+        self._run: Run | None = None
+        self._warned = False
+        _stand_as(*place_before_views())
 
     def follow(self, run: Run) -> None:
         """From here on the main process is the run's coordinator. Call it in the run's with-block.
@@ -75,12 +79,19 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         """
         check_device(run, self.device, "Accelerator")
         follow(run)
-        self._follows = True
+        self._run = run
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this batch's update is made here, before and behind `optimizer.step()`: once a step."""
+        if (run := self._run) is None:
+            return bool(self.gradient_state.sync_gradients)
+        return run.updating or run.stepped or run.passed_over is not None
 
     def backward(self, loss: Any, **named: Any) -> None:
         """As accelerate's; warns where nobody has called `follow`."""
-        if not self._follows:
-            self._follows = warn_of_nobody_followed("accelerator")
+        if self._run is None and not self._warned:
+            self._warned = warn_of_nobody_followed("accelerator")
         super().backward(loss, **named)
 
 
@@ -117,11 +128,15 @@ def follow(run: Run) -> None:
 
 
 def _follow_view(run: Run) -> None:
-    """What `is_main_process`, `print` and `on_main_process` ask; only the coordinator is a local main process."""
+    _stand_as(run.rank, run.local_rank)
+
+
+def _stand_as(rank: int, local_rank: int) -> None:
+    """What `is_main_process`, `print` and `on_main_process` ask; only the main process is a local one."""
     for state in (PartialState, AcceleratorState):
         if state._shared_state:
-            state._shared_state["process_index"] = run.rank
-            state._shared_state["local_process_index"] = max(1, run.local_rank) if run.rank else 0
+            state._shared_state["process_index"] = rank
+            state._shared_state["local_process_index"] = max(1, local_rank) if rank else 0
 
 
 @contextmanager

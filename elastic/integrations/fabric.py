@@ -22,7 +22,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
-from elastic.integrations.placing import check_device, own_device, warn_of_nobody_followed
+from elastic.integrations.placing import check_device, own_device, place_before_views, warn_of_nobody_followed
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -33,7 +33,7 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
 
         fabric = Fabric(precision="bf16-mixed")                # before the Run, which trains where this computes
         with elastic.Run("runs/mine", model=model, optimizer=optimizer, dataset=dataset, ...) as run:
-            fabric.follow(run)                                 # without it each worker is a main process, and prints
+            fabric.follow(run)                                 # the main process is the run's coordinator
             model, optimizer = fabric.setup(model, optimizer)
             for epoch in run.epochs():
                 for batch in run.batches():                    # in place of the train loader
@@ -69,6 +69,7 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
         self._follows = False
         super().__init__(strategy=self._of_worker, accelerator=own.type, devices=1, **named)
         prefer(own)
+        self._of_worker.stand_as(*place_before_views())
 
     def follow(self, run: Run) -> None:
         """From here on the main process is the run's coordinator. Call it in the run's with-block.
@@ -80,8 +81,7 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
         strategy = self._of_worker
 
         def follow_view() -> None:
-            strategy.global_rank = rank_zero_only.rank = run.rank
-            strategy.local_rank = max(1, run.local_rank) if run.rank else 0
+            strategy.stand_as(run.rank, run.local_rank)
 
         follow_view()
         run.events.hear(lambda event: follow_view() if event["event"] == "view_formed" else None)
@@ -96,6 +96,10 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
 
 class _OfWorker(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
     """One device, and a place among the workers."""
+
+    def stand_as(self, rank: int, local_rank: int) -> None:
+        self.global_rank = rank_zero_only.rank = rank
+        self.local_rank = max(1, local_rank) if rank else 0
 
     @property
     def is_global_zero(self) -> bool:

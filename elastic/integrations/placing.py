@@ -31,6 +31,15 @@ def own_device(given: torch.device | str | None) -> torch.device:
     return device
 
 
+def place_before_views() -> tuple[int, int]:
+    """(rank, local rank) of this process before it is in a run's view, for what a script prints, or makes, first.
+
+    `elastic run` gives no ranks: there each node's first worker has rank 0.
+    """
+    launch = environment.read()
+    return (launch.rank if launch.channel is None else launch.local_rank), launch.local_rank
+
+
 def check_device(run: Run, device: torch.device, whose: str) -> None:
     """Raises ConfigError where the run trains on another device than a framework, of this name, computes on."""
     if (run.device.type, run.device.index or 0) != (device.type, device.index or 0):
@@ -88,8 +97,8 @@ def check_arguments(given: Mapping[str, Any], run: type, *, whose: str, decided:
 def warn_of_nobody_followed(name: str) -> bool:
     """True: once is enough."""
     warnings.warn(
-        f"{name}.follow(run) was not called, so each worker takes itself for the main process: all of them print, log "
-        f"and save\n  next   call {name}.follow(run) first in the run's with-block",
+        f"{name}.follow(run) was not called, so who is the main process does not follow the run: where that worker is "
+        f"lost, nobody prints, logs and saves\n  next   call {name}.follow(run) first in the run's with-block",
         stacklevel=3,
     )
     return True

@@ -82,6 +82,12 @@ def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[ran
     return [range(low, high) for low, high in pairwise(edges)]
 
 
+def bodies(config: Config, step: StepPlan, rank: int, world_size: int) -> int:
+    """Batches that a rank is handed in a step; one that has no share gets one, which counts for nothing."""
+    own = assign_shares(config, len(step.sizes), world_size)[rank]
+    return sum(pieces(config, step, shares, own.blocks) for shares in own.batches) or 1
+
+
 def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> int:
     """How many micro-batches the shares of one batch are cut into.
 

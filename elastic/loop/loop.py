@@ -18,6 +18,7 @@ from elastic.errors import Evicted, PeerLost, StartFailed, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.group.sums import Agreed
+from elastic.loop.assignment import bodies
 from elastic.loop.between_steps.boundary import Boundary
 from elastic.loop.between_steps.evaluation import Evaluations
 from elastic.loop.between_steps.on_coordinator import OnCoordinator
@@ -193,6 +194,9 @@ class Loop:
         if config.rehearse and config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
             self._rehearsal = Rehearsal(config.device)
         self._plain = PlainLoop(
+            self._state,
+            lambda step: bodies(config, step, self.session.view_group.rank, self.session.view_group.world_size),
+            config.plan,
             lambda: self._steps(self._next_plain_step),
             self._passes_beginning,
             self._left_epoch,

@@ -58,6 +58,9 @@ def test_the_world_size_changes_no_bit(
 
     assert end.verdict.ok, end.verdict
     assert digests(end) == [digest] * workers
+    counts = re.findall(r"foreseen: (\d+), passed: (\d+)", end.output)
+    assert len(counts) == 3 * workers
+    assert all(foreseen == passed for foreseen, passed in counts)
 
 
 @pytest.mark.nightly(sample=2, of="losses in a plain loop")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from elastic.config import Config
+from elastic.data.data_plan import DataPlan, StepPlan
 from elastic.errors import ConfigError, StepError
 from elastic.group.fingerprint import script_site
 from elastic.loop.plain.step import Count, PlainStep
+from elastic.loop.run_state import RunState
 
 _COUNTS = re.compile(r"\benumerate\(.*\bbatches\(")
 
@@ -36,8 +38,32 @@ def check_plain(config: Config, update: Any, count: Count | None) -> Count | Non
     return count
 
 
+class Batches(Iterator[Any]):
+    """What `Run.batches` gives: this worker's batches, one after the other, and how many they are.
+
+    Its length counts those of this epoch that this worker was handed, and those that are left for it if no worker comes
+    or goes; without `Run.epochs`, those of the whole run. A batch is a share of a step's (see `Run.batches`), so more
+    workers have fewer each; steps are counted by `Run.steps_per_epoch`.
+    """
+
+    def __init__(self, given: Iterator[Any], count: Callable[[], int]) -> None:
+        self._given = given
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._given
+
+    def __next__(self) -> Any:
+        return next(self._given)
+
+    def __len__(self) -> int:
+        return self._count()
+
+
 class PlainLoop:
     """
+    state   the run's
+    bodies  how many batches this worker is handed in a step, in the present view
     steps   begins the loop, and gives its steps
     passes  is called where the script comes to the beginning of an epoch that this step is past; what it returns, when
             the script asks for the step's batches
@@ -47,11 +73,17 @@ class PlainLoop:
 
     def __init__(
         self,
+        state: RunState,
+        bodies: Callable[[StepPlan], int],
+        plan: DataPlan,
         steps: Callable[[], Iterator[PlainStep]],
         passes: Callable[[PlainStep], Callable[[], None]],
         go_on: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
+        self._state = state
+        self._bodies = bodies
+        self._plan = plan
         self._begins = steps
         self._say = say
         self._looked = False
@@ -61,6 +93,9 @@ class PlainLoop:
         self._steps: Iterator[PlainStep] | None = None
         self._next: PlainStep | None = None
         self.by_epochs = False
+        self._first, self._end = 0, state.total_steps  # steps of this epoch, or of the run
+        self._handed = 0
+        self._handed_of_step = (-1, 0, 0)  # the step, its attempt, and how many batches of that
         self.left_at: str | None = None  # where the script left the last batches that it took, if it did
 
     def epochs(self) -> Iterator[int]:
@@ -69,6 +104,8 @@ class PlainLoop:
         self.by_epochs = True
         while (step := next(steps, None)) is not None:
             self._next = step
+            self._first, end = (self._plan.first_step_of(step.in_hand.epoch + more) for more in (0, 1))
+            self._end, self._handed = min(end, self._state.total_steps), 0
             if step.in_hand.step_in_epoch:
                 self._passed = self._passes(step)
             yield step.in_hand.epoch
@@ -82,12 +119,57 @@ class PlainLoop:
                     "early"
                 )
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Batches:
         """See Run.batches."""
+        return Batches(self._give(), self._count)
+
+    def progress(self, bar: Iterable[Any]) -> Iterator[Any]:
+        """See Run.progress."""
+        moves, moved = iter(bar), 0
+        for batch in self._give():
+            moved += self._move(moves, moved)
+            yield batch
+        self._move(moves, moved)
+        if isinstance(moves, Generator):
+            moves.close()  # as where a run is stopped
+
+    def _move(self, moves: Iterator[Any], moved: int) -> int:
+        """Bars count an item when the next one is asked for."""
+        due = self._state.step - self._first + 1 - moved
+        for _ in range(due):
+            next(moves, None)
+        return max(due, 0)
+
+    def _count(self) -> int:
+        """Those that were handed out, and those that are left."""
+        step, end = self._state.step, self._end
+        if step >= end:
+            return self._handed
+        of_step, attempt, here = self._handed_of_step
+        if (of_step, attempt) != (step, self._state.attempt):
+            here = 0
+        return self._handed - here + self._bodies_before(end) - self._bodies_before(step)
+
+    def _bodies_before(self, step: int) -> int:
+        """Only the last step of an epoch may be smaller; where epochs run into each other, that of the run."""
+        period = self._plan.steps_per_epoch or self._state.total_steps
+        full, last = (self._bodies(self._plan.step(at)) for at in (0, min(period, self._state.total_steps) - 1))
+        periods, rest = divmod(step, period)
+        return periods * (full * (period - 1) + last) + rest * full
+
+    def _hand(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            at = self._state.step, self._state.attempt
+            *before, here = self._handed_of_step
+            self._handed += 1
+            self._handed_of_step = (*at, here + 1 if tuple(before) == at else 1)
+            yield batch
+
+    def _give(self) -> Iterator[Any]:
         left_at, self.left_at = self.left_at, None
         self._look_for_a_count(script_site())
         try:
-            yield from self._batches(left_at)
+            yield from self._hand(self._batches(left_at))
         except GeneratorExit:
             self.left_at = script_site()
             raise
@@ -131,7 +213,8 @@ class PlainLoop:
         if not looked and path and _COUNTS.search(linecache.getline(path, int(line))):
             self._say(
                 f"{site} counts batches, of which a worker has as many in a step as it has shares: the count depends "
-                "on the\n         number of workers; to print it is all right, and run.step_index counts steps"
+                "on the\n         number of workers; to print it beside len(run.batches()) is all right, and "
+                "run.step_in_epoch counts steps"
             )
 
     def _start(self) -> Iterator[PlainStep]:

@@ -26,6 +26,7 @@ def main() -> None:
     options = parser.parse_args()
 
     accelerator = Accelerator(mixed_precision="bf16")
+    accelerator.print("it begins")
     elastic.seed(5)
     points = torch.randn(options.steps // 2 * 24 - 21, 8)
     dataset = torch.utils.data.TensorDataset(points, (points.sum(dim=1) > 0).long())
@@ -55,10 +56,13 @@ def main() -> None:
                 with accelerator.accumulate(wrapped):
                     loss = F.cross_entropy(wrapped(inputs), labels)
                     accelerator.backward(loss)
-                    accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+                    assert accelerator.sync_gradients == run.updating
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
                     optimizer.step()
                     scheduler.step()
                     optimizer.zero_grad()
+                assert accelerator.sync_gradients == run.stepped
                 if run.stepped and run.world_size < options.unhurried:
                     time.sleep(0.1)  # a run of few steps is to see its lost workers replaced
             accelerator.print(f"epoch {epoch} of {run.step_index} steps is over")

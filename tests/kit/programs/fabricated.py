@@ -26,6 +26,7 @@ def main() -> None:
     options = parser.parse_args()
 
     fabric = Fabric(precision="bf16-mixed")
+    fabric.print("it begins")
     elastic.seed(5)
     points = torch.randn(options.steps // 2 * 24 - 21, 8)
     dataset = torch.utils.data.TensorDataset(points, (points.sum(dim=1) > 0).long())

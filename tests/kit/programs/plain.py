@@ -138,7 +138,8 @@ def main() -> None:
             lose(options.lose, run)
         for epoch in run.epochs():
             dataset.noise = 0.1 * 0.8**epoch
-            for points, labels in run.batches():
+            before, foreseen, bar = bodies, len(run.batches()), iter(range(run.steps_per_epoch))
+            for points, labels in run.progress(bar):
                 for one in optimizers.values():
                     one.zero_grad()
                 bodies += 1
@@ -173,6 +174,8 @@ def main() -> None:
             if options.metric:
                 counted.losses.append(extra["metric"].compute().item())
                 extra["metric"].reset()
+            assert next(bar, None) is None
+            os.write(1, f"foreseen: {foreseen}, passed: {bodies - before}\n".encode())
             found = run.evaluate(dataset, correct)
             if run.is_coordinator:
                 print(f"epoch {epoch}: {found['correct'] / len(dataset):.4f} correct")

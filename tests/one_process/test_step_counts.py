@@ -1,0 +1,130 @@
+"""What a script prints of its progress is right, though a worker passes several batches a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+from elastic.config import Config
+from elastic.data.data_plan import DataPlan
+from elastic.errors import ConfigError
+from elastic.loop.assignment import assign_shares, bodies, micro_batches
+
+EPOCHS, PER_EPOCH = 2, 3  # of 40 examples: two steps of four shares, and one of two
+BODIES = 4 + 4 + 2
+
+
+class Bar:
+    """As tqdm's: an item counts as done when the next one is asked for."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at, self.over = length, -1, False
+
+    def __iter__(self) -> Iterator[int]:
+        for self.at in range(self.length):  # noqa: B020
+            yield self.at
+        self.at, self.over = self.length, True
+
+
+def trained(url: Path, loop: Callable[[elastic.Run, Callable[[], None]], None], **options: Any) -> None:
+    elastic.seed(1)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(40, 2))
+    given: dict[str, Any] = {"batch_size": 16, "virtual_workers": 4, "epochs": EPOCHS, "save_every": 1}
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **(given | options)) as run:
+
+        def body(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+
+        loop(run, body)  # type: ignore[arg-type]
+
+
+def test_a_bar_counts_an_epoch_s_steps_also_where_a_resume_begins_in_its_midst(tmp_path: Path) -> None:
+    """tqdm(run.batches()) counted 480 of 40."""
+    bars: list[Bar] = []
+
+    def by_epochs(run: Any, body: Any) -> None:
+        for _ in run.epochs():
+            bars.append(Bar(run.steps_per_epoch))
+            for (x,) in run.progress(bars[-1]):
+                assert bars[-1].at == run.step_in_epoch
+                if run.step_index == 4 and len(bars) == 2:
+                    raise KeyboardInterrupt
+                body(x)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "run", by_epochs)
+    assert [(bar.at, bar.over) for bar in bars] == [(PER_EPOCH, True), (1, False)]
+    bars.clear()
+    trained(tmp_path / "run", by_epochs)
+    assert [(bar.at, bar.over) for bar in bars] == [(PER_EPOCH, True)]
+
+
+def test_without_epochs_it_counts_the_run_s(tmp_path: Path) -> None:
+    bar = Bar(EPOCHS * PER_EPOCH)
+
+    def loop(run: Any, body: Any) -> None:
+        for (x,) in run.progress(bar):
+            assert bar.at == run.step_index
+            body(x)
+            if run.step_index == 4:
+                run.stop("enough")
+
+    trained(tmp_path / "run", loop)
+    assert (bar.at, bar.over) == (5, False)
+
+
+def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path) -> None:
+    """For `batch / len(loader)`, before, in the midst and behind; other calls of run.batches() disturb nothing."""
+
+    def loop(run: Any, body: Any) -> None:
+        assert (len(run.batches()), run.total_steps) == (EPOCHS * BODIES, EPOCHS * PER_EPOCH)
+        for _ in run.epochs():
+            batches, passed = run.batches(), 0
+            for (x,) in batches:
+                assert len(batches) == len(run.batches()) == BODIES
+                body(x)
+                passed += 1
+            assert passed == len(batches) == BODIES
+
+    trained(tmp_path / "run", loop)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_every_rank_knows_what_it_is_handed(mode: str) -> None:
+    plan = DataPlan(dataset_length=45, batch_size=20, virtual_workers=6, seed=0, micro_batch_size=2, epochs=1)
+    config: Any = type("Of", (Config,), {"__init__": lambda self: None})()
+    for name, value in {"plan": plan, "mode": mode}.items():
+        object.__setattr__(config, name, value)
+    for world_size in range(1, 7):
+        for step in map(plan.step, range(3)):
+            for rank, own in enumerate(assign_shares(config, len(step.sizes), world_size)):
+                read = [one for shares in own.batches for one in micro_batches(config, step, shares, own.blocks)]
+                assert bodies(config, step, rank, world_size) == max(1, len(read))
+
+
+def test_epochs_that_differ_have_no_number_of_steps(tmp_path: Path) -> None:
+    def loop(run: Any, body: Any) -> None:
+        with pytest.raises(ConfigError, match=r"epochs differ by a step(.|\n)*  next  run.total_steps"):
+            run.steps_per_epoch  # noqa: B018
+        passed, foreseen = [], []
+        for _ in run.epochs():
+            batches = run.batches()
+            foreseen.append(len(batches))
+            for (x,) in batches:
+                body(x)
+            passed.append(len(batches))
+        assert passed == foreseen
+        assert sum(passed) == run.total_steps * 4
+
+    trained(tmp_path / "run", loop, last_batch="carry", epochs=4)
