@@ -195,6 +195,7 @@ class Loop:
             self._rehearsal = Rehearsal(config.device)
         self._plain = PlainLoop(
             self._state,
+            self._rehearsal,
             lambda step: bodies(config, step, self.session.view_group.rank, self.session.view_group.world_size),
             config.plan,
             lambda: self._steps(self._next_plain_step),

@@ -84,20 +84,22 @@ def test_without_epochs_it_counts_the_run_s(tmp_path: Path) -> None:
     assert (bar.at, bar.over) == (5, False)
 
 
-def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rehearse", [False, True])
+def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path, rehearse: bool) -> None:
     """For `batch / len(loader)`, before, in the midst and behind; other calls of run.batches() disturb nothing."""
 
     def loop(run: Any, body: Any) -> None:
-        assert (len(run.batches()), run.total_steps) == (EPOCHS * BODIES, EPOCHS * PER_EPOCH)
-        for _ in run.epochs():
+        assert (len(run.batches()), run.total_steps) == (EPOCHS * BODIES + rehearse, EPOCHS * PER_EPOCH)
+        for epoch in run.epochs():
             batches, passed = run.batches(), 0
+            bodies = BODIES + (rehearse and epoch == 0)  # the first share twice
             for (x,) in batches:
-                assert len(batches) == len(run.batches()) == BODIES
+                assert len(batches) == len(run.batches()) == bodies
                 body(x)
                 passed += 1
-            assert passed == len(batches) == BODIES
+            assert passed == len(batches) == bodies
 
-    trained(tmp_path / "run", loop)
+    trained(tmp_path / "run", loop, rehearse=rehearse)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])

@@ -16,6 +16,7 @@ from elastic.data.data_plan import DataPlan, StepPlan
 from elastic.errors import ConfigError, StepError
 from elastic.group.fingerprint import script_site
 from elastic.loop.plain.step import Count, PlainStep
+from elastic.loop.refusals.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
 
 _COUNTS = re.compile(r"\benumerate\(.*\bbatches\(")
@@ -62,18 +63,20 @@ class Batches(Iterator[Any]):
 
 class PlainLoop:
     """
-    state   the run's
-    bodies  how many batches this worker is handed in a step, in the present view
-    steps   begins the loop, and gives its steps
-    passes  is called where the script comes to the beginning of an epoch that this step is past; what it returns, when
-            the script asks for the step's batches
-    go_on   is called where the script goes on from batches that it has left: raises where others have not
-    say     tells people
+    state      the run's
+    rehearsal  passes a share for nothing, see there; None: there is none
+    bodies     how many batches this worker is handed in a step, in the present view
+    steps      begins the loop, and gives its steps
+    passes     is called where the script comes to the beginning of an epoch that this step is past; what it returns,
+               when the script asks for the step's batches
+    go_on      is called where the script goes on from batches that it has left: raises where others have not
+    say        tells people
     """
 
     def __init__(
         self,
         state: RunState,
+        rehearsal: Rehearsal | None,
         bodies: Callable[[StepPlan], int],
         plan: DataPlan,
         steps: Callable[[], Iterator[PlainStep]],
@@ -82,6 +85,7 @@ class PlainLoop:
         say: Callable[[str], None],
     ) -> None:
         self._state = state
+        self._rehearsal = rehearsal
         self._bodies = bodies
         self._plan = plan
         self._begins = steps
@@ -148,7 +152,8 @@ class PlainLoop:
         of_step, attempt, here = self._handed_of_step
         if (of_step, attempt) != (step, self._state.attempt):
             here = 0
-        return self._handed - here + self._bodies_before(end) - self._bodies_before(step)
+        more = 1 if self._rehearsal is not None and self._rehearsal.due else 0
+        return more + self._handed - here + self._bodies_before(end) - self._bodies_before(step)
 
     def _bodies_before(self, step: int) -> int:
         """Only the last step of an epoch may be smaller; where epochs run into each other, that of the run."""
@@ -159,10 +164,11 @@ class PlainLoop:
 
     def _hand(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            at = self._state.step, self._state.attempt
-            *before, here = self._handed_of_step
             self._handed += 1
-            self._handed_of_step = (*at, here + 1 if tuple(before) == at else 1)
+            if self._rehearsal is None or not self._rehearsal.runs:
+                step, attempt, here = self._handed_of_step
+                now = self._state.step, self._state.attempt
+                self._handed_of_step = (*now, here + 1 if (step, attempt) == now else 1)
             yield batch
 
     def _give(self) -> Iterator[Any]:

@@ -28,12 +28,13 @@ class Rehearsal:
     """
     device  where the gradients are
 
+    due       the next share will be passed for nothing first, if its batch can be copied
     runs      the body in hand is the one for nothing
     compares  the next one is its share itself
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._due = device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
+        self.due = device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
         self.runs = False
         self._given: dict[int, torch.Tensor] = {}
         self._again: dict[int, torch.Tensor] = {}
@@ -43,9 +44,9 @@ class Rehearsal:
 
     def begins(self, batch: Any) -> Any:
         """A copy of the first batch, for the body to pass; None: there is none to be passed."""
-        if not self._due:
+        if not self.due:
             return None
-        self._due = False
+        self.due = False
         try:
             copied = copy.deepcopy(batch)
         except Exception:  # the script's own class, which may raise anything
