@@ -41,10 +41,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, SequentialSampler
 from torchmetrics.utilities import prints
 
-from elastic.data.order import Order
+from elastic.data.order import Order, Sequential
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.placing import check_arguments, other_than_shuffle, own_device, passes_over, steps_per_epoch
 from elastic.loop.plain.step import PlainStep
@@ -74,8 +74,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         trainer.fit(model, DataLoader(dataset, batch_size=64, shuffle=True))    # 64 examples are one update
         print(strategy.run.step_index)
 
-    One strategy, one train loader and one `fit` make a run; the same command resumes it. Once this module is imported
-    there is `Trainer(strategy="elastic")`, too, which takes the first two arguments from the environment.
+    One strategy, one train loader and one `fit` make a run; the same command resumes it. Once the script has imported
+    this module there is `Trainer(strategy="elastic")`, too, which takes the first two arguments from the environment.
+    A train loader without `shuffle=True` gives the order `elastic.orders.Sequential()`, unless `order=` says another.
 
     Of Run's arguments the Trainer and its train loader decide `model`, `optimizer`, `scheduler`, `dataset`,
     `collate_fn`, `num_workers`, `last_batch` (drop_last), `steps` (max_steps) and `epochs` (max_epochs). The loader
@@ -147,6 +148,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             )
         self._loaded = True
         _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers, arguments=self._arguments)
+        if type(loader.sampler) is SequentialSampler:
+            self._arguments.setdefault("order", Sequential())
         batch_size = self._batch_size or loader.batch_size
         steps = _Steps(loader, batch_size, order=self._arguments.get("order"))
         if self.optimizers:
@@ -563,7 +566,8 @@ def _keep_more(trainer: Any) -> bool:
 def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be carried."""
     module = trainer.lightning_module
-    sampled = other_than_shuffle(getattr(loader, "sampler", None))
+    sampler = getattr(loader, "sampler", None)
+    sampled = None if type(sampler) is SequentialSampler else other_than_shuffle(sampler)
     for found, refused, instead in (
         ("no url", not url, "ElasticStrategy(url, ...), or ELASTIC_URL"),
         ("no virtual_workers", not virtual_workers, "virtual_workers=, or ELASTIC_VIRTUAL_WORKERS"),
@@ -596,7 +600,7 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
         ("an IterableDataset to train on", isinstance(getattr(loader, "dataset", None), IterableDataset),
          "a dataset with a length and an index"),
         (f"a train loader that reads by {sampled}", sampled,
-         "DataLoader(..., shuffle=True): a run's order is its own; elastic.orders has others, for order="),
+         "DataLoader(..., shuffle=True), or False: a run's order is its own; elastic.orders has others, for order="),
     ):  # fmt: skip
         if refused:
             raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")

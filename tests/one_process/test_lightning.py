@@ -269,6 +269,20 @@ class Endless(IterableDataset[Any]):
         yield from (points()[i] for i in range(4))
 
 
+def test_a_loader_that_does_not_shuffle_gives_the_examples_in_their_order(tmp_path: Path) -> None:
+    """As under Lightning alone, whatever the number of workers; an order that the strategy is given stays."""
+    read: list[int] = []
+
+    class Noting(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+    data = Noting(*points().tensors)
+    fit(tmp_path / "run", loader=DataLoader(data, batch_size=12), max_epochs=2)
+    assert read[-96:] == [*range(48), *range(48)]
+
+
 @pytest.mark.parametrize(
     ("given", "match"),
     [
@@ -292,7 +306,6 @@ class Endless(IterableDataset[Any]):
         ({"callbacks": [those.StochasticWeightAveraging(swa_lrs=1e-3)]}, "a StochasticWeightAveraging"),
         ({"sync_batchnorm": True}, "sync_batchnorm"),
         ({"loader": [DataLoader(points(), batch_size=12, shuffle=True) for _ in range(2)]}, "or there are several"),
-        ({"loader": DataLoader(points(), batch_size=12)}, "reads by a SequentialSampler"),
         ({"loader": DataLoader(points(), batch_size=12, sampler=RandomSampler(points(), replacement=True))},
          r"reads by a RandomSampler\(replacement=True, num_samples=48\)"),
         ({"loader": DataLoader(points(), batch_size=12, sampler=RandomSampler(points(), num_samples=24))},
