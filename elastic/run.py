@@ -150,7 +150,7 @@ class Run:
         LoaderError: A loader process died; in the loop, with `num_workers`.
         LoaderTimeout: The loader processes brought nothing for timeout_s; likewise.
         Evicted: Another job has claimed the URL, and the run goes on there; in the loop.
-        SavesFailed: Too many saves in a row failed; in the loop.
+        SavesFailed: Too many saves in a row failed, or the last one for long; in the loop. It says where a copy lies.
         BadStep: A step is bad, and `on_bad` says to end there, or has passed over too many; in the loop.
         WeightsNotFinite: With `on_bad`, what is about to be saved holds no number; in the loop.
     """

@@ -38,6 +38,11 @@ def _signal_handlers_are_left_as_found() -> Iterator[None]:
     assert debugged or left == found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _rescue_copies_stay_out_of_the_repository(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["ELASTIC_RESCUE"] = str(tmp_path_factory.mktemp("rescued"))
+
+
 @pytest.fixture(scope="session")
 def elastic_script() -> Path:
     return Path(__file__).parent / "kit" / "programs" / "small.py"

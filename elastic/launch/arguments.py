@@ -84,6 +84,7 @@ class Arguments:
     leave_status  the exit status of a node that leaves before the run is finished
     grace_s     from a signal to leave to SIGKILL; None: nobody has said
     fresh       each worker is a fresh interpreter
+    rescue      folder for a copy of what cannot be saved; None: nobody has said
     status      show the run's status, where stderr is a terminal
     timing      say where the time from the command to the first step went
     rdzv        torchrun's configuration of the rendezvous; empty where there is one node
@@ -106,6 +107,7 @@ class Arguments:
     leave_status: int = 0
     grace_s: float | None = None
     fresh: bool = False
+    rescue: str | None = None
     local_addr: str | None = None
     ports: range | None = None
     status: bool = True
@@ -147,6 +149,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="How long a worker may compute without a sign of progress before it counts as stuck: the larger of this "
         f"and ten times the median step. It is then killed, with its stacks in the log. Default {HANG_LIMIT_S:.0f}.",
+    )
+    made.add_argument(
+        "--rescue",
+        metavar="DIR",
+        help="Folder for a copy of what a worker holds and cannot save at the run's end, or as it stops, as the disk "
+        "is full, say. Default --log-dir, else the current folder; where that takes none, the machine's temporary "
+        "folder. ELASTIC_RESCUE says so where there is no flag.",
     )
     made.add_argument(
         "--no-status",
@@ -373,6 +382,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         grace_s=environment.grace_s(),
         run_id=None if options.standalone or config.run_id == "none" else config.run_id,
         fresh=options.start_method == "spawn",
+        rescue=options.rescue or log_dir,
         status=not options.no_status,
         timing=options.timing,
         local_addr=config.local_addr,

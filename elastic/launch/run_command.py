@@ -23,7 +23,7 @@ from elastic_checkpoint.net.secured import prepare
 
 from elastic.errors import ConfigError
 from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
-from elastic.membership.environment import ACCEPT
+from elastic.membership.environment import ACCEPT, RESCUE
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
 
@@ -71,6 +71,8 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
             say(f"--standalone is one node, without a rendezvous; of no effect: {', '.join(arguments.ignored)}")
         if arguments.accept:
             environ[ACCEPT] = ",".join(arguments.accept)
+        if arguments.rescue is not None:
+            environ[RESCUE] = os.path.abspath(arguments.rescue)
         secret = _secret(arguments, environ, say)
         status = _run(arguments, environ, secret, waits or _at_once, say, early, preloaded=preloaded)
         end(status)

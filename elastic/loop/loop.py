@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from elastic.errors import Evicted, PeerLost, StartFailed, StepError
+from elastic.errors import Evicted, PeerLost, SavesFailed, StartFailed, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.group.sums import Agreed
@@ -397,10 +397,13 @@ class Loop:
             self._context.moment("finish")
             recovery.meet(Kind.FINISH)
             session.exchange.compare_replicas(self._state.step)
-            recovery.save_unless_held(must=True, patiently="the last save")
+            recovery.save_unless_held(must=True, last=True)
             recovery.wait_for_all(Kind.FINISH, None)
 
-        recovery.agree("finish", saved, "waiting for the last save")
+        try:
+            recovery.agree("finish", saved, "waiting for the last save")
+        except SavesFailed as failed:
+            raise failed.with_traceback(None) from None  # how it came here says nothing that its words do not
         session.phases.enter(Phase.ENDED)
         self._notices.close()
         if self._context.live is not None and not session.is_past:

@@ -95,11 +95,14 @@ class Recovery:
         """A stop that someone has asked for is saved with the state."""
         self._state.stop_wish = self.first_answer(Kind.SAVE, self._state.stop_wish)
 
-    def save_unless_held(self, *, must: bool, patiently: str | None = None, by_s: float | None = None) -> None:
+    def save_unless_held(
+        self, *, must: bool, patiently: str | None = None, by_s: float | None = None, last: bool = False
+    ) -> None:
         """On the coordinator, unless storage holds this very state.
 
         patiently  what it is called, where it is tried again: nobody will save later
         by_s       until when at most, by time.monotonic()
+        last       of the run: see Saver.save_last
         """
         saver, state = self._session.restorer.saver, self._state
         if saver is None:
@@ -109,7 +112,9 @@ class Recovery:
             return
         self.check()
         self._context.moment("save")
-        if patiently is not None:
+        if last:
+            saver.save_last(state.position)
+        elif patiently is not None:
             saver.patiently(patiently, lambda: saver.save(state.position, must=must, by_s=by_s), by_s=by_s)
         else:
             saver.save(state.position, must=must)

@@ -44,7 +44,8 @@ _OF_PROCESSOR = (
 _OF_COMPILER = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_DYNAMO_", "AOT_")
 _WITHOUT_EFFECT = ("CACHE", "THREADS", "WORKER", "LOG", "DEBUG", "TRACE", "VERBOSE", "PROGRESS", "SAVE_ARGS")
 _STDERR = 2
-NOTICES, GRACE, ACCEPT = "ELASTIC_NOTICES", "ELASTIC_GRACE_S", "ELASTIC_ACCEPT"
+NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
+ACCEPT, RESCUE = "ELASTIC_ACCEPT", "ELASTIC_RESCUE"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -74,6 +75,7 @@ class Launch:
     notices                   which sources of notices its node has, see preemption/setting.py; under an agent no
                               concern of its workers
     grace_s                   from a signal to leave to SIGKILL, as far as the launcher, or ELASTIC_GRACE_S, says
+    rescue                    folder for a copy of what cannot be saved; None: nobody says
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -100,6 +102,7 @@ class Launch:
     notices: str = "auto"
     grace_s: float | None = None
     hang_s: float = 30.0
+    rescue: str | None = None
 
     @property
     def one_node(self) -> bool:
@@ -129,9 +132,10 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             notices="none",
             grace_s=grace_s(env),
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
+            rescue=env.get(RESCUE) or None,
         )
     if "RANK" not in env and "WORLD_SIZE" not in env:
-        return Launch(observer=observer, notices=notices(env), grace_s=grace_s(env))
+        return Launch(observer=observer, notices=notices(env), grace_s=grace_s(env), rescue=env.get(RESCUE) or None)
     missing = [name for name in _TORCHRUN if name not in env]
     if missing:
         raise ConfigError(
@@ -153,6 +157,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
         observer=observer,
         notices=notices(env),
         grace_s=grace_s(env),
+        rescue=env.get(RESCUE) or None,
         terminal=env["RANK"] == "0" and env.get("ELASTIC_STATUS") != "0" and _is_terminal(_STDERR, env),
     )
 

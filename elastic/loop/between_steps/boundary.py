@@ -77,7 +77,7 @@ class Boundary:
             recovery.leave()
         saver = session.restorer.saver
         if saver is not None:
-            saver.check(step=state.step)
+            saver.check(state.position)
             others = [wish for rank, wish in enumerate(state.agreed.wishes) if rank != session.view_group.rank]
             if self._saves or any(wish & Wish.SAVE for wish in others):  # the cadence is the coordinator's alone
                 saver.save_soon(state.step)

@@ -38,6 +38,7 @@ from elastic.preemption.process_notices import ProcessNotices
 _ANSWER_S = 120.0  # the hub answers sooner
 _OTHERS_S = 10.0  # at most half of the time that is left: torchrun kills 30 s after SIGTERM
 _POLL_S = 0.2
+_RESCUE_S = 5.0  # a rescue copy is begun if this is left
 _PATIENTLY = "the save on leaving"
 
 
@@ -248,7 +249,9 @@ class Departure:
             self._look_at_time(restorer.saver)
             self._save_unless_held(must=True, patiently=_PATIENTLY if patiently else None, by_s=self.by_s)
         except elastic_checkpoint.CheckpointError as failure:
-            self._not_saved(str(failure))
+            left_s, saver = _left_s(self.by_s), restorer.saver
+            has_time = left_s is ABSENT or left_s > _RESCUE_S
+            self._not_saved(str(failure), saver.rescue(self._state.position) if saver and has_time else None)
 
     def _is_committed(self) -> bool:
         """By a peer that saved, and went: what this worker holds, or a later step."""
@@ -273,11 +276,13 @@ class Departure:
                 "  next   faster storage, or a shorter save_every, so that less is lost"
             )
 
-    def _not_saved(self, why: str) -> NoReturn:
+    def _not_saved(self, why: str, rescued: str | None = None) -> NoReturn:
+        """rescued: see Saver.rescue"""
         step, reason = self._state.step, why.replace("\n", "\n    ")
+        lost = "lost, unless another worker saves them" if rescued is None else f"not lost: {rescued.rstrip()}"
         self._context.console.warn(
             f"this worker leaves with {step} steps applied, and what it holds is not saved: {reason}\n"
-            "  state  what was committed before is whole; the steps since are lost, unless another worker saves them\n"
+            f"  state  what was committed before is whole; the steps since are {lost}\n"
             "  next   repair what stands in the way, then start the same command again: it goes on from the newest "
             "checkpoint"
         )

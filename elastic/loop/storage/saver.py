@@ -11,7 +11,11 @@ what was under way of the older one is made anew, as the state stands at the nex
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +25,7 @@ from typing import Any, TypeVar
 
 import elastic_checkpoint
 import torch
+import xxhash
 from elastic_checkpoint.load.spool import Spool
 from elastic_checkpoint.runs.retention import UNFIT
 
@@ -43,6 +48,9 @@ from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
+_LAST_S = {True: 60.0, False: 600.0}  # so long the last save more, with a rescue copy and without one
+_WAIT_MAX_S = 30.0  # between two tries
+_RECENT_S = 600.0  # since a rescue copy of the same step was written: it is of this launch
 NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
 _LOOK_S = 0.5
@@ -103,6 +111,8 @@ class Saver:
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
         self._failures = 0
+        self._is_patient = False
+        self._rescues_to = [*filter(None, [launch.rescue]), os.getcwd(), tempfile.gettempdir()]
         self._last_failure: elastic_checkpoint.CheckpointError | None = None
         self._checkpoints = elastic_checkpoint.Checkpointer(
             config.url,
@@ -112,7 +122,7 @@ class Saver:
             storage_options=config.storage_options or None,
             job=launch.job,
             take_over=config.take_over,
-            log=console.say,
+            log=self._log,
             answers=answers,
             when_busy="wait" if config.goes_back else "replace",  # a save to go back to is not taken back
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
@@ -276,14 +286,12 @@ class Saver:
             except elastic_checkpoint.CheckpointError as failure:
                 self._failed(one.position, failure)
 
-    def check(self, *, step: int) -> None:
-        """Before more is computed. Raises SavesFailed, where too many saves have failed since the last commit.
-
-        step  how many are applied
-        """
+    def check(self, position: Position) -> None:
+        """Before more is computed. Raises SavesFailed, where too many saves have failed since the last commit."""
         most = self._config.save_failures_max
         if most is not None and self._failures >= most:
-            raise self._saves_failed(step) from self._last_failure
+            what = f"{self._failures} saves in a row failed, and the run stops before more work is at risk"
+            raise self._saves_failed(position, self.rescue(position), what) from self._last_failure
 
     def likely_s(self, step: int, *, uploaders: int = 1, left_s: float | None = None) -> float | None:
         """How long it will be until what is held after so many steps is durable; None: nobody knows.
@@ -332,24 +340,96 @@ class Saver:
         """What is saved, in words."""
         return f"step {self._saved[0]}" if self._saved is not None else "no checkpoint of this run"
 
-    def patiently(self, what: str, act: Callable[[], T], *, by_s: float | None = None) -> T:
+    def _log(self, line: str) -> None:
+        if not self._is_patient:  # who tries again tells of the failure
+            self._console.say(line)
+
+    def patiently(
+        self, what: str, act: Callable[[], T], *, by_s: float | None = None, again_for_s: float | None = None
+    ) -> T:
         """What `act` gives, which is tried again for a while where the storage or the writer process fails: a disk that
         is full for a moment costs no run.
 
-        by_s  by the clock, after which nobody is there to try again
+        by_s         by the clock, after which nobody is there to try again
+        again_for_s  so long, of what has failed, and was told of, before
         Raises StorageError or WriterDied where every attempt failed, and whatever else `act` raises.
         """
-        until_s, wait_s = self._clock() + PATIENCE_S, 1.0
+        until_s, wait_s = self._clock() + (PATIENCE_S if again_for_s is None else again_for_s), 1.0
         until_s = until_s if by_s is None else min(until_s, by_s)
-        while True:
+        known = again_for_s is not None
+        self._is_patient = True
+        try:
+            while True:
+                try:
+                    return act()
+                except (elastic_checkpoint.StorageError, elastic_checkpoint.WriterDied) as failure:
+                    if self._clock() + wait_s > until_s:
+                        raise
+                    said = "as before" if known else str(failure)
+                    known = True
+                    self._console.say(f"{what} failed, and is tried again in {wait_s:.0f} s: {said}")
+                self._sleep(wait_s)
+                wait_s = min(2 * wait_s, _WAIT_MAX_S)
+        finally:
+            self._is_patient = False
+
+    def save_last(self, position: Position) -> None:
+        """Of the run: nobody would save later. It is tried for long, and a copy is put elsewhere before.
+
+        Raises Evicted; SavesFailed, which says where the copy is.
+        """
+        what, save = "the last save", partial(self.save, position, must=True)
+        with suppress(elastic_checkpoint.StorageError, elastic_checkpoint.WriterDied):
+            self.patiently(what, save)
+            return
+        rescued = self.rescue(position)
+        if rescued is not None:
+            self._console.warn(f"{what} still fails, and {rescued.rstrip()}")
+        try:
+            self.patiently(what, save, again_for_s=_LAST_S[rescued is not None])
+        except (elastic_checkpoint.StorageError, elastic_checkpoint.WriterDied):
+            failed = self._saves_failed(position, rescued, f"{what} failed, {self._failures} times")
+        else:
+            return
+        raise failed
+
+    def rescue(self, position: Position) -> str | None:
+        """Puts what is held elsewhere, as a run of its own, unless another worker of this machine has; returns where,
+        and how it is loaded. None: nothing takes it."""
+        run = xxhash.xxh3_64_hexdigest(self.where.encode())[:6]
+        name = f"{os.path.basename(self.where.rstrip('/')) or 'run'}-{run}-step-{position.step}"
+        for folder in self._rescues_to:
+            where = os.path.join(os.path.abspath(folder), name)
+            is_new = not os.path.lexists(where)
             try:
-                return act()
-            except (elastic_checkpoint.StorageError, elastic_checkpoint.WriterDied) as failure:
-                if self._clock() + wait_s > until_s:
-                    raise
-                self._console.say(f"{what} failed, and is tried again in {wait_s:.0f} s: {failure}")
-            self._sleep(wait_s)
-            wait_s *= 2
+                with elastic_checkpoint.Checkpointer(where, log=self._log) as copy:
+                    there = copy.latest()
+                    if there is None or there.saved_at < time.time() - _RECENT_S:
+                        copy.save(position.step, self._train_state.objects(), meta=self._meta(position, ended=True))
+            except (elastic_checkpoint.CheckpointError, OSError):
+                if is_new:
+                    shutil.rmtree(where, ignore_errors=True)  # half of a copy fills the disk
+            else:
+                return (
+                    f"a rescue copy lies on {socket.gethostname()}\n"
+                    f"  rescue   {where}\n"
+                    f"  load     it is a run of its own: the same script with that as its URL has it, and goes on from "
+                    f"step {position.step};\n"
+                    f"           elastic checkpoint export {where} --to safetensors OUT gives its weights\n"
+                )
+        return None
+
+    def _meta(self, position: Position, *, ended: bool) -> dict[str, Any]:
+        meta = {
+            "position": asdict(position),
+            "identity": self._identity,
+            "world_size": self.world_size,
+            "losses": {**self._losses().document(), "ended": ended and position.step > 0},
+            **self.duration.meta(),
+        }
+        if (unfit := self._unfit(position.step)) is not None:
+            meta[UNFIT] = unfit
+        return meta
 
     def invite(self, ranks: Sequence[int], *, step: int, by_s: float | None) -> dict[str, Any] | None:
         """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted.
@@ -383,15 +463,8 @@ class Saver:
         self._train_state.staging.join()
         self._events.emit(schema.SaveBegun(step=position.step))
         begun_s = self._clock()
-        meta = {
-            "position": asdict(position),
-            "identity": self._identity,
-            "world_size": self.world_size,
-            "losses": {**self._losses().document(), "ended": must and position.step > 0},
-            **self.duration.meta(),
-        }
-        if (unfit := self._unfit(position.step)) is not None:
-            meta[UNFIT] = unfit
+        meta = self._meta(position, ended=must)
+        unfit = meta.get(UNFIT)
         objects = self._train_state.objects()
         try:
             if self._warmed:
@@ -412,7 +485,7 @@ class Saver:
             self._failed(position, failure)
             if must:
                 raise
-            self._console.say(f"step {position.step} could not be saved; training goes on. {failure}")
+            self._console.say(f"step {position.step} could not be saved: {failure}")
             self._has_saved()
             return
         if commit is not None:
@@ -553,15 +626,18 @@ class Saver:
             )
         )
 
-    def _saves_failed(self, step: int) -> SavesFailed:
-        saved = self._saved[0] if self._saved is not None else None
+    def _saves_failed(self, position: Position, rescued: str | None, what: str) -> SavesFailed:
+        """rescued: see `rescue`"""
+        step, saved = position.step, self._saved[0] if self._saved is not None else None
         since = "everything since the newest checkpoint there" if saved is None else f"steps {saved} to {step}"
         goes_on = "its newest checkpoint" if saved is None else f"step {saved}"
         trained_s = self._clock() - self._saved_s
         reason = str(self._last_failure).replace("\n", "\n    ")
+        first, _, rescue = ("which is nowhere but in memory" if rescued is None else rescued).partition("\n")
+        where = first if rescued is None else f"of which {first}"
         return SavesFailed(
-            f"{self._failures} saves in a row failed, and the run stops before more work is at risk\n"
-            f"  at risk  {since}, {_human(trained_s)} of training, which is nowhere but in memory\n"
+            f"{what}\n"
+            f"  at risk  {since}, {_human(trained_s)} of training, {where}\n{rescue}"
             f"  reason   {reason}\n"
             "  state    what was committed before is whole\n"
             f"  next     repair the storage, then start the same command again: the run goes on from {goes_on}.\n"
