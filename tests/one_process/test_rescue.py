@@ -59,6 +59,7 @@ def test_a_last_save_that_keeps_failing_leaves_a_rescue_copy_from_which_the_scri
 def test_where_nothing_takes_a_copy_the_error_says_that_it_is_in_memory_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("ELASTIC_RESCUE")
     (tmp_path / "file").write_text("")
     for where in (saver.os, saver.tempfile):
         monkeypatch.setattr(where, "getcwd" if where is saver.os else "gettempdir", lambda: str(tmp_path / "file"))
