@@ -95,8 +95,12 @@ class Run:
         extra: `{name: object with state_dict and load_state_dict}` that must survive as well.
         scaler: A torch.amp.GradScaler. `for step in run` scales losses, and its default update unscales; in a loop over
             `batches` the script calls it as ever.
-        buffers: `{name: "first" | "keep"}` for model buffers that the default does not fit (the mean over the shares,
-            weighted by examples; integers must agree): "first" takes the first share's, "keep" leaves it as it was.
+        buffers: `{name: rule}` for buffers that the forward pass writes and that belong to no normalisation layer of
+            torch's (whose statistics become the mean over the shares); `*` in a name stands for any part of it. A rule
+            is "first" (what share 0 leaves: a count of passes), "keep" (as before the step: what is only noted), "mean"
+            (over the shares, by their examples: moving averages), "sum" (with what each share has added: a count of
+            examples), "agree" (an error unless all leave the same), or a function that is given a list of the shares'
+            values, in order, and returns what the buffer becomes (a queue, a memory bank).
         threads: Intra-op threads; part of the run's identity, since they change bits.
         portable: Pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
             else they can (starts the process again if need be).
@@ -181,7 +185,7 @@ class Run:
         device: torch.device | str | None = None,
         extra: Mapping[str, Any] | None = None,
         scaler: Any = None,
-        buffers: Mapping[str, str] | None = None,
+        buffers: Mapping[str, str | Callable[[list[torch.Tensor]], torch.Tensor]] | None = None,
         threads: int = 1,
         portable: bool = False,
         overlap: bool = True,

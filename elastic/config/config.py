@@ -75,7 +75,7 @@ class Config:
     bucket_bytes: int
     compile_cache: bool
     rehearse: bool
-    buffers: dict[str, str]
+    buffers: dict[str, Any]
     accept: tuple[str, ...]
     keep: int
     keep_every: int | None
@@ -158,7 +158,7 @@ class Config:
             "dataset_length": self.plan.dataset_length,
             "order": self.plan.order_identity,
             "clip_grad_norm": self.clip_grad_norm,
-            "buffers": self.buffers,
+            "buffers": {name: _rule(rule) for name, rule in self.buffers.items()},
             "portable": self.portable,
             "device": self.device.type,
             "scaled": self.scaler is not None,
@@ -190,6 +190,10 @@ def save_rules(save_every: SaveEvery, on_bad: OnBad | None) -> SaveRules:
     rules = SaveRules.of(save_every)
     check_rollback(on_bad, rules.steps, save_every)
     return rules
+
+
+def _rule(rule: Any) -> str:
+    return rule if isinstance(rule, str) else f"function {getattr(rule, '__qualname__', type(rule).__name__)}"
 
 
 def dict_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """What becomes of the buffers in a step that V shares computed? The same, whoever computed them.
 
 Every share starts from the buffers of the step (snapshot.py), those of the models and of the modules in `extra=`.
-Afterwards a float buffer that some share changed is the mean over the shares, weighted by their examples, in fp32 and
-in the tree's order (a complex one as two reals); one that none changed stays as it is; integer and bool buffers must
-agree over the shares, and a worker without a share takes them from the one that holds share 0. A buffer that gets
-another shape or dtype in a share, comes or goes, must do so alike in all shares. What fits none of this is refused by
-name, and `Run(buffers={"name": "first" | "keep"})` says what to do: take share 0's, or never change it.
-A mean in fp32 suits running statistics; what counts or must stay exact is better an integer, or "first".
+Only those of torch's normalisation layers, and of classes derived from them, have a rule of their own: statistics
+become the mean over the shares, weighted by their examples, in fp32 and in the tree's order, and counts must agree;
+spectral norm, whose vectors follow from the weights alone, takes share 0's. What any other module's forward pass writes
+(a queue, a codebook, a count) may mean anything, so it is refused by name, with the rules of RULES to choose from. A
+buffer that comes or goes, or gets another shape or dtype, as a table that grows with its input, must do so alike in all
+shares. A worker without a share takes what must agree from the one that holds share 0.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 import xxhash
 
-from elastic.errors import UNTOUCHED, ConfigError, StepError
+from elastic.errors import UNTOUCHED, StepError
 from elastic.group.buffer_layout import Layout, as_bytes, as_floats, floats_in, same_bits, shaped
+from elastic.group.buffer_rules import NORMS, REFUSED, Rule, check, default, no_rule, override, summed
 from elastic.group.flat_sum import NOTHING, FlatSum
 from elastic.group.form import Group, gather_bytes
 from elastic.group.hierarchical_sum import tree_sum
@@ -30,8 +30,8 @@ from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
 from elastic.group.usual_buffers import Row, UsualBuffers, usual
 from elastic.state.attributes import Attributes
+from elastic.state.trained_set import listed
 
-RULES = ("mean", "agree", "first", "keep")
 _ATTRIBUTE = "attribute "  # of the names of plain ones, among those of buffers
 
 ShareValues = dict[Buffer, "torch.Tensor | None"]
@@ -45,26 +45,29 @@ class Buffers:
         self,
         models: Mapping[str, torch.nn.Module],
         extra: Mapping[str, Any],
-        overrides: Mapping[str, str],
+        overrides: Mapping[str, Rule],
         group: Group,
         device: torch.device,
         attributes: Attributes,
+        *,
+        one_share: bool = False,
     ) -> None:
         self._group = group
         self._device = device
         self._overrides = overrides
+        self._one_share = one_share  # a step has no more, at any world size
         self._now = Snapshot(models, extra)
         self._hanging_of: list[Buffer] | None = None
         self._hanging: list[tuple[str, Callable[[], torch.Tensor | None]]] = []
         alone = len(models) == 1
         self._plain = PlainAttributes(
             lambda root, key: key if alone and root in models else f"{root}.{key}",
-            lambda name: bool(overrides) and _override(overrides, name) == "keep",
+            lambda name: bool(overrides) and override(overrides, name) == "keep",
             attributes,
         )
-        _check(overrides, self._now.buffers, self._plain.names(self._now.walked) if overrides else [])
+        check(overrides, self._now.buffers, self._plain.names(self._now.walked) if overrides else [])
         self._by_name: dict[str, Buffer] = {}
-        self._rules: dict[str, str | None] = {}
+        self._rules: dict[str, Rule | None] = {}
         self._index()
         self._usual: UsualBuffers | None = None
         self._lively: list[Buffer] | None = None  # of which `_usual` was made
@@ -120,16 +123,26 @@ class Buffers:
     def _take(self, stirred: Sequence[Buffer], share: int, examples: int) -> None:
         values: ShareValues = {}
         relaid: dict[Buffer, Layout] = {}
+        written: list[str] = []
         for buffer in stirred:
             if self._overrides and self._rules.get(buffer.name) == "keep":
                 continue
             now, start = buffer.now(), buffer.start
             values[buffer] = None if now is None else now.clone()
+            if self._rule(buffer, now) == REFUSED and not same_bits(now, start):
+                written.append(buffer.name)
             if now is None or start is None:
                 if now is not start:
                     relaid[buffer] = Layout.of(now)
             elif now.shape != start.shape or now.dtype != start.dtype:
                 relaid[buffer] = Layout.of(now)
+        if written:
+            raise no_rule(sorted(written), share)
+        if reshaped := [buffer.name for buffer in relaid if self._takes_all(buffer)]:
+            raise StepError(
+                f"share {share} gave another shape or dtype to what buffers= has a sum or a function for: "
+                f"{listed(reshaped)}\n{UNTOUCHED}  next   keep its shape in the forward pass"
+            )
         if not self._shares:
             self._relaid = relaid
             self._persistent = {buffer: buffer.persistent for buffer in relaid}
@@ -254,6 +267,7 @@ class Buffers:
             agreed |= self._of_first_share(schedule)
             if 0 in schedule.rows:
                 self._plain.tell_idle(self._group)
+        agreed |= self._of_all_shares()
         self._agreed = {buffer: value for buffer, value in agreed.items() if not same_bits(value, buffer.start)}
 
     def close(self) -> None:
@@ -297,15 +311,25 @@ class Buffers:
 
     def _index(self) -> None:
         self._by_name = {buffer.name: buffer for buffer in self._now.buffers}
-        self._rules = {name: _override(self._overrides, name) for name in self._by_name}
+        self._rules = {
+            name: override(self._overrides, name) or default(buffer, one_share=self._one_share)
+            for name, buffer in self._by_name.items()
+        }
 
-    def _rule(self, buffer: Buffer, value: torch.Tensor | None) -> str:
+    def _rule(self, buffer: Buffer, value: torch.Tensor | None) -> Rule:
         """Of a buffer that is, or becomes, like `value`."""
         rule = self._rules.get(buffer.name)
         if rule is not None:
             return rule
-        known = value if value is not None else buffer.start
-        return "mean" if known is None or known.is_floating_point() or known.is_complex() else "agree"
+        start = buffer.start
+        known = value if value is not None else start
+        if isinstance(buffer.entry.module, NORMS):
+            return "mean" if known is None or known.is_floating_point() or known.is_complex() else "agree"
+        return "agree" if known is None or start is None or not same_kind(known, start) else REFUSED
+
+    def _takes_all(self, buffer: Buffer) -> bool:
+        rule = self._rules.get(buffer.name)
+        return rule == "sum" or callable(rule)
 
     def _not_averaged(self, values: ShareValues) -> ShareValues:
         return {buffer: value for buffer, value in values.items() if self._rule(buffer, value) != "mean"}
@@ -446,6 +470,41 @@ class Buffers:
             as_bytes(empty).copy_(piece)
         return dict(asked)
 
+    @torch.no_grad()
+    def _of_all_shares(self) -> dict[Buffer, torch.Tensor]:
+        """What a sum, or a function, makes of the values of all shares with examples. Raises PeerLost, StepError."""
+        pairs = [(buffer, buffer.start) for buffer in self._now.buffers if self._takes_all(buffer)]
+        asked = [(buffer, start) for buffer, start in pairs if start is not None]
+        if not asked:
+            return {}
+        left = [values.get(buffer, start) for count, values in self._shares if count for buffer, start in asked]
+        mine = [as_bytes(value).cpu() for value in left if value is not None]
+        packed = torch.cat(mine).numpy().tobytes() if mine else b""
+        gathered = torch.frombuffer(bytearray(b"".join(gather_bytes(self._group, packed))), dtype=torch.uint8)
+        sizes = [start.nbytes for _, start in asked]
+        shares = [torch.split_with_sizes(row, sizes) for row in gathered.view(-1, sum(sizes))]
+        found: dict[Buffer, torch.Tensor] = {}
+        for number, (buffer, start) in enumerate(asked):
+            values = [torch.empty_like(start, device="cpu") for _ in shares]
+            for value, pieces in zip(values, shares, strict=True):
+                as_bytes(value).copy_(pieces[number])
+            rule = self._rules[buffer.name]
+            if callable(rule):
+                found[buffer] = self._as_it_was(buffer, rule([value.to(start.device) for value in values]))
+            else:
+                found[buffer] = summed([value.to(start.device) for value in values], start)
+        return found
+
+    def _as_it_was(self, buffer: Buffer, value: Any) -> torch.Tensor:
+        assert buffer.start is not None
+        if isinstance(value, torch.Tensor) and same_kind(value, buffer.start):
+            return value.detach()
+        given = Layout.of(value) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise StepError(
+            f"the function for buffer {buffer.name} gave {given}; expected {Layout.of(buffer.start)}, as it is\n"
+            f"{UNTOUCHED}  next   return one tensor of the buffer's shape and dtype, made of the list that it is given"
+        )
+
     def _become(self, buffer: Buffer, value: torch.Tensor, ties: dict[int, torch.Tensor]) -> None:
         """The buffer takes the value: in place, or in a new tensor where it has got another layout."""
         layout, persistent = self._layouts.get(buffer, (None, True))
@@ -469,28 +528,3 @@ def _disagreement(names: Sequence[str], where: str) -> StepError:
         f"{UNTOUCHED}  next   Run(buffers={{{first}}}) takes share 0's value, 'keep' never changes it; "
         "'*' in a name stands for any part of it"
     )
-
-
-def _override(overrides: Mapping[str, str], name: str) -> str | None:
-    if name in overrides:
-        return overrides[name]
-    return next((rule for pattern, rule in overrides.items() if "*" in pattern and fnmatchcase(name, pattern)), None)
-
-
-def _check(overrides: Mapping[str, str], buffers: Sequence[Buffer], attributes: Sequence[str]) -> None:
-    """Raises ConfigError for rules that do not fit, and for names that no buffer has."""
-    for buffer in buffers:
-        rule, value = _override(overrides, buffer.name), buffer.start
-        if rule is None or value is None:
-            continue
-        if rule not in RULES or (rule == "mean" and not (value.is_floating_point() or value.is_complex())):
-            raise ConfigError(
-                f"buffers={{{buffer.name!r}: {rule!r}}}: the buffer is {value.dtype}; 'first' and 'keep' fit any, "
-                "'mean' floats, 'agree' integers"
-            )
-    known = [*(buffer.name for buffer in buffers), *attributes]
-    unknown = [name for name in overrides if not any(_override({name: "keep"}, one) for one in known)]
-    if unknown:
-        raise ConfigError(
-            f"buffers= names {', '.join(unknown)}; the model has {', '.join(b.name for b in buffers) or 'none'}"
-        )

@@ -104,7 +104,7 @@ class UsualBuffers:
 
 
 def usual(
-    buffers: Sequence[Buffer], rule: Callable[[Buffer, torch.Tensor | None], str], device: torch.device
+    buffers: Sequence[Buffer], rule: Callable[[Buffer, torch.Tensor | None], object], device: torch.device
 ) -> UsualBuffers | None:
     """None if one of them is not usual. rule: what becomes of a buffer, see buffers.py"""
     for buffer in buffers:

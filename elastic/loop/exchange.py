@@ -66,7 +66,10 @@ class Exchange:
         self._health = health
         self._set: TrainedSet | None = None
         self._cached: dict[tuple[bool, ...], GradientSum] = {}
-        self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, attributes)
+        one_share = config.plan.virtual_workers == 1
+        self.buffers = Buffers(
+            config.models, config.extra, config.buffers, group, config.device, attributes, one_share=one_share
+        )
         self._settings = settings.settings_of(config.optimizers, config.extra)
         self._replica = replica
         self._warn = warn

@@ -137,6 +137,9 @@ class Loop:
         session.on_close(self._looks.open())
         if context.live is None:
             self._take_notices()
+        is_late = self._evaluations.are_made_alone
+        self._comes_to_loop = session.train_state.comes_to_loop(again=state.step > 0 or is_late)
+        session.on_close(self._comes_to_loop.close)
         session.seed(start_seed(context.config.plan.seed))
         context.moment("loaded")
 
@@ -214,6 +217,7 @@ class Loop:
             streams.check()
         session.find_generators()
         session.on_close(OtherLoaders(self._body_in_hand).close)
+        self._comes_to_loop.undo(_written_before_loop, step=state.step)
         state.begin_loop()
         self._evaluations.are_made_alone = self._on_coordinator.all_are_past = session.is_past
         if session.is_past and not state.finished:
@@ -282,7 +286,7 @@ class Loop:
         in_hand = step.in_hand
         passed = self.session.train_state.passes_beginning()
         self.session.on_close(passed.close)
-        return partial(passed.undo, epoch=in_hand.epoch, step=in_hand.index)
+        return partial(passed.undo, partial(_written_at_beginning, in_hand), step=in_hand.index)
 
     def _next_step(self) -> Step:
         self.session.train_state.since_boundary.note()
@@ -481,6 +485,26 @@ class Loop:
                 "  state  the model is unchanged\n"
                 "  next   remove the call, or pass update=function to do it your own way"
             )
+
+
+def _written_before_loop(what: str) -> StepError:
+    return StepError(
+        f"between `with elastic.Run(...)` and its loop the script wrote to {what}\n"
+        "  found  from `with` on they are the run's: a run that is resumed, and a worker that joins, come there with "
+        "trained ones\n"
+        "  state  nothing was trained here; what was applied and saved before is whole\n"
+        "  next   write them ahead of the `with`: a new run begins with them; later, behind an epoch's last batch"
+    )
+
+
+def _written_at_beginning(step: StepInHand, what: str) -> StepError:
+    return StepError(
+        f"at the beginning of epoch {step.epoch}, which this worker comes into at step {step.index}, the script wrote "
+        f"to {what}\n"
+        "  found  the epoch began earlier, and the state that came has that change already: it would be made twice\n"
+        "  state  what was applied and saved is whole; nothing was trained here\n"
+        "  next   make it at the end of the epoch before, behind its last batch"
+    )
 
 
 def _notices(context: Context) -> ProcessNotices:

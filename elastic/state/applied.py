@@ -27,6 +27,7 @@ import xxhash
 from elastic.state.attributes import is_same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
+from elastic.state.reached import same
 from elastic.state.rewound import Rewound
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet
@@ -62,6 +63,7 @@ class Applied:
     trained     what is trained, which may change as well; modes: likewise
     attributes  likewise; name in the state -> those of modules, of optimizers
     modules     name -> module, of which only the buffers may; looked up at each step
+    in_loop     what is trained, modes and attributes count: what a state says of them holds from the script's loop on
     """
 
     def __init__(
@@ -72,12 +74,15 @@ class Applied:
         modes: Modes,
         attributes: Mapping[str, Plain],
         modules: Callable[[], Mapping[str, torch.nn.Module]] = dict,
+        *,
+        in_loop: bool = True,
     ) -> None:
         self._changeable = dict(changeable)
         self._optimizers = dict(optimizers)
         self._trained = trained
         self._modes = modes
-        self._attributes = dict(attributes)
+        self._attributes = dict(attributes) if in_loop else {}
+        self._in_loop = in_loop
         self._set: TrainedSet | None = None
         self._eval: dict[str, list[str]] = {}
         self._plain: dict[str, dict[str, Any]] = {}
@@ -112,26 +117,36 @@ class Applied:
     def is_as_noted(self) -> bool:
         """Whether all is as it was at `note_whole`."""
         assert self._set is not None
-        plain = self._plain_now()
-        return (
-            self._trained.now().document == self._set.document
-            and self._modes.now() == self._eval
-            and all(
-                then.keys() == now.keys() and all(is_same(value, now[key]) for key, value in then.items())
-                for then, now in zip(self._plain.values(), plain.values(), strict=True)
-            )
-            and all(
-                _equal([_without_parameters(then) for then in settings],
-                       [_without_parameters(group) for group in self._optimizers[name].param_groups])
-                for name, settings in self._settings.items()
-            )
-            and all(
-                elastic_checkpoint.encode(self._changeable[name].state_dict())[0] == kept.document
-                and not self._changed(kept)
-                for name, kept in self._marked.items()
-            )
-            and self._buffers.is_still(self._modules())
-        )  # fmt: skip
+        is_set = self._trained.now().document == self._set.document and self._modes.now() == self._eval
+        return (is_set or not self._in_loop) and not self.changed()
+
+    def changed(self) -> list[str]:
+        """What is no longer as it was at `note`, by name: but for which parameters train, and modes, which scripts set
+        to what they are to be."""
+        assert self._set is not None
+        now = self._trained.now().groups
+        pairs = zip(self._optimizers, self._set.groups.items(), strict=True)
+        found = [f"the groups of {name}" for name, (key, then) in pairs if now[key] != then]
+        found += [
+            f"the options of {name}"
+            for name, settings in self._settings.items()
+            if not _equal([_without_parameters(then) for then in settings],
+                          [_without_parameters(group) for group in self._optimizers[name].param_groups])
+        ]  # fmt: skip
+        found += [name for name, kept in self._marked.items() if self._is_another(self._changeable[name], kept)]
+        found += [f"buffer {name}" for name in self._buffers.changed(self._modules())]
+        for then, now in zip(self._plain.values(), self._plain_now().values(), strict=True):
+            names = [key for key in {**then, **now} if key not in then or key not in now]
+            names += [key for key, value in then.items() if key in now and not is_same(value, now[key])]
+            found += [f"attribute {name.replace(':', '.')}" for name in names]
+        return found
+
+    def _is_another(self, thing: Any, kept: _Marked) -> bool:
+        """It may hold other tensors, or give copies."""
+        document, tensors = elastic_checkpoint.encode(thing.state_dict())
+        if document != kept.document or tensors.keys() != kept.tensors.keys() or self._changed(kept):
+            return True
+        return not all(one is tensors[key] or same(one, tensors[key]) for key, one in kept.tensors.items())
 
     @contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -191,7 +206,7 @@ class Applied:
         found = dict(objects)
         for name, kept in self._marked.items():
             found[name] = elastic_checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
-        if self._set is not None:
+        if self._set is not None and self._in_loop:
             found |= {"trained": self._set.document, "modes": self._eval, **self._plain}
         for name, settings in self._settings.items():
             found[name] = self._as_grouped(self._optimizers[name], settings)

@@ -1,13 +1,15 @@
-"""What a script does at the beginning of an epoch, before its first batch, is done once: not again where a run goes on,
-or a worker joins, in the epoch's midst.
+"""What a script writes where a run goes on, or a worker joins, has been written before: it is put back as it came.
 
-There the script passes the beginning like any other: it lowers a learning rate, unfreezes layers and gives them a group
-of their own, resets an average. The state that came has all that, so afterwards it is put back as it came. Weights, and
-what optimizers keep beside them, are not copied for this: where the script writes to them, it is refused.
+Such a script passes two places again. From `with Run` to its loop it may set a rate, a count in `extra=`, buffers; at
+the beginning of an epoch, before its first batch, it lowers a rate, unfreezes layers and gives them a group of their
+own, resets an average. The state that came has all that, so afterwards everything is put back. Weights, and the
+tensors that optimizers keep beside them, are not copied for this: where the script writes to them, it is refused, and
+from `with Run` to the loop at a run's first start, too, which would otherwise end with the first resume.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,39 +21,40 @@ from elastic.state.reached import watch
 
 
 class PassedBeginning:
-    """From the epoch's number to its first batch.
+    """From where it notes what there is, to `undo`.
 
     noted     notes what there is, here
-    put_back  gives every object what was noted; called with `noted`, and how many steps are applied
+    put_back  gives every object what was noted; called with `noted`, and how many steps are applied. None: this is the
+              run's first start, and what is written counts
     """
 
     def __init__(
         self,
         noted: Applied,
-        put_back: Callable[[Applied, int], None],
+        put_back: Callable[[Applied, int], None] | None,
         optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> None:
         self._noted = noted
         self._put_back = put_back
-        self._optimizers = list(optimizers.values())
-        noted.note_whole()
+        self._optimizers = [] if put_back is None else list(optimizers.values())
+        self._kept = [{key: copy.copy(kept) for key, kept in one.state.items()} for one in self._optimizers]
+        if put_back is None:
+            noted.weights.note()
+        else:
+            noted.note_whole()
         self._unwatch = watch(noted.weights.reached)
         for optimizer in self._optimizers:
             optimizer.__dict__["add_param_group"] = _is_there_already
 
-    def undo(self, *, epoch: int, step: int) -> None:
-        """Raises StepError."""
+    def undo(self, refused: Callable[[str], StepError], *, step: int) -> None:
+        """refused: the error for what was written to, in words. Raises it."""
         self.close()
-        if not self._noted.known():
-            raise StepError(
-                f"the script changed weights, or what optimizers keep, at the beginning of epoch {epoch}, which this "
-                f"worker comes into at step {step}\n"
-                "  found  the epoch began earlier, and the state that came has that change already: it would be made "
-                "twice\n"
-                "  state  what was applied and saved is whole; nothing was trained here\n"
-                "  next   make it at the end of the epoch before, behind its last batch"
-            )
-        if not self._noted.is_as_noted():
+        for optimizer, kept in zip(self._optimizers, self._kept, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(kept)
+        if self._noted.weights.written() or (self._put_back is not None and not self._noted.known()):
+            raise refused(self._noted.weights.in_words())
+        if self._put_back is not None and not self._noted.is_as_noted():
             self._put_back(self._noted, step)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ def watch(reached: Reached) -> Callable[[], None]:
 
 def same(before: torch.Tensor, now: torch.Tensor) -> bool:
     """In values: not a number is like itself."""
-    if before.shape != now.shape or before.dtype != now.dtype:
+    if (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
         return False
     return torch.equal(before, now) or torch.allclose(before, now, rtol=0, atol=0, equal_nan=True)
 

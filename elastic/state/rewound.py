@@ -56,15 +56,20 @@ class Rewound:
         """Whether `state` can give all of them."""
         return not self._changed(roots)
 
-    def is_still(self, roots: Mapping[str, torch.nn.Module]) -> bool:
-        """Whether all are as they were at `note`, by value where there is a copy."""
+    def changed(self, roots: Mapping[str, torch.nn.Module]) -> list[str]:
+        """The names of those that are not as they were at `note`, by value where there is a copy."""
         now = {key: entry.module._buffers[entry.attribute] for key, entry in _hanging(roots)}
-        return now.keys() == self._noted.keys() and all(
-            now[key] is tensor and same(self._copies[key], tensor)
-            if tensor is not None and key in self._copies
-            else _is_still(now[key], tensor, version)
+        still = {
+            key
             for key, (tensor, version) in self._noted.items()
-        )
+            if key in now
+            and (
+                now[key] is tensor and same(self._copies[key], tensor)
+                if tensor is not None and key in self._copies
+                else _is_still(now[key], tensor, version)
+            )
+        }
+        return [".".join(key) for key in {**self._noted, **now} if key not in still]
 
     def state(self, root: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a module, or a part of it, with its buffers as they were at `note`. Ask `known` first."""

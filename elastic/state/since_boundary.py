@@ -5,7 +5,8 @@ inner loop. A state that is saved in the midst of a step has what that code did,
 
 Looked at are schedulers, what stands in extra=, and the weights; not what such code sets by the step's number, as
 learning rates and which parameters train: twice is as good as once. At the beginning of an epoch it is not, since
-scripts lower a rate there, or add a group: before an epoch's first step these are looked at as well.
+scripts lower a rate there, or add a group: before an epoch's first step groups, options, buffers and attributes are
+looked at as well.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class SinceBoundary:
         found = [name for name, noted in self._noted.items() if not self._is_as(name, *noted)]
         if self._written is not None and self._written != [weight._version for weight in self._weights()]:
             found.append("weights")
-        if not found and self._epoch is not None and not self._epoch.is_as_noted():
-            found.append("what is trained, learning rates, buffers or attributes of modules")
+        if self._epoch is not None:
+            found += [name for name in self._epoch.changed() if name not in found]
         return found
 
     def _is_as(self, name: str, document: Any, tensors: Mapping[str, torch.Tensor]) -> bool:

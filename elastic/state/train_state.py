@@ -127,14 +127,22 @@ class TrainState:
         if not keeps_trained:
             self._trained.adopt(document, step=step)
 
-    def noting(self) -> Applied:
-        """What notes such things as `applied` does, for another use."""
+    def noting(self, *, in_loop: bool = True) -> Applied:
+        """What notes such things as `applied` does, for another use. in_loop: see Applied"""
         optimizers = _named("optimizer", self._trained.optimizers)
-        return Applied(self._changeable, optimizers, self._trained, self.modes, self._of_models, self._modules)
+        attributes = self._of_models
+        return Applied(
+            self._changeable, optimizers, self._trained, self.modes, attributes, self._modules, in_loop=in_loop
+        )
 
     def passes_beginning(self) -> PassedBeginning:
         """The script comes to the beginning of an epoch that its state is past."""
         return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
+
+    def comes_to_loop(self, *, again: bool) -> PassedBeginning:
+        """The script has entered the run. again: the state that came is past what it does before its loop"""
+        put_back = self._put_back if again else None
+        return PassedBeginning(self.noting(in_loop=False), put_back, self._trained.optimizers)
 
     def _put_back(self, noted: Applied, step: int) -> None:
         now = elastic_checkpoint.encode(noted.tree(self.objects()))

@@ -13,6 +13,7 @@ import torch
 
 from elastic.state.reached import DATA, same
 from elastic.state.trained import Trained
+from elastic.state.trained_set import listed
 
 
 class Weights:
@@ -23,6 +24,7 @@ class Weights:
         self._optimizers = dict(optimizers)
         self._trained = trained
         self._noted: list[tuple[Any, int]] | None = None
+        self._known: set[int] = set()
         self._between = False
         self._unsteady = False
         self._before: dict[int, tuple[torch.nn.Parameter, torch.Tensor]] = {}
@@ -42,6 +44,7 @@ class Weights:
     def note(self) -> None:
         """The end of an update."""
         self._noted, self._before, self._between = self._now(), {}, True
+        self._known = {id(tensor) for tensor, _ in self._noted}
 
     def look(self) -> None:
         """The beginning of the next one."""
@@ -49,13 +52,28 @@ class Weights:
 
     def reached(self, parameter: torch.nn.Parameter) -> None:
         """Something is about to be done through `parameter.data`."""
-        if self._between and id(parameter) not in self._before:
+        if self._between and id(parameter) in self._known and id(parameter) not in self._before:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
 
     def written(self) -> bool:
         written = self._noted is not None and self._differ(self._noted)
         self._unsteady |= written and self._between
         return written
+
+    def in_words(self) -> str:
+        """What is `written`."""
+        noted = {id(tensor): version for tensor, version in self._noted or ()}
+        trained = self._trained.now()
+        weights = [
+            name
+            for name, weight in zip(trained.names, trained.parameters, strict=True)
+            if noted.get(id(weight)) != weight._version or not self._is_as_reached(weight)
+        ]
+        return f"weights: {listed(weights)}" if weights else "what optimizers keep of them"
+
+    def _is_as_reached(self, weight: torch.nn.Parameter) -> bool:
+        _, before = self._before.get(id(weight), (weight, None))
+        return before is None or same(before, DATA.__get__(weight))
 
     def watched(self) -> Callable[[], bool]:
         """Tells, in any thread, whether what there is now has been written to since."""

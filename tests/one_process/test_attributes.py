@@ -125,7 +125,7 @@ def test_a_dict_of_a_module_s_own_buffers_goes_on_naming_them(tmp_path: Path) ->
     model: Any = Keeping(lambda module, x: module.seen.add_(1))
     model.register_buffer("seen", torch.zeros(()))
     model.named = {"seen": model.seen}
-    Small(tmp_path / "run", model).train()
+    Small(tmp_path / "run", model, buffers={"seen": "agree"}).train()
     assert model.named["seen"] is model.seen
     assert model.seen > 0
 

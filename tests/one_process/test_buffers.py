@@ -9,7 +9,9 @@ import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from elastic.data.order import Sequential
 from elastic.errors import StepError
 from elastic.group.snapshot import Snapshot
 from elastic.state.modules import roots
@@ -49,7 +51,10 @@ def registered_for_some(module: Any, x: torch.Tensor) -> None:
     [
         (by_the_first, r"left float32\[\d\] in buffer kept, and an earlier one float32\[\d\]"),
         (registered_for_some, r"in buffer some, and an earlier one"),
-        (lambda module, x: module.other.fill_(int(x[0, 0] * 1e6)), r"buffer other became different"),
+        (
+            lambda module, x: module.other.fill_(int(x[0, 0] * 1e6)),
+            r"writes to buffers .*: other \(share 0\)",
+        ),
     ],
     ids=["shape", "appears", "integer"],
 )
@@ -68,7 +73,7 @@ def test_an_evaluation_leaves_buffers_as_they_were_and_gives_each_batch_the_same
         module.kept = module.kept + 1
         module.other += 1
 
-    small = Small(tmp_path / "run", Moving(counts))
+    small = Small(tmp_path / "run", Moving(counts), buffers={"kept": "agree", "other": "agree"})
     seen: list[tuple[float, int]] = []
 
     def look(x: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -151,10 +156,14 @@ def test_buffers_that_were_put_back_are_still() -> None:
     rewound.note({"model": model})
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model(torch.randn(4, 2))
-    assert not rewound.is_still({"model": model})
+    assert sorted(rewound.changed({"model": model})) == [
+        "model.num_batches_tracked",
+        "model.running_mean",
+        "model.running_var",
+    ]
     for name, buffer in model.named_buffers():
         buffer.copy_(before[name])
-    assert rewound.is_still({"model": model})
+    assert rewound.changed({"model": model}) == []
 
 
 def test_saving_leaves_buffers_that_can_be_resized(tmp_path: Path) -> None:
@@ -167,3 +176,64 @@ def test_saving_leaves_buffers_that_can_be_resized(tmp_path: Path) -> None:
         checkpoints.save(1, {"model": model})
     for name in ("low", "scale"):
         model.get_buffer(name).resize_(9)
+
+
+class Spectral(nn.Module):
+    """A discriminator's layers, by both of torch's spectral norms, and layers derived from BatchNorm."""
+
+    class Renorm(nn.BatchNorm1d):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6))
+        self.norm = self.Renorm(6)
+        self.two: nn.Module = nn.utils.spectral_norm(nn.Linear(6, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.two(self.norm(self.one(x)).relu())
+        return scores
+
+
+def test_what_torch_s_normalisation_layers_write_needs_no_rule(tmp_path: Path) -> None:
+    """Spectral norm's vectors follow from the weights: they are those of one pass, and of unit length."""
+    model = Spectral()
+    Small(tmp_path / "run", model, batch_size=12, micro_batch_size=2).train()
+    vectors = {name: one for name, one in model.named_buffers() if name.endswith(("_u", "_v"))}
+    assert len(vectors) == 4
+    for one in vectors.values():
+        torch.testing.assert_close(one.norm(), torch.tensor(1.0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "other"),
+    [("first", 3.0, 3), ("keep", 0.0, 0), ("sum", 12.0, 12), ("mean", 4.0, None), (lambda values: values[-1], 5.0, 5)],
+)
+def test_a_rule_says_what_becomes_of_a_buffer(rule: Any, kept: float, other: int | None, tmp_path: Path) -> None:
+    """Of three shares that count 3, 4 and 5 in one step; a mean was taken of all floats."""
+
+    def counts(module: Any, x: torch.Tensor) -> None:
+        if module.training:
+            module.kept += float(x[0, 0])
+            module.other += int(x[0, 0])
+
+    points = torch.tensor([3.0, 4.0, 5.0]).repeat_interleave(4)[:, None].repeat(1, 4)
+    data = TensorDataset(points, torch.arange(12) % 2)
+    rules = {"kept": rule, "other": "first" if rule == "mean" else rule}
+    model = Moving(counts)
+    Small(tmp_path / "run", model, dataset=data, order=Sequential(), steps=1, buffers=rules).train()
+    assert model.get_buffer("kept").tolist() == [kept] * 3
+    assert int(model.get_buffer("other")) == (3 if other is None else other)
+
+
+def test_a_rule_is_asked_for_also_where_all_shares_leave_the_same(tmp_path: Path) -> None:
+    """A count of examples does: the step would have counted those of one share. With V = 1 there is nothing to ask."""
+
+    def counts(module: Any, x: torch.Tensor) -> None:
+        module.kept += len(x)
+
+    with pytest.raises(StepError, match=r"writes to buffers .*: kept \(share 0\)"):
+        Small(tmp_path / "run", Moving(counts)).train()
+    model = Moving(counts)
+    Small(tmp_path / "one", model, virtual_workers=1).train()
+    assert model.get_buffer("kept").tolist() == [48.0] * 3

@@ -566,6 +566,70 @@ def test_the_beginning_of_an_epoch_is_passed_once(change: Callable[..., None], t
     assert_goes_on_the_same(train, tmp_path)
 
 
+class _Kept:
+    """An object of one's own, which is given another tensor, and not another value of it."""
+
+    def __init__(self) -> None:
+        self.scale = torch.ones(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale = state["scale"]
+
+
+@pytest.mark.parametrize("what", ["rate", "momentum", "buffer", "scheduler", "tensor", "tensor, each epoch"])
+def test_what_is_written_between_with_and_the_loop_is_put_back_on_a_resume(what: str, tmp_path: Path) -> None:
+    """It was written again, to a state that was past it; a new tensor in extra= was also at an epoch's beginning."""
+
+    def train(url: Path, until: int | None) -> list[Any]:
+        model, kept = network(), _Kept()
+        model.register_buffer("offset", torch.ones(()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7)
+        with run(url, model, optimizer, scheduler=scheduler, extra={"kept": kept}, save_every=1, epochs=3) as training:
+            if what == "rate":
+                optimizer.param_groups[0]["lr"] = 0.1
+            elif what == "momentum":
+                optimizer.state.clear()
+            elif what == "buffer":
+                model.get_buffer("offset").fill_(2.0)
+            elif what == "scheduler":
+                scheduler.last_epoch = 1
+            elif what == "tensor":
+                kept.scale = torch.full((3,), 2.0)
+            for _ in training.epochs():
+                if what == "tensor, each epoch":
+                    kept.scale = torch.full((3,), 2.0 + training.step_index)
+                for x, y in training.batches():
+                    optimizer.zero_grad()
+                    cross_entropy(model(x) * kept.scale + model.get_buffer("offset") * x[:, :3], y).backward()
+                    optimizer.step()
+                    scheduler.step()
+                    if training.stepped:
+                        model.get_buffer("offset").mul_(0.9)
+                        kept.scale = kept.scale * 0.9
+                    if training.stepped and training.step_index == until:
+                        raise KeyboardInterrupt
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    assert_goes_on_the_same(train, tmp_path)
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_weights_written_between_with_and_the_loop_are_refused_at_the_first_start(
+    by_steps: bool, tmp_path: Path
+) -> None:
+    model: Any = network()
+    with run(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1)) as training:
+        model[2].weight.data.mul_(0.5)
+        model[0].weight.data.mul_(1.0)  # reached, and not changed
+        loop = iter(training if by_steps else training.epochs())
+        with pytest.raises(elastic.StepError, match=r"between `with .*` and its loop .* wrote to weights: 2.weight\n"):
+            next(loop)
+
+
 def test_weights_that_the_beginning_of_an_epoch_changes_are_refused_in_its_midst(tmp_path: Path) -> None:
     def train(until: int | None) -> None:
         model: Any = network()

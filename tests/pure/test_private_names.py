@@ -54,6 +54,11 @@ ALLOWED = (
         "elastic/state/rewound.py",
     ),
     Allowed(
+        "which layers are normalisation layers, and what spectral norm hangs in at a module",
+        "_NormBase _SpectralNorm _forward_pre_hooks",
+        "elastic/group/buffer_rules.py",
+    ),
+    Allowed(
         "hooks that a script has put on a parameter",
         "_backward_hooks _post_accumulate_grad_hooks",
         "elastic/state/trained_set.py",

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from elastic.state.since_boundary import SinceBoundary
+from elastic.state.train_state import TrainState
+from elastic.state.trained import Trained
 
 
 class Average:
@@ -38,3 +40,30 @@ def test_values_and_tensors_are_seen_to_change_and_reads_are_none(gives: str) ->
     with torch.no_grad():
         weight.mul_(0.9)
     assert since.changed() == ["weights"]
+
+
+def test_at_the_beginning_of_an_epoch_what_has_changed_has_a_name_and_modes_are_no_change() -> None:
+    """A script calls model.train() there, and was told of `learning rates, buffers or attributes`."""
+    norm = torch.nn.BatchNorm1d(2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), norm).eval()
+    models, optimizers = {"model": model}, {"optimizer": torch.optim.SGD(model[0].parameters(), lr=0.1)}
+    trained = Trained(models, optimizers, check=lambda: None)
+    state = TrainState(
+        trained=trained, models=models, optimizers=optimizers, schedulers={}, scaler=None, extra={}, health=None
+    )
+    state.begin_loop()
+    since = state.since_boundary
+    since.note(state.noting())
+    model.train()
+    model[0].bias.requires_grad_(False)
+    assert since.changed() == []
+    optimizers["optimizer"].param_groups[0]["lr"] = 0.05
+    optimizers["optimizer"].add_param_group({"params": [*norm.parameters()]})
+    norm.get_buffer("running_mean").add_(1)
+    model.temperature = 0.5  # type: ignore[assignment]
+    assert since.changed() == [
+        "the groups of optimizer",
+        "the options of optimizer",
+        "buffer model.1.running_mean",
+        "attribute model.temperature",
+    ]

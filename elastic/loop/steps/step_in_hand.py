@@ -308,7 +308,7 @@ class StepInHand:
                 f"{', '.join(of_script)}: changed in step {self.index} before its inner loop, and a run that goes on "
                 "from here would do so once more\n"
                 "  state  nothing is saved until the step is applied; what was committed before is whole\n"
-                "  next   change it after the inner loop, or in the update"
+                "  next   nothing: it is done once; what is changed behind the inner loop is saved in between, too"
             )
 
     def leave_to_the_script(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.kit.cases.training import CLASSES, FEATURES, Training, adamw, case, images, points, sgd
+from tests.kit.cases.training import BATCH, CLASSES, FEATURES, Training, adamw, case, images, points, sgd
 
 
 def normalised(momentum: float | None = 0.1) -> nn.Sequential:
@@ -64,7 +64,7 @@ class Centred(nn.Module):
 @case
 def buffers_outside_the_state_dict_and_assigned_in_forward(train: Training) -> None:
     model = Centred()
-    train(model, adamw(model))
+    train(model, adamw(model), buffers={"inside": "mean", "assigned": "mean"})
 
 
 class Counting(nn.Module):
@@ -95,7 +95,43 @@ class Counting(nn.Module):
 @case
 def integer_buffers_and_rules_of_ones_own(train: Training) -> None:
     model = Counting()
-    train(model, adamw(model), buffers={"last_label": "first", "scratch": "keep"})
+    rules = {"last_label": "first", "scratch": "keep", "steps": "first", "started": "agree"}
+    train(model, adamw(model), buffers=rules)
+
+
+class Remembering(nn.Module):
+    """A queue of what has passed, as a contrastive method's: each share writes its own rows to it; and a count of
+    examples, which says where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: torch.Tensor
+        self.seen: torch.Tensor
+        self.register_buffer("queue", torch.zeros(3 * BATCH // 2, FEATURES))
+        self.register_buffer("seen", torch.tensor(0))
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.out(x + 0.1 * self.queue.clone().mean(dim=0))
+        if self.training:
+            self.queue[(self.seen + torch.arange(len(x))) % len(self.queue)] = x.detach()
+            self.seen += len(x)
+        return scores
+
+    def enqueued(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """The queue after a step: the module's is as the step began."""
+        queue, at = self.queue.clone(), int(self.seen)
+        for value in values:
+            new = value[(value != self.queue).any(dim=1)]
+            queue[(at + torch.arange(len(new))) % len(queue)] = new
+            at += len(new)
+        return queue
+
+
+@case
+def a_queue_and_a_count_of_examples(train: Training) -> None:
+    model = Remembering()
+    train(model, adamw(model), buffers={"queue": model.enqueued, "seen": "sum"})
 
 
 class Awakening(nn.Module):
@@ -117,7 +153,7 @@ class Awakening(nn.Module):
 @case
 def a_buffer_that_moves_only_in_some_shares(train: Training) -> None:
     model = Awakening()
-    train(model, adamw(model))
+    train(model, adamw(model), buffers={"peak": "mean"})
 
 
 @case
@@ -231,7 +267,8 @@ class Odd(nn.Module):
 def buffers_of_odd_kinds(train: Training) -> None:
     model = Odd()
     model.low.resize_(0)
-    train(model, adamw(model), evaluated=lambda x, _: {"scores": model(x).sum(dim=0)})
+    rules = {"spectrum": "mean", "low": "mean", "scale": "agree", "late": "mean"}
+    train(model, adamw(model), evaluated=lambda x, _: {"scores": model(x).sum(dim=0)}, buffers=rules)
 
 
 class Annealed(nn.Module):
@@ -275,5 +312,5 @@ def buffers_that_the_script_assigns_anew(train: Training) -> None:
         before=lambda run: run.on_apply(anneal),
         after=after,
         evaluated=lambda x, _: {"scores": model(x).sum(dim=0)},
-        buffers={"rare": "first"},
+        buffers={"rare": "first", "seen": "agree"},
     )

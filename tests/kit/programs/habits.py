@@ -27,9 +27,10 @@ WIDTH = 16
 
 
 class Habit:
-    """extra  what must survive for it"""
+    """extra  what must survive for it; rules: Run's of buffers"""
 
     extra: Mapping[str, Any] = {}
+    rules: Mapping[str, str] = {}
 
     def model(self, model: nn.Sequential) -> nn.Sequential:
         return model
@@ -146,6 +147,8 @@ class Observed(nn.Module):
 
 
 class Observer(Habit):
+    rules: Mapping[str, str] = {"2.low": "mean", "2.high": "mean"}
+
     def model(self, model: nn.Sequential) -> nn.Sequential:
         return _inserted(model, Observed())
 

@@ -79,6 +79,7 @@ def main() -> None:
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40) if options.scheduler else None,
         dataset=dataset,
+        buffers=habit.rules,
         batch_size=options.batch_size,
         virtual_workers=options.virtual_workers,
         micro_batch_size=options.micro_batch_size,
