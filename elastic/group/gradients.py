@@ -206,7 +206,7 @@ class GradientSum:
         """Before a backward pass: the `piece`th of a share's `pieces`, followed by `merges` sums of the topmost two.
 
         last        it is this rank's last one of the step: its gradients may leave as they come
-        weight      its gradients count so many times: those of a mean over so many examples
+        weight      what its gradients are multiplied by: those of a mean, by how many examples it is of
         holds_back  a peer that is lost within the pass is told by `end_pass`
         at_once     nothing but the pass comes before `end_pass`, so that no script reads or clears `.grad`
         """
@@ -260,7 +260,8 @@ class GradientSum:
         for bucket, total in zip(self._buckets, self._totals, strict=True):
             flat = total.finish()
             self._group.settle()
-            flat[: bucket.counts_at].div_(divisor)
+            if divisor != 1:
+                flat[: bucket.counts_at].div_(divisor)
             for span, rows in zip(bucket.spans, self._gave(bucket, flat), strict=True):
                 if self._alike and rows > 0:
                     self._parameters[span.parameter].grad = results[span.parameter]
@@ -367,9 +368,12 @@ class GradientSum:
                 raise self._sparse(index)
             if value is not None and self._look is not None:
                 self._look(index, value)
-            if value is not None and self._weight != 1:
-                value = _weighted(value, self._weight, self._dtypes[index])
-            values.append(value)
+            values.append(value if self._weight else None)  # a mean over no tokens is not a number
+        weight = self._weight
+        if weight != 1 and any(partial.gave[index] for partial in self._way for index in taken):
+            # Rounded before it is added: in one operation with the addition it would round otherwise than a copy does.
+            values = [_weighted(value, weight, self._dtypes[index]) for index, value in zip(taken, values, strict=True)]
+            weight = 1
         for partial in self._way:
             values = _added(partial, taken, values)
         leftmost = self._way[-1]
@@ -381,8 +385,10 @@ class GradientSum:
             leftmost.gave[index] = 1
             into.append(leftmost.sums[index])
             out_of.append(value)
-        if into:
+        if into and weight == 1:
             torch._foreach_copy_(into, out_of)
+        elif into:
+            _copy_weighted(into, out_of, weight)
 
     def _partial(self, index: int) -> _Partial:
         """The lowest ones are the rows."""
@@ -485,14 +491,20 @@ def _added(
     return sums
 
 
-def _weighted(value: torch.Tensor, weight: float, dtype: torch.dtype) -> torch.Tensor | None:
-    """Rounded before it is added: in one operation with the addition it would round otherwise than a copy does.
-
-    What counts for nothing is nothing: a mean over no tokens is not a number.
-    """
-    if weight == 0:
+def _weighted(value: torch.Tensor | None, weight: float, dtype: torch.dtype) -> torch.Tensor | None:
+    if value is None:
         return None
     return value.mul(weight) if value.dtype == dtype else value.to(dtype).mul_(weight)
+
+
+@torch.no_grad()
+def _copy_weighted(into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor], weight: float) -> None:
+    """In one pass over the memory, where the types are the same: 0.2 ms for 4 MB in place of 0.5 to 1.0."""
+    for to, value in zip(into, out_of, strict=True):
+        if value.dtype == to.dtype:
+            torch.mul(value, weight, out=to)
+        else:
+            to.copy_(value).mul_(weight)
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
 """How fast are steps when nothing goes wrong? Run beside plain loops and DDP, as ratios of throughput.
 
-    python -m tests.benchmarks.steady_state [--quick] [--json FILE] [--only digits|gpt] [--workers 1 2]
+    python -m tests.benchmarks.steady_state [--quick] [--json FILE] [--only digits|mlp|gpt] [--workers 1 2]
 
 For each network and number of workers, steps of Run and of its peers alternate in one process (throughput.py): mode
 "exact" with the loop that accumulates as many micro-batches per step, "fast" with the loop that takes its whole
@@ -33,8 +33,8 @@ from tests.benchmarks.harness import interruptible, progress
 from tests.benchmarks.parts import ORDER
 
 ROOT = Path(__file__).resolve().parents[2]
-CYCLES = {"digits": 60, "gpt": 12}
-CYCLES_QUICK = {"digits": 16, "gpt": 3}
+CYCLES = {"digits": 60, "mlp": 60, "gpt": 12}
+CYCLES_QUICK = {"digits": 16, "mlp": 16, "gpt": 3}
 COMPARED = (
     ("exact", "exact", "accumulated"),
     ("exact", "exact", "whole"),

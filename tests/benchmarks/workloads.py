@@ -1,7 +1,9 @@
-"""What is trained in the benchmark: the digits recipe's network, and a character-level GPT of 10.6 M parameters.
+"""What is trained in the benchmark: the digits recipe's network, an MLP of 1 M parameters, and a character-level GPT of
+10.6 M.
 
-The first has small kernels, so it shows what a step costs beside them; the second has 42 MB of gradients, so it
-shows what moving them costs. Data are tensors in memory: nobody waits for a disk.
+The first has small kernels, so it shows what a step costs beside them; the last has 42 MB of gradients, so it shows
+what moving them costs; the MLP, few kernels over much memory, has some of both. Data are tensors in memory: nobody
+waits for a disk.
 """
 
 from __future__ import annotations
@@ -53,8 +55,23 @@ def workloads() -> Mapping[str, Workload]:
     texts = TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     return {
         "digits": Workload("digits", digits.network, digits.digits()[0], batch_size=256, block=4),
+        "mlp": Workload("mlp", mlp, vectors(), batch_size=64, block=8),
         "gpt": Workload("gpt", CharacterGPT, texts, batch_size=16, block=1),
     }
+
+
+MLP_WIDTH = 512
+
+
+def mlp() -> nn.Module:
+    hidden = [layer for _ in range(4) for layer in (nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(MLP_WIDTH, 10))
+
+
+def vectors() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4096, MLP_WIDTH, generator=generator)
+    return TensorDataset(inputs, torch.randint(10, (len(inputs),), generator=generator))
 
 
 CHARACTERS = 96

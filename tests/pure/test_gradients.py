@@ -112,22 +112,22 @@ def test_parameters_that_are_given_views_of_one_gradient_each_have_their_own(wei
     assert same(other.grad, expected)
 
 
-def test_a_weight_counts_before_a_gradient_is_added() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_counts_before_a_gradient_is_added(dtype: torch.dtype) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in SIZES]
     sums = GradientSum(parameters, ["p"] * 4, LocalGroup(), overlap=True, ordered=True, bucket_bytes=1)
     sums.open()
     plan = schedule(2, 2, (range(2),))
     sums.begin(plan, seen=False)
+    wanted = [[one.to(dtype) for one in given(share, some=False) if one is not None] for share in range(2)]
     for share, weight in enumerate((3, 5)):
         sums.begin_pass(plan.merges[0][share], piece=0, pieces=1, last=share == 1, weight=weight)
-        backward(parameters, given(share, some=False))
+        backward(parameters, [*wanted[share]])
         sums.end_pass()
     sums.finish(1)
     sums.close()
-    for parameter, one, other in zip(parameters, given(0, some=False), given(1, some=False), strict=True):
-        assert one is not None
-        assert other is not None
-        assert same(parameter.grad, one * 3 + other * 5)
+    for parameter, one, other in zip(parameters, *wanted, strict=True):
+        assert same(parameter.grad, (one.float() * 3 + other.float() * 5).to(dtype))
 
 
 def test_hooks_of_small_parameters_are_there_in_the_last_pass_alone() -> None:

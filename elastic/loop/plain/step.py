@@ -173,7 +173,7 @@ class PlainStep(ScriptStep):
             piece=step.piece,
             pieces=step.pieces,
             last=step.last,
-            weight=self.items if self._unit == 1 else self.items // self._unit,
+            weight=self.items / self._unit,
             holds_back=True,
         )
         gradients.at_next_pass(self._pass_begins)
@@ -303,16 +303,16 @@ class PlainStep(ScriptStep):
 
 
 def _unit(config: Config, step: StepPlan) -> int:
-    """What divides the examples of all of a step's batches alike: of equal ones, their number, and 1 of others.
+    """How many examples a batch's gradient is of, where it is added up as it is.
 
-    Means over equally many examples are added up as they are. Where examples may be left out, nobody knows before all
-    have read theirs.
+    Means over equally many examples are; in fast mode each is weighted by its part of all, as it is copied, and their
+    sum is the step's. Where examples may be left out, nobody knows before all have read theirs, and gradients are
+    weighted by examples, and divided by their number.
     """
-    if (
-        config.mode != "exact"
-        or config.on_bad_example == "skip"
-        or len(set(step.sizes)) != 1
-        or step.sizes[0] % step.pieces(0)
-    ):
+    if config.on_bad_example == "skip":
+        return 1
+    if config.mode != "exact":
+        return step.count
+    if len(set(step.sizes)) != 1 or step.sizes[0] % step.pieces(0):
         return 1
     return step.sizes[0] // step.pieces(0)
