@@ -17,7 +17,7 @@ from elastic.events import words
 from elastic.plan import arguments, units
 from elastic.plan.estimate import Bill, Estimate, estimate
 from elastic.plan.policies import USES
-from elastic.plan.scaling import table_rows
+from elastic.plan.scaling import has_knee, table_rows
 from elastic.plan.simulate_command import fleet_facts, fleet_in_words, job_on, of_fleet, show_figures
 
 _USAGE = 2
@@ -159,10 +159,9 @@ def _show(console: Console, found: Estimate, *, steps: int) -> None:
     console.print(f"\n[bold]{_many(job.parameters)} parameters[/bold]: gradients {sums}", end="")
     console.print(f", a checkpoint {words.size(job.state_bytes)}; V = {job.virtual_workers}\n")
     console.print(_scaling(found))
-    at = found.knee
     most = found.sizes[-1].workers
-    knee = f"The knee is at {words.workers(at.workers)}: more gain less speed than they cost."
-    console.print(f"\n{knee if at.workers < most else f'Up to {words.workers(most)} there is no knee.'}\n")
+    knee = f"The knee is at {words.workers(found.knee.workers)}: more gain less speed than they cost."
+    console.print(f"\n{knee if has_knee(found.sizes) else f'Up to {words.workers(most)} there is no knee.'}\n")
     console.print(f"[bold]The fleet[/bold]  {found.fleet.name}: {fleet_in_words(found.fleet)}\n")
     console.print(_candidates(found))
     console.print(f"\n[bold]Saves[/bold]  {found.interval.reason};")

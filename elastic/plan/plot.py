@@ -9,6 +9,7 @@ from pathlib import Path
 
 from elastic.errors import ConfigError
 from elastic.plan.estimate import Estimate
+from elastic.plan.scaling import has_knee
 
 
 def plot(found: Estimate, file: Path) -> None:
@@ -25,7 +26,8 @@ def plot(found: Estimate, file: Path) -> None:
     efficiency = figure.subplots()
     efficiency.plot(workers, [100 * size.efficiency for size in found.sizes], color="tab:blue")
     efficiency.set(xlabel="workers", ylabel="efficiency, %", ylim=(0, 112), xlim=(0.5, workers[-1] + 0.5))
-    efficiency.axvline(found.knee.workers, color="tab:gray", linestyle=":", label=f"knee: {found.knee.workers}")
+    if has_knee(found.sizes):
+        efficiency.axvline(found.knee.workers, color="tab:gray", linestyle=":", label=f"knee: {found.knee.workers}")
     total_s = found.fleet.length_s
     held = {nodes * found.job.per_node: seconds for nodes, seconds in found.fleet.seconds_by_size().items()}
     shares = [100 * held[count] / total_s for count in held]

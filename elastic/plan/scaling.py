@@ -52,6 +52,11 @@ def knee(found: Sequence[Size]) -> Size:
     return max(found, key=lambda size: (size.speedup**2 / size.workers, -size.workers))
 
 
+def has_knee(found: Sequence[Size]) -> bool:
+    """Whether it is below the most workers."""
+    return knee(found).workers < found[-1].workers
+
+
 def table_rows(found: Sequence[Size], per_node: int) -> list[Size]:
     """Few enough for a table: all, or powers of two and whole nodes; the knee and the last one always."""
     if len(found) <= _SHOWN_MAX:

@@ -36,7 +36,9 @@ from elastic.report.report import Completion, Report, report
 from elastic.report.summary import facts, known_as_sums
 from elastic.report.view_changes import ChangeKind, ViewChange
 
-_CHANGES_MAX = 120
+_CHANGES_MAX = 120  # beyond it, joins and leaves are counted
+_FAULTS_MAX = 600
+_GROUPS_MAX = 40
 _POINTS = 400
 _CURVES_MAX = 4
 _META = (
@@ -50,7 +52,7 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
     """name: the run's, as people may see it; found: their report. Raises ValueError if there are no events."""
     found = found or report(events)
     accounts = list(found.ledger.workers.values())
-    axis = Axis(min(a.begin_s for a in accounts), max(float(events[-1]["t"]), *(a.end_s for a in accounts)))
+    axis = Axis(found.begun_t, max(float(events[-1]["t"]), *(a.end_s for a in accounts)))
     saves = [float(event["t"]) for event in events if event["event"] == "saved"]
     saves += [t for event in events if event["event"] == "folded" for t in event["saved_t"]]
     failed = [float(event["t"]) for event in events if event["event"] == "save_failed"]
@@ -95,14 +97,14 @@ def _date(t: float) -> str:
 def _tiles(found: Report) -> str:
     losses = [change for change in found.view_changes if change.kind == ChangeKind.LOSS and change.cost_s is not None]
     costs = [change.cost_s for change in losses if change.cost_s is not None]
-    recovered = f"median {words.seconds(median(costs))} to the next step" if costs else "no worker was lost"
+    recovered = f"median {words.seconds(median(costs))} to the next step" if costs else "no loss was recovered from"
     pace = f"{words.seconds(found.step_seconds)} each" if found.step_seconds is not None else "no pace known"
     stall = f"training stood still {words.seconds(found.save_stall_seconds)}"
     failed = f", {found.save_failures} failed" if found.save_failures else ""
     tiles = [
         ("steps applied", f"{found.steps:,}", f"{found.redone:,} redone; {pace}"),
         ("goodput", words.percent(found.ledger.goodput), f"of {words.seconds(found.ledger.whole)} of workers’ time"),
-        ("losses survived", f"{len(costs):,}", recovered),
+        ("workers lost", f"{found.peers_lost:,}", recovered),
         ("saves", f"{found.saves:,}", stall + failed),
     ]
     drawn = "".join(
@@ -187,7 +189,7 @@ def _recovery_times(changes: Sequence[ViewChange], axis: Axis) -> str:
     said = f"{len(sticks)} recoveries, of {words.seconds(least)} to {words.seconds(longest)}."
     title = (
         "Recovery times: from a fault (a silent one: from the last step before it), or a launch's end, to the next "
-        "step; each line is ten times the one below"
+        "step. The scale is logarithmic"
     )
     drawing = sticks_drawing([(t, math.log10(max(cost, 1e-3)), text) for t, cost, text in sticks], axis, y)
     return figure(title, drawing, height=120, units=100, said=said, x=time_labels(axis), y=labels[-6:])
@@ -260,21 +262,44 @@ def _not_finite(steps: Sequence[int], curve: Mapping[int, float]) -> str:
 
 
 def _view_changes(changes: Sequence[ViewChange], axis: Axis) -> str:
-    half = _CHANGES_MAX // 2
+    shown = sentences.shown_of(changes, _CHANGES_MAX)
     rows = ""
-    for index, change in enumerate(changes):
-        if len(changes) > _CHANGES_MAX and half <= index < len(changes) - half:
-            rows += f'<tr><td colspan="3">… {len(changes) - 2 * half:,} more …</td></tr>' if index == half else ""
+    for index, change in enumerate(shown):
+        if len(shown) > _FAULTS_MAX and _FAULTS_MAX // 2 <= index < len(shown) - _FAULTS_MAX // 2:
+            more = f"… {len(shown) - _FAULTS_MAX:,} more: --json lists all …"
+            rows += f'<tr><td colspan="3">{more}</td></tr>' if index == _FAULTS_MAX // 2 else ""
+            continue
+        if isinstance(change, int):
+            rows += f'<tr><td colspan="3">… workers joined or left in order: {words.counted(change, "view")}</td></tr>'
             continue
         step = "" if change.step is None else f"{change.step:,}"
         rows += (
             f'<tr class="{change.kind}"><td>+{words.seconds(change.begun_t - axis.low)}</td><td>{step}</td>'
             f"<td>{escape(sentences.sentence(change))}</td></tr>"
         )
-    return (
+    return _losses(changes) + (
         '<section><h2>What happened</h2><div class="scroll"><table class="changes"><thead><tr><th scope="col">time</th>'
         '<th scope="col">step</th><th scope="col" class="text">what</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _losses(changes: Sequence[ViewChange]) -> str:
+    found = sentences.losses_by_cause_and_host(changes)
+    rows = "".join(
+        f'<tr><td>{times:,}</td><td class="text">{escape(cause)}</td><td class="text">{escape(host)}</td></tr>'
+        for cause, host, times in found[:_GROUPS_MAX]
+    )
+    rest = sum(times for _, _, times in found[_GROUPS_MAX:])
+    rows += (
+        f'<tr><td>{rest:,}</td><td colspan="2" class="text">of other causes, on other hosts</td></tr>' if rest else ""
+    )
+    return (
+        '<section><h2>Losses by cause and host</h2><div class="scroll"><table class="losses"><thead><tr>'
+        '<th scope="col">workers</th><th scope="col" class="text">cause</th><th scope="col" class="text">host</th>'
+        f"</tr></thead><tbody>{rows}</tbody></table></div></section>"
+        if found
+        else ""
     )
 
 

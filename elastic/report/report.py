@@ -63,6 +63,7 @@ class Report:
     hints         that nodes may be taken soon, of each word one
     cut_short     what workers were at whose machines went before they came to a boundary
     accepted      identity fields that were allowed to differ: the bits of the result may, too
+    begun_t       unix seconds, of the first worker: what the times since then count from
     last_t        unix seconds, of the last record
     last_values   name -> global sum of the last step, divided by its count; None: not finite
     step_seconds, step_seconds_p99   None: unknown
@@ -87,6 +88,7 @@ class Report:
     save_failures: int
     accepted: tuple[str, ...]
     seconds: float
+    begun_t: float
     last_t: float
     weights_sha256: str | None
     counted: int
@@ -145,6 +147,7 @@ def report(events: Sequence[Event]) -> Report:
     )
     steps, epoch = _where(of_kind, newest)
     took = step_seconds(of_kind["step_applied"])
+    spent = ledger(events, counting)
     return Report(
         state=Completion.FINISHED if finished else Completion.LEFT if all_departed else Completion.UNFINISHED,
         not_finite=_not_finite(saved, [e for e in of_kind["not_finite"] if (e.get("claim") or 0) == newest]),
@@ -167,6 +170,7 @@ def report(events: Sequence[Event]) -> Report:
         save_failures=len(of_kind["save_failed"]),
         accepted=tuple(sorted({name for event in of_kind["loaded"] for name in event.get("accepted", ())})),
         seconds=events[-1]["t"] - events[0]["t"],
+        begun_t=min(account.begin_s for account in spent.workers.values()),
         last_t=events[-1]["t"],
         weights_sha256=finished[-1]["digest"] if finished else None,
         counted=_counted(of_kind, counting),
@@ -175,7 +179,7 @@ def report(events: Sequence[Event]) -> Report:
         step_seconds_p99=took[1] if took else None,
         view_changes=tuple(view_changes(events)),
         failures=tuple(_failures(of_kind)),
-        ledger=ledger(events, counting),
+        ledger=spent,
         folded_steps=sum(event["steps"] for event in folded),
         forgotten=any(event["unknown"] for event in folded),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -31,16 +32,17 @@ PART_WORDS = {
 
 def sentence(change: ViewChange) -> str:
     """What changed, what it cost, and why."""
-    on = f"{words.workers(change.world_size)}"
+    on = words.workers(change.world_size)
+    go, begin = ("goes", "begins") if change.world_size == 1 else ("go", "begin")
     cost = change.cost_s
     match change.kind:
         case ChangeKind.START:
-            return f"{on} begin" + (f" at step {change.step}" if change.step else "")
+            return f"{on} {begin}" + (f" at step {change.step}" if change.step else "")
         case ChangeKind.RESTART:
             last = "sign" if change.detected_s is None else "progress"
             after = f", {words.seconds(cost)} after the last {last} of the launch before" if cost is not None else ""
             after += _noticed(change)
-            return f"started again: {on} go on from step {change.step}{after}"
+            return f"started again: {on} {go} on from step {change.step}{after}"
         case ChangeKind.LOSS:
             lost = f"lost {_who(change) if len(change.lost) <= 3 else words.workers(len(change.lost))}: "
             went = (
@@ -52,12 +54,12 @@ def sentence(change: ViewChange) -> str:
             redone = f", {change.redone} step{'s' if change.redone != 1 else ''} redone" if change.redone else ""
             return lost + went + joined + redone
         case ChangeKind.BROKEN:
-            return f"a collective failed, and nobody was lost: {on} go on" + _paused(change) + _noticed(change)
+            return f"a collective failed, and nobody was lost: {on} {go} on" + _paused(change) + _noticed(change)
         case ChangeKind.LEAVE:
-            return f"{words.workers(change.left)} left{_leave_reasons(change)}: {on} go on" + _paused(change)
+            return f"{words.workers(change.left)} left{_leave_reasons(change)}: {on} {go} on" + _paused(change)
         case _:
             departed = f", {change.left} left{_leave_reasons(change)}" if change.left else ""
-            return f"{change.joined} joined{departed}: {on} go on" + _paused(change)
+            return f"{change.joined} joined{departed}: {on} {go} on" + _paused(change)
 
 
 def _leave_reasons(change: ViewChange) -> str:
@@ -118,6 +120,31 @@ def passed(one: PassedOver) -> str:
     return f"step {one.step}{took}: {one.why}; {one.examples_count:,} examples: {shown}{more}"
 
 
+def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, str, int]]:
+    """(Cause, host, how many workers it took there), the most first. An exception counts by its class."""
+    counts = Counter(
+        (words.short_cause(cause).partition(" (")[0].partition(": ")[0] or "nobody saw it", worker.rsplit("-", 2)[0])
+        for change in changes
+        for worker, cause in change.lost.items()
+    )
+    return [(cause, host, times) for (cause, host), times in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
+
+
+def shown_of(changes: Sequence[ViewChange], most: int) -> list[ViewChange | int]:
+    """All of them; where they are more than `most`, the faults, and how many others were between these."""
+    if len(changes) <= most:
+        return list(changes)
+    shown: list[ViewChange | int] = []
+    for change in changes:
+        if change.kind not in (ChangeKind.JOIN, ChangeKind.LEAVE):
+            shown.append(change)
+        elif shown and isinstance(shown[-1], int):
+            shown[-1] += 1
+        else:
+            shown.append(1)
+    return shown
+
+
 def recoveries(changes: Sequence[ViewChange]) -> str | None:
     """All losses in one line; None: there were none."""
     costs = [change.cost_s for change in changes if change.kind == ChangeKind.LOSS and change.cost_s is not None]
@@ -128,4 +155,6 @@ def recoveries(changes: Sequence[ViewChange]) -> str | None:
         if len(costs) > 1
         else words.seconds(costs[0])
     )
-    return f"{len(costs)}, from the fault, or the last step before a silent one, to the next step: {spread}"
+    lost = sum(len(change.lost) for change in changes if change.kind == ChangeKind.LOSS and change.cost_s is not None)
+    of = f" of {words.workers(lost)}" if lost != len(costs) else ""
+    return f"{len(costs)}{of}, from the fault, or the last step before a silent one, to the next step: {spread}"

@@ -137,7 +137,6 @@ def _view_changes(found: Report) -> Table:
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column(overflow="fold")
-    begun_t = found.view_changes[0].begun_t if found.view_changes else 0.0
     half = _CHANGES_MAX // 2
     for index, change in enumerate(found.view_changes):
         if len(found.view_changes) > _CHANGES_MAX and half <= index < len(found.view_changes) - half:
@@ -148,7 +147,7 @@ def _view_changes(found: Report) -> Table:
         step = f"step {change.step}" if change.step is not None else ""
         said = Text(words.printable(sentences.sentence(change)), style=style)
         table.add_row(
-            f"+{words.seconds(change.begun_t - begun_t)}",
+            f"+{words.seconds(change.begun_t - found.begun_t)}",
             step,
             said,
         )

@@ -31,10 +31,10 @@ def _progress(status: dict[str, Any]) -> Text:
         shown = (words.number(value), "bold") if value is not None else ("not finite", "bold red")
         parts += [(f"  {name} ", "dim"), shown]
     if status.get("count_per_s"):
-        parts += [("  ", ""), f"{status['count_per_s']:,.0f}", (" examples/s", "dim")]
         left_s = (total - step) * status["step_s"]
-        parts += ["  ", f"{words.seconds(status['step_s'])}", (" a step", "dim")]
         parts += [("  ", ""), f"{words.seconds(left_s)}", (" left", "dim")] if left_s >= 1 else []
+        parts += [("  ", ""), f"{status['count_per_s']:,.0f}", (" examples/s", "dim")]
+        parts += ["  ", f"{words.seconds(status['step_s'])}", (" a step", "dim")]
     return Text.assemble(*parts)
 
 

@@ -30,7 +30,8 @@ class StatusTracker:
     total_steps  where the run ends
     shares       V, for the balance of shares: V / (W · ⌈V / W⌉), the share of a step's time in which all have work
     show         is given the status, as JSON values
-    say          is given a line after each change of the view, once the next step is applied
+    say          is given a line after each change of the view, once the next step is applied, and of the progress
+                 every say_every_s
     """
 
     def __init__(
@@ -41,11 +42,14 @@ class StatusTracker:
         show: Callable[[Status], None] | None = None,
         say: Callable[[str], None] | None = None,
         every_s: float = 0.5,
+        say_every_s: float = 60.0,
     ) -> None:
         self._shares = shares
         self._show = show
         self._say = say
         self._every_s = every_s
+        self._say_every_s = say_every_s
+        self._said_t: float | None = None
         self._shown_t = -math.inf
         self._begun_t: float | None = None
         self._before_t = 0.0  # the last milestone's
@@ -102,16 +106,31 @@ class StatusTracker:
         self.status.update(step=event["step"] + 1, epoch=event["epoch"])
         if self._change is not None:
             self._changed(event, t)
+        if (
+            self._say is not None
+            and event.get("rank") == 0
+            and t - (self._said_t or self._begun_t or t) >= self._say_every_s
+        ):
+            self._said_t = t
+            self._say(self._progress(event))
         if self._show is None or event.get("rank") != 0 or t - self._shown_t < self._every_s:
             return
         self._shown_t = t
         count = event["count"]
         if "values" in event and count:
-            name = "loss" if "loss" in event["values"] else next(iter(event["values"]), None)
-            self.status["value"] = None if name is None else [name, _finite(float(event["values"][name]) / count)]
+            self.status["value"] = _value(event)
         if self._step_s:
             self.status.update(step_s=self._step_s, count_per_s=count / self._step_s)
         self._show({**self.status, "t": t, "goodput": self._goodput(t)})
+
+    def _progress(self, event: Event) -> str:
+        done, total = event["step"] + 1, self.status["total_steps"]
+        line = f"step {done:,} of {total:,}"
+        if (value := _value(event)) is not None:
+            line += f", {value[0]} {'not finite' if value[1] is None else words.number(value[1])}"
+        if self._step_s:
+            line += f", {words.seconds(self._step_s)} a step, {words.seconds((total - done) * self._step_s)} left"
+        return line
 
     def _formed(self, event: Event) -> None:
         workers, before = list(event["workers"]), self._workers
@@ -170,6 +189,15 @@ class StatusTracker:
         """Of this worker, since it began: the share of its time that went into steps and the script's own code."""
         elapsed_s = t - (self._begun_t or t)
         return min(1.0, self._useful_s / elapsed_s) if elapsed_s > 0 else 1.0
+
+
+def _value(event: Event) -> list[Any] | None:
+    """The loss, or the first of what was summed, per example: its name and value."""
+    values, count = event.get("values"), event["count"]
+    if not values or not count:
+        return None
+    name = "loss" if "loss" in values else next(iter(values))
+    return [name, _finite(float(values[name]) / count)]
 
 
 def _finite(value: float) -> float | None:

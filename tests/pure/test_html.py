@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -11,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from elastic.__main__ import main
 from elastic.events.compaction import Compaction, forget
 from elastic.events.event import Event
 from elastic.events.log import EventLog
 from elastic.events.words import percent, seconds, size
+from elastic.report import sentences
 from elastic.report.charts import Axis, Lanes, lanes_drawing, number_labels, time_labels
 from elastic.report.curves import thinned
 from elastic.report.ledger import Account
 from elastic.report.page import page
 from elastic.report.page_style import STYLE
 from elastic.report.report import report
+from elastic.report.summary import summary
 from tests.kit.story import Story
 
 VOID = {"meta", "link", "br", "line", "path"}
@@ -168,6 +172,29 @@ def test_the_page_of_a_long_run_has_a_sane_size(workers: int, steps: int, view: 
     text = page("run", events)
     assert len(text) < 500_000
     assert Parsed(text).open == []
+
+
+def test_no_loss_is_hidden_among_a_long_runs_joins_and_each_is_counted_by_its_cause_and_host() -> None:
+    story = Story().launch(3).train(1)
+    for at in range(2, 142, 2):
+        story = story.regroup([0, 1]).train(at).regroup([0, 1], newcomers=1).train(at + 1)
+    found = report(story.events)
+    text = page("long", story.events, found)
+    assert text.count('<tr class="loss">') == found.peers_lost == 70
+    assert "workers joined or left in order: 1 view" in text
+    assert sum(times for _, _, times in sentences.losses_by_cause_and_host(found.view_changes)) == 70
+
+
+def test_one_worker_goes_on_and_times_count_from_one_origin() -> None:
+    story = Story().launch(2).train(2).regroup([0]).train(3).regroup([0], newcomers=1).leave(1).regroup([0]).train(5)
+    found = report(story.events)
+    kill = next(change for change in found.view_changes if change.kind == "loss")
+    assert sentences.sentence(found.view_changes[-1]).startswith("1 worker left: 1 worker goes on")
+    at = f"+{seconds(kill.begun_t - found.begun_t)}"
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary("run", found))
+    assert at in console.file.getvalue()  # type: ignore[attr-defined]
+    assert at in page("run", story.events, found)
 
 
 def test_bars_that_change_all_the_time_have_a_sane_size_and_cover_their_time() -> None:

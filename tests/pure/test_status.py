@@ -128,6 +128,15 @@ def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() 
     assert calm.lines == []
 
 
+def test_without_a_terminal_there_is_a_line_a_minute() -> None:
+    """Nothing for hours looks like a hang."""
+    shown = Shown(total_steps=10_000).view("a").steps(0, 800)  # four a second
+    assert shown.lines == [
+        f"step {at} of 10,000, loss 0.5, 250 ms a step, {left} left"
+        for at, left in [(240, "40 min 40 s"), (480, "39 min 40 s"), (720, "38 min 40 s")]
+    ]
+
+
 def test_how_often_it_saves_is_told_with_the_reason() -> None:
     shown = Shown().view("a").then("save_interval", reason="every 34 s: a save stalls 40 ms").steps(0, 4)
     assert plain(shown.statuses[-1], shown.now).endswith("saves every 34 s: a save stalls 40 ms")
@@ -157,7 +166,7 @@ def test_the_lines_are_short_and_say_what_matters_first() -> None:
     text = plain(shown.statuses[-1], shown.now + 100.0)
 
     assert text.splitlines() == [
-        "step 11 of 100 █▊·············· 11.0 %  loss 0.5  256 examples/s  250 ms a step  22 s left",
+        "step 11 of 100 █▊·············· 11.0 %  loss 0.5  22 s left  256 examples/s  250 ms a step",
         "2 workers  view 2  balance 100 %  goodput 73.3 %  saved step 8, 102 s ago"
         "  lost 1, the last 101 s ago, cost 1.0 s: hang, 750 ms until it was noticed",
     ]
