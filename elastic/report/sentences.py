@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
@@ -121,9 +122,9 @@ def passed(one: PassedOver) -> str:
 
 
 def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, str, int]]:
-    """(Cause, host, how many workers it took there), the most first. An exception counts by its class."""
+    """(Cause, host, how many workers it took there), the most first. Process ids and other long numbers do not tell causes apart."""
     counts = Counter(
-        (words.short_cause(cause).partition(" (")[0].partition(": ")[0] or "nobody saw it", worker.rsplit("-", 2)[0])
+        (re.sub(r"\d{3,}", "…", words.short_cause(cause)) or "nobody saw it", worker.rsplit("-", 2)[0])
         for change in changes
         for worker, cause in change.lost.items()
     )
