@@ -122,7 +122,7 @@ def passed(one: PassedOver) -> str:
 
 
 def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, str, int]]:
-    """(Cause, host, how many workers it took there), the most first. Process ids and other long numbers do not tell causes apart."""
+    """(Cause, host, how many workers it took there), the most first. Process ids do not tell causes apart."""
     counts = Counter(
         (re.sub(r"\d{3,}", "…", words.short_cause(cause)) or "nobody saw it", worker.rsplit("-", 2)[0])
         for change in changes
