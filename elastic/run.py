@@ -108,9 +108,10 @@ class Run:
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
             secret of the run (ELASTIC_SECRET), the same at every launch.
-        rehearse: In exact mode and a loop over `batches`: pass the first share that a process computes twice, and
-            refuse a body that gives it other gradients the second time, for it depends on what it has changed itself,
-            and so on the world size. `elastic drill` asks for it always.
+        rehearse: In exact mode and a loop over `batches`: pass the first share that a process computes twice, once for
+            nothing, and refuse a body that gives it other gradients the second time, for it depends on what it has
+            changed itself (a hidden state, a count of bodies), and so on the world size. `elastic drill` asks for it
+            always.
         accept: Names of identity fields that may differ from the saved run's, and between workers; `--accept` of
             `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
         keep: How many of the newest checkpoints stay.
@@ -191,7 +192,7 @@ class Run:
         overlap: bool = True,
         bucket_bytes: int = 8 << 20,
         compile_cache: bool = False,
-        rehearse: bool = False,
+        rehearse: bool = True,
         accept: Collection[str] = (),
         keep: int = 3,
         keep_every: int | None = None,

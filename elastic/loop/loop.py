@@ -194,7 +194,9 @@ class Loop:
         self.session.on_close(self._first_losses.close)
         self.own_update, self._count = own, count
         config = self._context.config
-        if config.rehearse and config.mode == "exact" and not self._evaluations.are_made_alone:  # nobody waits for it
+        several = config.plan.virtual_workers > 1  # else a step has one body, at every world size
+        alone = self._evaluations.are_made_alone  # nobody waits for who joins
+        if config.rehearse and config.mode == "exact" and several and not alone:
             self._rehearsal = Rehearsal(config.device)
         self._plain = PlainLoop(
             self._state,

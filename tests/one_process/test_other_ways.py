@@ -35,7 +35,13 @@ def train(url: Path, model: nn.Module, body: Body, **options: Any) -> None:
     torch.manual_seed(4)
     data = TensorDataset(torch.randn(EXAMPLES, 4), torch.arange(EXAMPLES) % 2, torch.arange(EXAMPLES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given: dict[str, Any] = {"dataset": data, "batch_size": BATCH, "virtual_workers": SHARES, "epochs": 1}
+    given: dict[str, Any] = {
+        "dataset": data,
+        "batch_size": BATCH,
+        "virtual_workers": SHARES,
+        "epochs": 1,
+        "rehearse": False,
+    }
     with elastic.Run(url, model=model, optimizer=optimizer, **given, **options) as run:
         for x, y, index in run.batches():
             body(run, optimizer, x, y, index)

@@ -12,7 +12,7 @@ under way, and of batches that cannot be copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from elastic.errors import UNTOUCHED, StepError
 from elastic.loop.refusals.script_variables import values, variables
 from elastic.state.trained_set import listed
 
+_ITEMS = 64  # of a list
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -62,8 +63,11 @@ class Rehearsal:
     def ends(self) -> None:
         """That body is over."""
         self.runs, self.compares = False, True
-        now = values(variables())
-        self._changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
+        here = variables()
+        now = values(here)
+        changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
+        # What is only counted or printed is a number; what may reach gradients is named alone, where there is any.
+        self._changed = [name for name in changed if _holds_a_tensor(here.get(name))] or changed
         self._seen = {}
 
     def give_up(self) -> None:
@@ -90,9 +94,9 @@ def _depends_on_itself(step: int, differ: Sequence[str], changed: Sequence[str])
     of_script = f"         of the script's variables it changed {listed(changed)}\n" if changed else ""
     return StepError(
         f"the first share of step {step} was passed twice, and gave other gradients the second time: {listed(differ)}\n"
-        "  found  the loop's body depends on what it has changed itself (a count of bodies, enumerate's too; a buffer "
-        "of what\n         came by; what objects keep of the last batch); how many bodies a worker has depends on the "
-        "world size\n"
+        "  found  what the loop's body has changed itself reaches the gradients (a hidden state; a count of bodies, "
+        "enumerate's\n         too; a buffer of what came by; what objects keep of the last batch); how many bodies a "
+        "worker has depends\n         on the world size\n"
         f"{of_script}{UNTOUCHED}"
         "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is kept "
         "from step to\n         step is changed where run.stepped, and handed over: extra="
@@ -104,6 +108,14 @@ def _sum_of_bits(gradient: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=torch.int64)  # which is refused
     flat = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     return flat.contiguous().view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
+
+
+def _holds_a_tensor(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and depth:
+        return any(_holds_a_tensor(one, depth - 1) for one in value[:_ITEMS])
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _same(one: Any, other: Any) -> bool:
