@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from elastic_checkpoint import linux
 
 from elastic.config import Config, Mode
 from elastic.config.checks import check_url, check_world, length_of, named
@@ -39,6 +38,7 @@ from elastic.plan.save_rules import SaveEvery
 from elastic.state.on_bad import OnBad, parse
 from elastic.state.torch_release import check_torch
 from elastic.status.console import Console
+from elastic_checkpoint import linux
 
 
 class Run:

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from elastic_checkpoint import arguments
-from elastic_checkpoint.storage import redact
-from elastic_checkpoint.storage.urls import refusal
 from torch.distributed.tensor import DTensor
 from torch.utils.data import IterableDataset
 
@@ -21,6 +18,9 @@ from elastic.data.order import Order
 from elastic.errors import CANNOT_DO, ConfigError
 from elastic.membership.environment import Launch
 from elastic.state.on_bad import OnBad
+from elastic_checkpoint import arguments
+from elastic_checkpoint.storage import redact
+from elastic_checkpoint.storage.urls import refusal
 
 _COMMUNICATES = {
     "DistributedDataParallel": "hand over the plain model: Run exchanges the gradients itself",

@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 import xxhash
-from elastic_checkpoint.storage import Missing, open_storage, redact, version
-from elastic_checkpoint.storage.urls import refusal
 
 from elastic.errors import DataFileError
+from elastic_checkpoint.storage import Missing, open_storage, redact, version
+from elastic_checkpoint.storage.urls import refusal
 
 _BLOCK_BYTES = 2**16
 _BLOCKS = 64  # 4 MB in each process that reads

@@ -16,10 +16,10 @@ from typing import IO, Any, ClassVar
 
 import fsspec
 import xxhash
-from elastic_checkpoint.storage import redact
 
 from elastic.data.records import TAR_BLOCK, sample_key, tar_members
 from elastic.errors import ConfigError, DataFileError
+from elastic_checkpoint.storage import redact
 
 
 class Files(ABC):

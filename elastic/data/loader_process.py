@@ -29,13 +29,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-from elastic_checkpoint import linux
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from elastic.data.scratch import Scratch
 from elastic.errors import ElasticError
 from elastic.membership.signal_pipe import is_taken
+from elastic_checkpoint import linux
 
 GRACE_S = 1.0  # a child that is still inside dataset[i] after this is killed: nobody wants its answer any more
 POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to wait any more

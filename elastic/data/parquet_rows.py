@@ -15,10 +15,10 @@ from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from elastic_checkpoint.storage import redact
 
 from elastic.data.file_streams import Files
 from elastic.errors import ConfigError, DataFileError
+from elastic_checkpoint.storage import redact
 
 _ROWS = 128  # decoded at a time
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elastic.errors import ConfigError
 from elastic_checkpoint.storage.base import Storage
 from elastic_checkpoint.storage.redact import redact
 from elastic_checkpoint.storage.urls import refusal
-
-from elastic.errors import ConfigError
 
 _REMOVE_WITHIN_S = 60.0
 _ANSWER_WITHIN_S = 60.0

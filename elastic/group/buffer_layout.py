@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
 from elastic_checkpoint.format.dtypes import name_of
 
 

@@ -18,7 +18,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from elastic_checkpoint.forks import leave_garbage_to_parents
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from elastic.errors import CollectiveFailed, PeerLost
@@ -26,6 +25,7 @@ from elastic.group.hierarchy import hosts_of
 from elastic.group.nccl import connect as connect_nccl
 from elastic.group.sockets import connections, listening_ports
 from elastic.group.watch import Watch
+from elastic_checkpoint.forks import leave_garbage_to_parents
 
 _ACCEPTED_S = 5.0
 _OF_PEERS = re.compile(

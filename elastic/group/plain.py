@@ -16,14 +16,14 @@ from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
 
-import elastic_checkpoint
 import torch
 import xxhash
-from elastic_checkpoint.format.dtypes import name_of
 
+import elastic_checkpoint
 from elastic.errors import UNTOUCHED, StepError
 from elastic.group.form import Group, gather_bytes
 from elastic.state.attributes import ABSENT, Attributes, Noted, copied, is_plain, is_same, set_plain
+from elastic_checkpoint.format.dtypes import name_of
 
 _DIFFER: Any = object()
 _NEW, _SET = "new", "set"

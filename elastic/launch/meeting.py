@@ -29,9 +29,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.secured import prepare
-from elastic_checkpoint.net.transport import SAME_FOR_ALL
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -55,6 +52,9 @@ from elastic.launch.rendezvous.store import (
 from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
 from elastic.membership.written_hub import hub_in
 from elastic.version import __version__
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.secured import prepare
+from elastic_checkpoint.net.transport import SAME_FOR_ALL
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1

@@ -22,13 +22,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from elastic_checkpoint import linux
-from elastic_checkpoint.load.spool import Spool, new_spool
-
 from elastic.errors import ConfigError
 from elastic.launch.processes import early_signals
 from elastic.membership.environment import url_and_virtual_workers
 from elastic.membership.progress import Record
+from elastic_checkpoint import linux
+from elastic_checkpoint.load.spool import Spool, new_spool
 
 NAME = "elastic-ahead"  # as `top` shows it
 _WITHIN_S = 300.0

@@ -16,25 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from elastic_checkpoint import linux
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
-from elastic_checkpoint.net.secured import prepare
-
 from elastic.errors import ConfigError
 from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
 from elastic.membership.environment import ACCEPT, RESCUE
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
+from elastic_checkpoint import linux
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
+from elastic_checkpoint.net.secured import prepare
 
 if TYPE_CHECKING:
-    from elastic_checkpoint.runs.beacon import Beacon
-
     from elastic.launch.arguments import Arguments
     from elastic.launch.meeting import Meeting
     from elastic.launch.node.notice_hook import NoticeHook
     from elastic.launch.workers.starter import Starter
     from elastic.membership.hub.hub import Hub
+    from elastic_checkpoint.runs.beacon import Beacon
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE = 1, 2
@@ -255,9 +253,8 @@ def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) 
 def _beacon(arguments: Arguments) -> Beacon:
     """Which this process keeps for whoever claims the run's storage, should it ever have the hub: that there is a port
     for it is known before anybody relies on this node. Raises ConfigError."""
-    from elastic_checkpoint.runs.beacon import Beacon
-
     from elastic.launch.net.addresses import none_free
+    from elastic_checkpoint.runs.beacon import Beacon
 
     ports = arguments.ports
     if ports is not None and arguments.nodes_max > 1:

@@ -18,8 +18,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from elastic_checkpoint import linux
-from elastic_checkpoint.storage import redact
 
 from elastic.data.data_plan import Examples
 from elastic.data.dataset_changes import data_sets_and_transforms
@@ -57,6 +55,8 @@ from elastic.state.replica import Replica
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
 from elastic.status.tracker import Status, StatusTracker
+from elastic_checkpoint import linux
+from elastic_checkpoint.storage import redact
 
 
 class Session:

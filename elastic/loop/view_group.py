@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from elastic_checkpoint.net.machine import host_address
-from elastic_checkpoint.net.secret import secret_of_run, without_secret
 from torch.distributed import DistError, Store
 
 from elastic.events import schema
@@ -25,6 +23,8 @@ from elastic.loop.context import Context
 from elastic.membership.progress import Phase
 from elastic.membership.view import View
 from elastic.membership.worker.rendezvous import meet
+from elastic_checkpoint.net.machine import host_address
+from elastic_checkpoint.net.secret import secret_of_run, without_secret
 
 _RENDEZVOUS_S = 300.0
 _OPEN = without_secret(

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from elastic_checkpoint import linux
-
 from elastic.errors import ConfigError
+from elastic_checkpoint import linux
 
 if TYPE_CHECKING:
     from elastic.events.observer import Observer

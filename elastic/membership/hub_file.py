@@ -23,9 +23,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
-
 from elastic.membership.written_hub import hub_in
+from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
 
 KEY = "elastic/hub.json"
 ENDED_KEY = "elastic/hub-ended.json"

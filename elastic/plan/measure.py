@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import elastic_checkpoint
 import numpy as np
 import torch
 
+import elastic_checkpoint
 from elastic.errors import ConfigError
 from elastic.plan.figures import Figure, Figures
 

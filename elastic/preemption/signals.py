@@ -18,12 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from elastic_checkpoint import linux
-
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.membership.signal_pipe import WOKEN, SignalPipe
 from elastic.preemption import loader_processes
 from elastic.preemption.notice import Notice
+from elastic_checkpoint import linux
 
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGINT within this are one

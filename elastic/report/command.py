@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_checkpoint import CheckpointError
-from elastic_checkpoint.storage import redact
 from rich.console import Console
 
 from elastic.events import declarations, words
@@ -26,6 +24,8 @@ from elastic.report.damaged_records import sound
 from elastic.report.page import page
 from elastic.report.report import report
 from elastic.report.summary import summary
+from elastic_checkpoint import CheckpointError
+from elastic_checkpoint.storage import redact
 
 _USAGE = 2
 

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import elastic_checkpoint
 import torch
 import xxhash
 
+import elastic_checkpoint
 from elastic.state.attributes import is_same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes

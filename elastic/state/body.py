@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import elastic_checkpoint
 import torch
 
+import elastic_checkpoint
 from elastic.errors import UNTOUCHED, StepError
 from elastic.state.applied import mark
 from elastic.state.modules import roots

@@ -18,15 +18,15 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import elastic_checkpoint
 import numpy as np
 import torch
 import xxhash
-from elastic_checkpoint.errors import UnsupportedValue
-from elastic_checkpoint.format.kinds import is_stateful
 
+import elastic_checkpoint
 from elastic.errors import UNTOUCHED, StepError
 from elastic.state.attributes import OF_MODULES, is_plain
+from elastic_checkpoint.errors import UnsupportedValue
+from elastic_checkpoint.format.kinds import is_stateful
 
 _ABSENT: Any = object()
 _EACH_PROCESS_S_OWN = (bool, str)

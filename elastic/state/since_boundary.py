@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import elastic_checkpoint
 import torch
 
+import elastic_checkpoint
 from elastic.state.applied import Applied
 
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-import elastic_checkpoint
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import elastic_checkpoint
 from elastic.state.reached import watch
 from elastic.state.weights import Weights
 

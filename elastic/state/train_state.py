@@ -20,10 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import elastic_checkpoint
 import torch
-from elastic_checkpoint.load.apply import apply
 
+import elastic_checkpoint
 from elastic.state.applied import Applied, Plain
 from elastic.state.attributes import OF_OPTIMIZERS, Attributes
 from elastic.state.dataset_attributes import DatasetAttributes
@@ -35,6 +34,7 @@ from elastic.state.passed_beginning import PassedBeginning
 from elastic.state.since_boundary import SinceBoundary
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
+from elastic_checkpoint.load.apply import apply
 
 Tree = dict[str, Any]
 

@@ -35,14 +35,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from elastic_checkpoint import Checkpointer, digest
-from elastic_checkpoint.format.shards import SHARD_BYTES
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+from elastic_checkpoint import Checkpointer, digest
+from elastic_checkpoint.format.shards import SHARD_BYTES
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
 from elastic_checkpoint import Checkpointer
 from elastic_checkpoint.save.group import replicas
-
 from tests.benchmarks import harness
 from tests.benchmarks.checkpoints import build
 from tests.benchmarks.harness import interruptible, progress

@@ -23,10 +23,10 @@ from typing import Any
 import boto3
 import numpy as np
 from botocore.config import Config
-from elastic_checkpoint import Checkpointer, digest
-from elastic_checkpoint.format.shards import SHARD_BYTES
 from rich.console import Console
 
+from elastic_checkpoint import Checkpointer, digest
+from elastic_checkpoint.format.shards import SHARD_BYTES
 from tests.benchmarks import harness
 from tests.benchmarks.checkpoints import build, timed
 from tests.benchmarks.harness import interruptible, progress

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 

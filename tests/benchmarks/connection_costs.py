@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from elastic_checkpoint.net.keepalive import keep_alive
-from elastic_checkpoint.net.secret import generated_secret
-from elastic_checkpoint.net.secured import client_side, prepare, server_side
-
 from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, encode
+from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.secret import generated_secret
+from elastic_checkpoint.net.secured import client_side, prepare, server_side
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 

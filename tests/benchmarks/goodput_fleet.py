@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from torch.distributed import TCPStore
 
 from elastic.drill.machine.processes import MARK, kill_marked, marked, wait_until_gone
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.benchmarks.recovery_runs import ROOT, Stuck
 
 How = Literal["ours", "plain"]

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from elastic_checkpoint import Checkpointer
-from elastic_checkpoint.save.writer import WRITER_MODULE
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from elastic_checkpoint import Checkpointer
+from elastic_checkpoint.save.writer import WRITER_MODULE
 from tests.benchmarks import harness
 from tests.benchmarks.checkpoints import build
 from tests.benchmarks.harness import interruptible, progress

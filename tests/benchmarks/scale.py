@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from elastic_checkpoint.net.secret import generated_secret
 from rich.console import Console
 from rich.table import Table
 
@@ -50,6 +49,7 @@ from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, encode
 from elastic.membership.succession.node_report import NodeReport
+from elastic_checkpoint.net.secret import generated_secret
 from tests.benchmarks import connection_costs, harness
 from tests.benchmarks.connection_costs import Costs
 from tests.benchmarks.harness import interruptible, progress

@@ -17,14 +17,13 @@ import threading
 import time
 from collections.abc import Sequence
 
-from elastic_checkpoint.net.keepalive import keep_alive
-from elastic_checkpoint.net.secret import generated_secret
-from elastic_checkpoint.net.secured import client_side, server_side
-
 from elastic.launch.hub.server import PING_S
 from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.wire import Message
+from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.secret import generated_secret
+from elastic_checkpoint.net.secured import client_side, server_side
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 

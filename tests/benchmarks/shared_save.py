@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from elastic_checkpoint import Checkpointer, Helper
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from elastic_checkpoint import Checkpointer, Helper
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.ranks import returned, run_ranks

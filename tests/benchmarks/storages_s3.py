@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastic_checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
 from rich.console import Console
 from rich.table import Table
 
+from elastic_checkpoint.storage import AlreadyThere, Storage, delete_many, get_into, open_storage
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 from tests.kit.rgw import HOW_TO_INSTALL, missing, rgw_server

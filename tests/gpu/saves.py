@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 import torch
-from elastic_checkpoint import Checkpointer
 
+from elastic_checkpoint import Checkpointer
 from tests.gpu.throughput import Gpt
 
 ROUNDS, STEPS = 6, 6

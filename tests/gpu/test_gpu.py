@@ -13,18 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
-from elastic_checkpoint import Checkpointer
 
 import elastic
+import elastic_checkpoint
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Kill, Plan, Stop
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.tree import schedule
+from elastic_checkpoint import Checkpointer
 from tests.gpu.program import network
 
 MakeCluster = Callable[..., Cluster]

@@ -8,13 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint import linux
 
 from elastic.drill.command import BROKEN, HOLDS, main
 from elastic.drill.hosts.network import host_of
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import parse
 from elastic.events.reading import read_events
+from elastic_checkpoint import linux
 
 SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
 

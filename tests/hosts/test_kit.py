@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic_checkpoint import linux
-
 from elastic.drill.hosts.hosts import Outcome
 from elastic.drill.hosts.network import Way, address, until
+from elastic_checkpoint import linux
 from tests.kit.hosts import Hosts
 
 MakeHosts = Callable[[int], Hosts]

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
 from elastic.drill.end import End
 from elastic.drill.faults.plan import Plan
@@ -20,6 +19,7 @@ from elastic.drill.judge.review import review
 from elastic.errors import ElasticError
 from elastic.events.event import Event
 from elastic.events.reading import read_events
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.host_runs import ROOT, SCRIPT
 from tests.kit.hosts import Hosts
 from tests.kit.slurm import HOST, Slurm, missing

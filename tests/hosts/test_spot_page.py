@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
 from elastic.__main__ import main
 from elastic.drill.hosts.network import address
 from elastic.events.reading import read_events
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit import slurm, systemd
 from tests.kit.hosts import Hosts
 from tests.processes.test_docs import HOW_TO, ROOT, blocks, run, without_numbers

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint.save.writer import WRITER_MODULE
 
 from elastic.drill.end import End
 from elastic.drill.hosts.network import host_of
+from elastic_checkpoint.save.writer import WRITER_MODULE
 from tests.kit.host_runs import HostRun
 
 STEPS = 240

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
-
 from elastic.drill.faults.plan import Plan
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Outcome
@@ -27,6 +25,7 @@ from elastic.drill.judge.verdict import Verdict
 from elastic.drill.machine.processes import pid_in
 from elastic.events.event import Event
 from elastic.events.reading import record_in
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.hosts import Hosts
 
 SCRIPT = Path(__file__).parent / "programs" / "small.py"

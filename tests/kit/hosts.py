@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from elastic_checkpoint import linux
-
 from elastic.drill.hosts import hosts
 from elastic.drill.hosts.hosts import Machine
 from elastic.drill.hosts.network import WITHIN_S, name, until
 from elastic.drill.machine.node import Node
+from elastic_checkpoint import linux
 from tests.kit import forkserver
 
 _CLOCK = Path(__file__).with_name("clock.c")

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from elastic_checkpoint import linux
-
 from elastic.drill.inject.node_hosting import free_port
 from elastic.drill.machine.processes import WRITER
 from elastic.events.event import Event
 from elastic.events.reading import read_events
+from elastic_checkpoint import linux
 from tests.kit.launch import Launch
 from tests.kit.metadata import SAYS, MetadataServer
 from tests.kit.random_notices import VIEWS, Told, Who

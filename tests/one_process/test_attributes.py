@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import ConfigError, StepError
 from elastic.state.attributes import Attributes
 from elastic.state.modules import modules

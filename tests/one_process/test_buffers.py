@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import elastic_checkpoint
 from elastic.data.order import Sequential
 from elastic.errors import StepError
 from elastic.group.snapshot import Snapshot

@@ -11,7 +11,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events

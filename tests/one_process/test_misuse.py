@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import ConfigError, StepError
 
 Body = Callable[[elastic.Step, torch.Tensor, torch.Tensor], None]

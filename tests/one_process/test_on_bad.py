@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_checkpoint import Checkpointer, digest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -24,6 +23,7 @@ from elastic.errors import ConfigError
 from elastic.state.finite import norm, not_finite
 from elastic.state.health import Health, Passed, merged
 from elastic.state.on_bad import SCALE_FLOOR, OnBad, Signs, signs, too_many, why_bad
+from elastic_checkpoint import Checkpointer, digest
 
 NAN, INF = math.nan, math.inf
 CALM = [1.0 + 0.01 * (i % 5) for i in range(16)]

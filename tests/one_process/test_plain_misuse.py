@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import ConfigError, StepError
 
 SHARES, STEPS = 3, 4

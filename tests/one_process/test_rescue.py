@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from elastic_checkpoint import Checkpointer, digest
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.loop.storage import saver
+from elastic_checkpoint import Checkpointer, digest
 
 
 def train(url: Path, *, breaks: bool = False, epochs: int = 2) -> nn.Module:

@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.state.trained import Trained
 from elastic.state.trained_set import hooks_of

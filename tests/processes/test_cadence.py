@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import elastic_checkpoint
-
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillTogether, Plan

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
 from elastic.events.declarations import problems
 from elastic.events.reading import read_events
 from elastic.loop.compiled.object import encode
 from elastic.loop.compiled.storage import FOLDER
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.launch import Launch
 
 WITHIN_S = 560.0  # C++ takes minutes on a busy machine

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint import linux
 
 from elastic.launch.net import event_loop
 from elastic.launch.processes import children, robust_mutex
 from elastic.launch.processes.robust_mutex import RobustMutex
 from elastic.launch.workers.death_watch import DeathWatch, Dying
+from elastic_checkpoint import linux
 
 AT = 64
 WITHIN_S = 30.0

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.drill.faults import At
 from elastic.drill.machine.processes import describe
 from elastic.events.event import Event

@@ -9,9 +9,9 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-from elastic_checkpoint.forks import leave_garbage_to_parents
 from torch.distributed import HashStore, ProcessGroupGloo
 
+from elastic_checkpoint.forks import leave_garbage_to_parents
 from tests.kit.ranks import returned, run_ranks
 
 FORKS = 20

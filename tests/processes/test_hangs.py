@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint import linux
 
+from elastic_checkpoint import linux
 from tests.kit.launch import Launch
 
 SCRIPT = """

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint.net.listener import listen
 from torch.distributed import HashStore, TCPStore
 
 from elastic.launch.hub.announcement import HubAnnouncement, write_hub
 from elastic.membership import hub_file
+from elastic_checkpoint.net.listener import listen
 from tests.kit.launch import Launch
 
 WITHIN_S = 60.0

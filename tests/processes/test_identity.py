@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.events.reading import read_events
 from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint import Checkpointer
-from elastic_checkpoint.save.writer import WRITER_MODULE
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.judge.review import review
 from elastic.drill.machine.processes import kill_marked, marked, wait_until_gone
+from elastic_checkpoint import Checkpointer
+from elastic_checkpoint.save.writer import WRITER_MODULE
 from tests.kit.sampling import NIGHTLY
 
 SEED = int(os.environ.get("KILLS_SEED") or 41)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import elastic_checkpoint
 import pytest
 
+import elastic_checkpoint
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.report.report import report

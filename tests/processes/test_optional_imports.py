@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from elastic_checkpoint import Checkpointer
 
 OPTIONAL = ("accelerate", "transformers", "lightning", "datasets", "pyarrow", "albumentations")

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
-from elastic_checkpoint.save import copying, steady
 
 import elastic
+import elastic_checkpoint
 from elastic.loop.storage import saver
 from elastic.state import trained
 from elastic.state.train_state import TrainState
+from elastic_checkpoint.save import copying, steady
 
 STEPS = 6
 WITHIN_S = 240

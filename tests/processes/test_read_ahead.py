@@ -14,12 +14,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint import Checkpointer, Commit
 
 from elastic.drill.machine import processes
 from elastic.drill.machine.leftovers import SHARED_MEMORY
 from elastic.events.reading import read_events
 from elastic.launch.read_ahead import known_url
+from elastic_checkpoint import Checkpointer, Commit
 from tests.kit.launch import POLL_S, Launch
 from tests.kit.programs.resumed import AHEAD, copy
 from tests.kit.relay import Relay

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.events.reading import read_events
 from tests.kit.ranks import Raised, as_worker_of_torchrun, returned, run_ranks
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import elastic_checkpoint
-
 from tests.kit.agents import WITHIN_S, Run
 from tests.kit.launch import Launch
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import pytest
-from elastic_checkpoint.testing import Delay, Error, Faults
-from elastic_checkpoint.testing import Plan as Rules
-from elastic_checkpoint.testing.fault_plan import Rule
 
+import elastic_checkpoint
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillTogether, Plan
+from elastic_checkpoint.testing import Delay, Error, Faults
+from elastic_checkpoint.testing import Plan as Rules
+from elastic_checkpoint.testing.fault_plan import Rule
 from tests.kit.launch import Launch
 
 MakeCluster = Callable[..., Cluster]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
 from elastic.events.reading import read_events
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.agents import meet
 from tests.kit.launch import Launch
 

@@ -14,15 +14,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import psutil
 import pytest
-from elastic_checkpoint.save.writer import WRITER_MODULE
-from elastic_checkpoint.testing import Delay, Hang, Plan
 
+import elastic_checkpoint
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.report.report import report
+from elastic_checkpoint.save.writer import WRITER_MODULE
+from elastic_checkpoint.testing import Delay, Hang, Plan
 from tests.kit.launch import Launch
 from tests.kit.observed import assert_observed
 

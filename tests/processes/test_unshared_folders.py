@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 from elastic_checkpoint import Checkpointer
-
 from tests.kit.launch import Launch
 
 WITHIN_S = 240.0

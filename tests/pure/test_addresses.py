@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 import pytest
-from elastic_checkpoint.linux import first_ephemeral_port
-from elastic_checkpoint.net import listener
-from elastic_checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
 
 from elastic.drill.inject.node_hosting import free_port
 from elastic.errors import ConfigError
 from elastic.launch.net import addresses
 from elastic.launch.net.addresses import Chosen, choose, others, port_range
+from elastic_checkpoint.linux import first_ephemeral_port
+from elastic_checkpoint.net import listener
+from elastic_checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
 
 MACHINE = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.5", "fd00::5"], "ib0": ["192.168.7.5"], "docker0": []}
 NAMES = {

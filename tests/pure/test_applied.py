@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import elastic_checkpoint
 import pytest
 import torch
-from elastic_checkpoint.load.apply import apply
 from torch import nn
 
+import elastic_checkpoint
 from elastic.state.applied import Applied
 from elastic.state.attributes import Attributes
 from elastic.state.modes import Modes
 from elastic.state.modules import modules
 from elastic.state.reached import watch
 from elastic.state.trained import Trained
+from elastic_checkpoint.load.apply import apply
 
 
 class Counter:

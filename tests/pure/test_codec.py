@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
+from elastic.launch.warm.messages import FROM_WARM, TO_SPARE, BecomeWorker, Forked, packet, read
 from elastic_checkpoint.net.codec import Vocabulary, parse
 from elastic_checkpoint.net.framing import NotAMessage
 from elastic_checkpoint.save.writer.messages import FROM_WRITER, TO_WRITER
-
-from elastic.launch.warm.messages import FROM_WARM, TO_SPARE, BecomeWorker, Forked, packet, read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from elastic_checkpoint.save.helping.dealing import COMMITS, Dealing
 from hypothesis import given
 from hypothesis import strategies as st
+
+from elastic_checkpoint.save.helping.dealing import COMMITS, Dealing
 
 
 def simulated(objects: int, takes_s: dict[int, float | None], gone_s: dict[int, float]) -> tuple[Dealing, float, int]:

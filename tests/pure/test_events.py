@@ -14,7 +14,6 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from elastic_checkpoint.storage.fsspec import FsspecStorage
 
 from elastic.events import remote_sink, segments
 from elastic.events.declarations import problems
@@ -22,6 +21,7 @@ from elastic.events.digests import digest_of_indices, digest_of_sums
 from elastic.events.event import Event
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events
+from elastic_checkpoint.storage.fsspec import FsspecStorage
 
 
 def clock(*times: float) -> Callable[[], float]:

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_checkpoint.net.secured import client_side
-from elastic_checkpoint.net.strangers import LEAST
-from elastic_checkpoint.net.transport import Transport, TransportError
 
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import addresses
@@ -29,6 +26,9 @@ from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import Hello, NewView, Ready, Started
 from elastic.membership.messages.wire import Lines
 from elastic.membership.succession.node_report import NodeReport
+from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.strangers import LEAST
+from elastic_checkpoint.net.transport import Transport, TransportError
 
 NONCE = "known to the run"
 SECRET = "known to its nodes alone, and random"

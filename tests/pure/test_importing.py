@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from elastic_checkpoint import linux
 
 from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
+from elastic_checkpoint import linux
 
 
 def imported(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> Importing:

@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from elastic_checkpoint.errors import CheckpointError
-
 from elastic.loop.storage.late_reading import LateReading
+from elastic_checkpoint.errors import CheckpointError
 
 WITHIN_S = 60.0
 

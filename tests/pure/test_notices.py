@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elastic_checkpoint import Saving, WriterDied
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from elastic.preemption.sources.metadata import LINK_LOCAL
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
 from elastic.preemption.sources.spoken import spoken
+from elastic_checkpoint import Saving, WriterDied
 
 LONG_S = 60.0
 

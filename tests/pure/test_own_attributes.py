@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import elastic_checkpoint
 import numpy as np
 import pytest
 import torch
 
+import elastic_checkpoint
 from elastic.errors import StepError
 from elastic.state.own_attributes import Holder, OwnAttributes, by_class
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import elastic_checkpoint
-import elastic_checkpoint.errors
 import pytest
 
 import elastic
 import elastic.errors
+import elastic_checkpoint
+import elastic_checkpoint.errors
 from elastic.events.declarations import COMMON, DECLARED
 from elastic.membership.messages import messages
 from elastic.report import command as report

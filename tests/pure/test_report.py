@@ -7,7 +7,6 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint.load.diff import DifferenceKind
 
 from elastic.__main__ import main
 from elastic.events.log import EventLog
@@ -18,6 +17,7 @@ from elastic.report.report import Completion, report
 from elastic.report.sentences import sentence
 from elastic.report.summary import facts
 from elastic.report.view_changes import ChangeKind
+from elastic_checkpoint.load.diff import DifferenceKind
 from tests.kit.story import Story
 
 

@@ -10,6 +10,11 @@ import threading
 import time
 
 import pytest
+from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+from elastic.launch.node_rules import ThisNode
+from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net import tls
 from elastic_checkpoint.net.certificate import context, identity
@@ -17,11 +22,6 @@ from elastic_checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secr
 from elastic_checkpoint.net.secured import client_side, prepare, server_side
 from elastic_checkpoint.net.tls import Tls
 from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
-from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-
-from elastic.launch.node_rules import ThisNode
-from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 
 SECRET, OTHER = "s" * 40, "t" * 40
 PLAIN = [b'{"say":"hello"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import elastic_checkpoint
 import pytest
 import torch
 from torch import nn
 
+import elastic_checkpoint
 from elastic.state.reached import watch
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
-import elastic_checkpoint
 import pytest
 
+import elastic_checkpoint
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import UnderWay
 from elastic.loop.storage.vain_uploads import VainUploads

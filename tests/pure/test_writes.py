@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from elastic_checkpoint.net.secured import client_side, server_side
-from elastic_checkpoint.net.transport import Transport
 
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net.event_loop import EventLoop, run_once
@@ -23,6 +21,8 @@ from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.messages import Hello, Ready, Started, as_message
 from elastic.membership.messages.wire import Lines, encode
+from elastic_checkpoint.net.secured import client_side, server_side
+from elastic_checkpoint.net.transport import Transport
 
 SECRET = "known to its nodes alone, and random"
 RUN = "known to the run"

@@ -12,8 +12,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.storage import Storage
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -21,6 +19,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from elastic.errors import ConfigError
 from elastic.launch.rendezvous import written_meeting
 from elastic.launch.rendezvous.written_meeting import FOLDER, MOVING_S, MeetingSearch
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.storage import Storage
 
 HERE = "127.0.0.1"
 WITHIN_S = 60.0

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import torch
+
 from elastic_checkpoint import (
     Checkpointer,
     NoCheckpoint,
@@ -20,7 +21,6 @@ from elastic_checkpoint import (
     digest,
 )
 from elastic_checkpoint.save.writer import WRITER_MODULE
-
 from tests.kit.forkserver import piped
 
 Make = Callable[..., Checkpointer]

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
+
 from elastic_checkpoint import Checkpointer
 from elastic_checkpoint.save.writer import WRITER_MODULE
 from elastic_checkpoint.testing import Faults, Plan
-
 from tests.kit import rgw as ceph
 from tests.kit.s3 import S3Server, s3_server
 from tests.storage.beside import Trainer, command_of

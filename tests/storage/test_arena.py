@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint.format.tensors import DTYPES, pack, writable_bytes
 from elastic_checkpoint.runs.claims import Claim
 from elastic_checkpoint.save import arena as arenas

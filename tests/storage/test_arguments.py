@@ -13,10 +13,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from elastic_checkpoint import Checkpointer, CheckpointError, StorageError
-from elastic_checkpoint.storage import open_storage
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+
+from elastic_checkpoint import Checkpointer, CheckpointError, StorageError
+from elastic_checkpoint.storage import open_storage
 
 STATE = {"w": torch.ones(2)}
 

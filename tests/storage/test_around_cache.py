@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer
 from elastic_checkpoint.load import reader
 from elastic_checkpoint.storage import Missing

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from elastic_checkpoint import (
     Checkpointer,
     digest,
 )
-
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
 from elastic_checkpoint import (
     CheckpointError,
     SaveDropped,
 )
 from elastic_checkpoint.testing import Delay, Plan
-
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, gone, state, writers
 from tests.storage.gate import Gate, gate

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
@@ -21,7 +22,6 @@ from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
 from elastic_checkpoint.save.resources import WriterResources
 from elastic_checkpoint.save.writer.messages import DropArena, Serve
 from elastic_checkpoint.storage import open_storage
-
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers

@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+
 from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
     digest,
 )
-
 from tests.kit.forkserver import piped
 from tests.kit.sampling import NIGHTLY
 from tests.storage.beside import SEED, WITHIN_S, Make, Trainer, ended, gone, newest, state, writers

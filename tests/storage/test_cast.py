@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, CheckpointError, StateMismatch, digest
 
 Make = Callable[..., Checkpointer]

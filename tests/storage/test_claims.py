@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, StorageError
 from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
 from elastic_checkpoint.runs.holder import Free, Held, Wait, decide
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
-
 from tests.kit.forkserver import Piped, piped
 from tests.storage.cut import CutAfter
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import housekeeping, main
 from elastic_checkpoint.cli.screen import escaped, human_age, human_bytes, one_line
 from elastic_checkpoint.cli.usage import parse
 from elastic_checkpoint.runs.fence import withdraw
 from elastic_checkpoint.storage import open_storage
-
 from tests.kit.s3 import S3Server
 
 STATE = {"model": {"w": torch.arange(6.0)}, "epoch": 3}

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
 
 from elastic.loop.compiled.arriving import arriving
 from elastic.loop.compiled.eviction import NoRoom
 from elastic.loop.compiled.object import INDEX_BYTES_MAX, decode, encode, object_bytes
 from elastic.loop.compiled.storage import BYTES_MAX, FOLDER, LABEL, OBJECTS_MAX, CompiledStorage
 from elastic.state.compiled_artifacts import Piece
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched
 

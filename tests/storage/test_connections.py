@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from elastic_checkpoint.net import listener as listening
 from elastic_checkpoint.net.client import Client
 from elastic_checkpoint.net.connection import Connection

@@ -10,6 +10,8 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
+
 from elastic_checkpoint.storage import (
     AlreadyThere,
     Missing,
@@ -20,7 +22,6 @@ from elastic_checkpoint.storage import (
     open_storage,
     version,
 )
-from fsspec.asyn import AsyncFileSystem
 
 MIB = 2**20
 

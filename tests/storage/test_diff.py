@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastic_checkpoint import Checkpointer
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.dtypes import STORED
 from elastic_checkpoint.format.envelope import seal, unseal
 from elastic_checkpoint.load.diff import count
-from hypothesis import given
-from hypothesis import strategies as st
 
 Capture = pytest.CaptureFixture[str]
 Make = Callable[..., Checkpointer]

@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
 from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
@@ -28,10 +32,6 @@ from elastic_checkpoint.load.group import ranges
 from elastic_checkpoint.net import errors, rank_channel
 from elastic_checkpoint.save.group import agreement
 from elastic_checkpoint.storage import Scrubber
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
 

@@ -19,11 +19,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+
 from elastic_checkpoint import Checkpointer, CheckpointError, SaveDropped, Saving, StorageError
 from elastic_checkpoint.save import staging
 from elastic_checkpoint.save.writer import WRITER_MODULE
 from elastic_checkpoint.testing import Delay, Plan
-
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import beside, build, fingerprint, own_writer, train, writers_left
 

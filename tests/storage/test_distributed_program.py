@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.runs.orphans import wait_for_orphans
-
 from tests.kit.launch import Launch
 
 PROGRAM = "tests.kit.programs.ddp"

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from safetensors import safe_open
+from torch.distributed import checkpoint as dcp
+
 from elastic_checkpoint import Checkpointer, CorruptCheckpoint, digest
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.cli.export import split
 from elastic_checkpoint.load import pieces, stream
 from elastic_checkpoint.storage import open_storage
-from safetensors import safe_open
-from torch.distributed import checkpoint as dcp
-
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 

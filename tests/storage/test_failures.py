@@ -19,14 +19,14 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
 from elastic_checkpoint import Checkpointer, ClaimLost, StorageError
 from elastic_checkpoint.storage import AlreadyThere, Buffer, Missing, open_storage, redact
 from elastic_checkpoint.storage.fsspec import FsspecStorage
 from elastic_checkpoint.storage.local import LocalStorage
 from elastic_checkpoint.storage.redact import Scrubber
 from elastic_checkpoint.storage.retry import RetryingStorage
-from fsspec.implementations.memory import MemoryFileSystem
-
 from tests.kit.s3 import S3Server
 
 Make = Callable[..., Checkpointer]

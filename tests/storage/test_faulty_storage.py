@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint, StorageError, digest
 from elastic_checkpoint.storage import Scrubber
 from elastic_checkpoint.storage.fsspec import FsspecStorage

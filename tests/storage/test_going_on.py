@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, ClaimLost, RunMovedOn, SaveDropped, StorageError
 from elastic_checkpoint.format.names import claim_key
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
 from elastic_checkpoint.testing import Error, Faults, Plan
-
 from tests.kit.ranks import returned, run_ranks
 from tests.storage.together import ranks_of
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, Helper, SaveDropped, StorageError, digest
 from elastic_checkpoint.net.framing import NotAMessage
 from elastic_checkpoint.runs.history import read_manifest
 from elastic_checkpoint.storage import open_storage
 from elastic_checkpoint.testing import Delay, Error, Hang, Plan, TornWrite
-
 from tests.kit.ranks import Died, returned, run_ranks
 from tests.kit.s3 import S3Server
 from tests.storage.beside import writers

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
 from elastic_checkpoint.format.dtypes import STORED
 from elastic_checkpoint.format.envelope import seal, unseal
@@ -25,9 +28,6 @@ from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.tensors import DTYPES
 from elastic_checkpoint.save import commit as writer
 from elastic_checkpoint.storage import open_storage
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.storage.cut import CutAfter
 
 Change = Callable[[dict[str, Any]], object]

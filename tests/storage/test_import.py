@@ -17,6 +17,9 @@ from typing import Any, cast
 import pytest
 import safetensors.torch
 import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.cli.importing import import_state
@@ -26,9 +29,6 @@ from elastic_checkpoint.sources import dcp as dcp_source
 from elastic_checkpoint.sources.find import open_source
 from elastic_checkpoint.storage import Storage
 from elastic_checkpoint.storage.local import LocalStorage
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
-
 from tests.kit.ranks import returned, run_ranks
 from tests.kit.s3 import S3Server
 from tests.storage.cut import CutAfter, PowerCut

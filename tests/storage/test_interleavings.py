@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, ClaimLost
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
-
 from tests.storage.cut import PowerCut
 
 T = TypeVar("T")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastic_checkpoint.format.names import (
     CommitId,
     claim_number,
@@ -17,8 +20,6 @@ from elastic_checkpoint.format.names import (
 from elastic_checkpoint.runs.history import History
 from elastic_checkpoint.runs.lineage import lineage
 from elastic_checkpoint.runs.retention import removable
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def commit(claim: int, step: int, time: int = 0) -> CommitId:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, NoCheckpoint, StateMismatch, UnsupportedValue, digest
 
 Make = Callable[..., Checkpointer]

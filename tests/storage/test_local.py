@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+
 from elastic_checkpoint import Checkpointer, NoCheckpoint, StorageError
 from elastic_checkpoint.storage.local import LocalStorage
-
 from tests.kit.ranks import Raised, run_ranks
 
 NOBODY = 65534

@@ -6,6 +6,7 @@ import os
 import threading
 
 import pytest
+
 from elastic_checkpoint.errors import (
     CheckpointError,
     ClaimLost,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, ClaimHeld
 from elastic_checkpoint.cli.housekeeping import sweep_as_claimant
 from elastic_checkpoint.runs.beacon import Alive, Answer, Beacon, Gone, Refused, Unknown

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, CheckpointError, StorageError
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.storage import Missing, delete_many, open_storage
 from elastic_checkpoint.storage.obstore import ObstoreStorage
-
 from tests.kit.s3 import S3Server
 
 Make = Callable[..., Checkpointer]

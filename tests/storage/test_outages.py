@@ -21,6 +21,11 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.memory import MemoryFileSystem
+
+from elastic.__main__ import main as elastic_main
+from elastic.events import reading
 from elastic_checkpoint import Checkpointer, StorageError
 from elastic_checkpoint.cli import main, opened_run
 from elastic_checkpoint.storage import AlreadyThere, Storage, open_storage
@@ -28,11 +33,6 @@ from elastic_checkpoint.storage import fsspec as fsspec_storage
 from elastic_checkpoint.storage.local import LocalStorage
 from elastic_checkpoint.storage.redact import Scrubber
 from elastic_checkpoint.storage.retry import RetryingStorage
-from fsspec.implementations.arrow import ArrowFSWrapper
-from fsspec.implementations.memory import MemoryFileSystem
-
-from elastic.__main__ import main as elastic_main
-from elastic.events import reading
 from tests.kit.flaky import Front, flaky
 from tests.kit.s3 import S3Server
 

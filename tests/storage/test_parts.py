@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.names import CommitId

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
 from elastic_checkpoint import Checkpointer, PerRank, RanksDiffer, StateMismatch, UnsupportedValue, digest
 from elastic_checkpoint.format.marks import Patterns
 from elastic_checkpoint.load.reader import read_commit
 from elastic_checkpoint.save.group import replicas
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-
 from tests.kit.ranks import returned, run_ranks
 from tests.storage.together import ranks_of
 

@@ -8,12 +8,12 @@ from itertools import count
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.load import read_ahead as module
 from elastic_checkpoint.load.read_ahead import planned, read_ahead, spool_into
 from elastic_checkpoint.load.spool import Range, Spool, new_spool
 from elastic_checkpoint.storage import open_storage
-
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.envelope import seal
@@ -21,7 +22,6 @@ from elastic_checkpoint.runs.claims import Claim
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import open_storage
 from elastic_checkpoint.storage.local import LocalStorage
-
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, CheckpointError
 from elastic_checkpoint.cli.usage import parse
 from elastic_checkpoint.format.names import CommitId, new_nonce

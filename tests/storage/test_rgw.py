@@ -15,9 +15,9 @@ import psutil
 import pytest
 import s3fs
 import torch
+
 from elastic_checkpoint import Checkpointer, StorageError
 from elastic_checkpoint.storage import AlreadyThere, delete_many, open_storage
-
 from tests.kit.s3 import S3Server
 
 Make = Callable[..., Checkpointer]

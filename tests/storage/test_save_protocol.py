@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import safetensors
 import torch
+
 from elastic_checkpoint import Checkpointer, CorruptCheckpoint, NoCheckpoint, StorageError, digest
 from elastic_checkpoint.format.shards import cut as cut_boxes
 from elastic_checkpoint.storage import open_storage
-
 from tests.storage.cut import CutAfter, PowerCut
 
 Make = Callable[..., Checkpointer]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint
 from elastic_checkpoint.format.envelope import seal, unseal
 from elastic_checkpoint.format.names import CommitId
@@ -21,7 +22,6 @@ from elastic_checkpoint.storage import local, open_storage, redact
 from elastic_checkpoint.storage.local import LocalStorage
 from elastic_checkpoint.storage.redact import Scrubber
 from elastic_checkpoint.testing import Delay, Faults, Plan, ShortRead
-
 from tests.kit.ranks import returned, run_ranks
 
 Make = Callable[..., Checkpointer]

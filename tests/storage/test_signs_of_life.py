@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tenacity
 import torch
+
 from elastic_checkpoint import Checkpointer, ClaimHeld
 from elastic_checkpoint.net.machine import only_near
 from elastic_checkpoint.net.secured import client_side

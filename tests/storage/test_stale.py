@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, ClaimLost, CorruptCheckpoint, NoCheckpoint, StorageError
 from elastic_checkpoint.format.names import COMMITS, CommitId
 from elastic_checkpoint.runs.history import read_history

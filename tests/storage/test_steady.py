@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, SaveDropped, Saving, StateChanged, WriterDied, digest
 from elastic_checkpoint.save import copying
 from elastic_checkpoint.save.copying import PIECE_BYTES, Copying, Remainder
 from elastic_checkpoint.save.staging import Stage
-
 from tests.storage.beside import WITHIN_S, Make, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
+
 from elastic_checkpoint import Checkpointer, Claim, ClaimHeld, ClaimLost, SaveDropped
 from elastic_checkpoint.runs.beacon import Beacon
-
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

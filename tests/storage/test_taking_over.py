@@ -14,11 +14,11 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+
 from elastic_checkpoint import Checkpointer, ClaimLost, RunMovedOn
 from elastic_checkpoint.runs.beacon import Beacon
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
-
 from tests.storage.cut import PowerCut
 
 NEVER = 10**9

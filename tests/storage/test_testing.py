@@ -12,9 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import elastic_checkpoint.testing
 import fsspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import elastic_checkpoint.testing
 from elastic_checkpoint.testing import (
     ERRORS,
     Cut,
@@ -30,8 +33,6 @@ from elastic_checkpoint.testing import (
     TornWrite,
 )
 from elastic_checkpoint.testing.fault_plan import OPERATIONS, Rule
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.fixture(params=["memory", "file"])

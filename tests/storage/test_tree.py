@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from elastic_checkpoint import UnsupportedValue, decode, digest, encode
 from elastic_checkpoint.format.dtypes import STORED
 from elastic_checkpoint.format.tensors import DTYPES, flat_bytes, writable_bytes
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def round_trip(tree: Any) -> Any:

@@ -10,16 +10,17 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.format.hashing import chunk_hashes
 from elastic_checkpoint.save import commit as writer
 from elastic_checkpoint.save.writer import WRITER_MODULE
 from elastic_checkpoint.storage import Storage, open_storage
 from elastic_checkpoint.testing import Plan
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 FINISH_S = 20.0
 ODD_CHUNK_BYTES = 1001  # no multiple of any element's width, so that chunks end in the middle of all things

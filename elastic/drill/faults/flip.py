@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from elastic.drill.faults.base import Aftermath, Flag, Scene, WorkerFault
 
 if TYPE_CHECKING:
-    from elastic_checkpoint.format.names import CommitId
-
     from elastic.drill.folder import DrillFolder
+    from elastic_checkpoint.format.names import CommitId
 
 _FLIPPED = "flipped"
 

@@ -22,12 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_checkpoint import linux
-
 from elastic.drill.environment import DRILL_NODE
 from elastic.drill.hosts.network import DIES_WITH_US, HOSTS_MAX, WITHIN_S, Network, address, end, name, until
 from elastic.drill.machine.node import Node
 from elastic.errors import ElasticError
+from elastic_checkpoint import linux
 
 HOW_TO_INSTALL = "apt-get update && apt-get install -y --no-install-recommends iproute2 util-linux"
 ORPHANS_S = 10.0  # what a machine's command has started ends this soon after it, or counts as left behind

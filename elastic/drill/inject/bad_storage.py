@@ -11,12 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from elastic.drill.plan.drill_plan import StorageFaults
+from elastic.events.words import counted
 from elastic_checkpoint.format.names import commit_id
 from elastic_checkpoint.testing import Delay, Error, Plan, StaleList, TornWrite
 from elastic_checkpoint.testing.fault_plan import Rule
-
-from elastic.drill.plan.drill_plan import StorageFaults
-from elastic.events.words import counted
 
 _ERRORS = ("timeout", "reset", "slow_down", "server")
 _DID = {"Error": "failed", "Delay": "stalled", "TornWrite": "torn", "StaleList": "stale"}

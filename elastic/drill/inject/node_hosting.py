@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from elastic_checkpoint.linux import first_ephemeral_port
-
 from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import pid_in
 from elastic.errors import ConfigError
+from elastic_checkpoint.linux import first_ephemeral_port
 
 _FIRST, _LAST = 10_000, 60_000
 _TRIES = 200

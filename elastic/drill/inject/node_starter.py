@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
-
 from elastic.drill.inject.node_hosting import NodeHosting
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.machine import processes
@@ -20,6 +18,7 @@ from elastic.drill.machine.node import Node
 from elastic.errors import ConfigError
 from elastic.launch.string_hashes import VARIABLE as HASHES
 from elastic.membership.environment import NOTICES
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 
 TEMPORARY_MAX = 64  # characters of a TMPDIR
 

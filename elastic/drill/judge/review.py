@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from elastic.drill.judge.invariants import judge
+from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
+from elastic.drill.judge.verdict import Verdict, Violation
+from elastic.events.event import Event
+from elastic.state.train_state import weights_digest
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.load.diff import Side, compare
 from elastic_checkpoint.load.reader import read_commit
 from elastic_checkpoint.load.verify import verify_commit
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import Storage, open_storage
-
-from elastic.drill.judge.invariants import judge
-from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
-from elastic.drill.judge.verdict import Verdict, Violation
-from elastic.events.event import Event
-from elastic.state.train_state import weights_digest
 
 _OUTPUT_SHOWN = 3000  # characters of what a launch printed that failed
 

@@ -13,9 +13,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from elastic_checkpoint.mounts import mounts
-
 from elastic.errors import ConfigError
+from elastic_checkpoint.mounts import mounts
 
 FULL = "full"
 _SOURCE = "elastic-drill"  # what our disks are called among the machine's mounts

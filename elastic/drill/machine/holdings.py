@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from elastic_checkpoint import linux
-
 from elastic.drill.judge.grouping import by_fact, grouped
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes
 from elastic.events.event import Event
+from elastic_checkpoint import linux
 
 # Where a worker learns of a loss by the end of a connection, gloo may hold what was in flight, and its whole group with
 # it: two threads of its own and the device's, where it listens, and three descriptors more (seen once in some six kills

@@ -12,10 +12,9 @@ import signal
 import time
 from pathlib import Path
 
+from elastic.launch.warm.process import NAME as WARM
 from elastic_checkpoint import linux
 from elastic_checkpoint.save.writer import WRITER_MODULE
-
-from elastic.launch.warm.process import NAME as WARM
 
 WRITER = WRITER_MODULE.encode()  # of a worker's checkpoints, once it is warm
 MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the drill starts

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import elastic_checkpoint.errors
-
 import elastic.errors
+import elastic_checkpoint.errors
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.judge.contents import conflicts, notes
 from elastic.drill.report import source_hints

@@ -25,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from elastic_checkpoint.net.keepalive import keep_alive
 from torch.distributed import DistError, Store, TCPStore
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic.launch.rendezvous.store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
+from elastic_checkpoint.net.keepalive import keep_alive
 
 _LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
 # at a store that has been told: one that was the hub before, on another side of a cut, may have told it, too

@@ -20,8 +20,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from elastic_checkpoint.net.secured import client_side
-
 from elastic.launch.hub import rules
 from elastic.launch.hub.announcement import HubAnnouncement
 from elastic.launch.hub.client import HubClient
@@ -61,6 +59,7 @@ from elastic.membership.messages.messages import (
 from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.succession.node_report import NodeReport
 from elastic.version import __version__
+from elastic_checkpoint.net.secured import client_side
 
 
 class HubLink:

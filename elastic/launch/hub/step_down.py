@@ -9,8 +9,6 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from elastic_checkpoint.net.secured import client_side
-
 from elastic.launch.hub import rules
 from elastic.launch.net.agent_port import AgentPort
 from elastic.launch.net.dialing import Address, Dials
@@ -19,6 +17,7 @@ from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Message, WireError
+from elastic_checkpoint.net.secured import client_side
 
 
 class OtherHubSearch:

@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.codec import WORD
-from elastic_checkpoint.net.secured import client_side
-from elastic_checkpoint.net.transport import TransportError, receive
-
 from elastic.launch.net.dialing import Address
 from elastic.membership.messages.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Lines, Message, encode
 from elastic.version import __version__
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.net.codec import WORD
+from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.transport import TransportError, receive
 
 _CONNECT_S = _ANSWER_S = 5.0
 _LOOK_S = 1.0

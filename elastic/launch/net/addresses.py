@@ -16,10 +16,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elastic.errors import ConfigError
 from elastic_checkpoint.net import listener, machine
 from elastic_checkpoint.net.machine import host_address, interfaces, only_near
-
-from elastic.errors import ConfigError
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096  # all nodes of a run may come at once to one that takes over; the kernel's own bound is as large

@@ -14,16 +14,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_checkpoint.net.keepalive import keep_alive
-from elastic_checkpoint.net.secured import server_side
-from elastic_checkpoint.net.strangers import Strangers, most_strangers
-from elastic_checkpoint.net.transport import SAME_FOR_ALL
-
 from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Message, WireError
+from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.secured import server_side
+from elastic_checkpoint.net.strangers import Strangers, most_strangers
+from elastic_checkpoint.net.transport import SAME_FOR_ALL
 
 HELLO_S = 10.0  # for one that connects, to say who it is
 REFUSALS_SHOWN = 10  # hosts; what strangers do fills no log

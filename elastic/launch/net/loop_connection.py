@@ -11,10 +11,9 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from elastic_checkpoint.net.transport import Cleartext, Transport, TransportError
-
 from elastic.launch.net.event_loop import EventLoop
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, WireError, encode, read
+from elastic_checkpoint.net.transport import Cleartext, Transport, TransportError
 
 _UNREAD_MAX = 1 << 26  # a peer that takes nothing for so long is of no use
 RECORD = 1 << 14  # bytes that a record of TLS has at most: who waits for more saves nothing

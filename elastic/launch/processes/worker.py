@@ -27,8 +27,6 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from elastic_checkpoint import linux
-
 from elastic.launch.processes import robust_mutex
 from elastic.launch.processes.ending import end
 from elastic.launch.processes.main_module import MainModule
@@ -37,6 +35,7 @@ from elastic.launch.processes.script import Script
 from elastic.membership.messages.failure import ME, Failed, as_message
 from elastic.membership.messages.wire import encode
 from elastic.membership.progress import BYTES, Record
+from elastic_checkpoint import linux
 
 NAME = "elastic-worker"  # as `top` shows it
 AGENT = "ELASTIC_AGENT"  # the agent's pid

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elastic_checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
 from torch.distributed import DistError, DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousInfo
+
+from elastic_checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
 
 _REFUSED_BYTES_MAX = 64
 

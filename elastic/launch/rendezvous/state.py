@@ -10,9 +10,10 @@ import hmac
 from hashlib import sha256
 from typing import Any
 
-from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
+
+from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE
 
 _SIGNED = b"elastic-signed-1\n"
 _SIGNATURE_BYTES = sha256().digest_size

@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
@@ -36,6 +34,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from elastic.errors import ConfigError
 from elastic.launch.rendezvous.store import FoundStore, with_config
 from elastic.membership.written_hub import hub_in
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
 
 FOLDER = "elastic/meetings"
 _NONCE = "elastic/meeting"  # in the store

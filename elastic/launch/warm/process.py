@@ -36,8 +36,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from elastic_checkpoint import linux
-
 from elastic.launch.processes import worker
 from elastic.launch.processes.main_module import MainModule
 from elastic.launch.processes.script import Script
@@ -57,6 +55,7 @@ from elastic.launch.warm.messages import (
     read,
 )
 from elastic.launch.warm.preloaded import Preloaded
+from elastic_checkpoint import linux
 
 NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
 

@@ -16,8 +16,6 @@ import socket
 import time
 from collections.abc import Callable
 
-from elastic_checkpoint import linux
-
 from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import NodeRules
@@ -30,6 +28,7 @@ from elastic.launch.workers.starter import Request
 from elastic.membership.messages.messages import ToWorker, as_message
 from elastic.membership.messages.wire import Message
 from elastic.membership.progress import BYTES, Record
+from elastic_checkpoint import linux
 
 TERM_S = 5.0  # from SIGTERM to SIGKILL
 _LOOK_S = 1.0  # between two looks at its memory

@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastic_checkpoint import linux
-
 from elastic.launch.workers.node_worker import NodeWorker
 from elastic.launch.workers.sightings import Doubts, Patience, sighting
 from elastic.membership.messages.messages import KillHung, Sighted, as_message
 from elastic.membership.messages.wire import Message
 from elastic.membership.progress import Record
 from elastic.membership.stalls import Sighting
+from elastic_checkpoint import linux
 
 _ONLY_SLOW = (
     "\n  next   if it was only slow there: `with run.long_section():` around what takes long between steps, or a "

@@ -17,8 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from elastic_checkpoint.net.secret import MAKE_ONE, lasting_key
-
 from elastic.events import schema
 from elastic.loop.compiled.arriving import arriving
 from elastic.loop.compiled.storage import LABEL, CompiledStorage
@@ -26,6 +24,7 @@ from elastic.loop.context import Context
 from elastic.loop.phases import Phases
 from elastic.state import compilations, compiled_artifacts
 from elastic.state.compiled_artifacts import Piece
+from elastic_checkpoint.net.secret import MAKE_ONE, lasting_key
 
 READ_WITHIN_S = 60.0
 _QUIET_STEPS_MAX = 16  # of compiling, in a row: then what there is is kept

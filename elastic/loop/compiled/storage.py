@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.storage import Missing, Storage, TooLarge, delete_many, open_storage
-
 from elastic.loop.compiled.eviction import Kept, make_room
 from elastic.loop.compiled.object import Index, decode, decode_index, encode, index_bytes
 from elastic.loop.compiled.sealed import NotAuthentic
 from elastic.state.compiled_artifacts import Piece
+from elastic_checkpoint.errors import CheckpointError
+from elastic_checkpoint.storage import Missing, Storage, TooLarge, delete_many, open_storage
 
 T = TypeVar("T")
 

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 import elastic_checkpoint
-
 from elastic.errors import PeerLost
 from elastic.events import schema, words
 from elastic.events.event import ABSENT

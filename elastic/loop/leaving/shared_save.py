@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import elastic_checkpoint
-
 from elastic.group.fingerprint import Kind
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase

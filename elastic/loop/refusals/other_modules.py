@@ -16,10 +16,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 from weakref import ProxyTypes, WeakKeyDictionary, WeakSet, ref
 
-import elastic_checkpoint
 import torch
 from torch.nn.parameter import is_lazy
 
+import elastic_checkpoint
 from elastic.errors import StepError
 from elastic.loop.refusals.script_variables import variables
 from elastic.state.applied import Mark, mark

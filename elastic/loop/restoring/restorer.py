@@ -21,8 +21,6 @@ from functools import partial
 from typing import Any
 
 import elastic_checkpoint
-from elastic_checkpoint.storage import redact
-
 from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.events import schema
 from elastic.events.event import ABSENT
@@ -43,6 +41,7 @@ from elastic.membership.progress import Phase
 from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
+from elastic_checkpoint.storage import redact
 
 _CANNOT_TELL = "storage that is no witness"
 

@@ -22,16 +22,16 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-import elastic_checkpoint
 import torch
-from elastic_checkpoint.format.dtypes import name_of
 
+import elastic_checkpoint
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
 from elastic.loop.restoring.background_transfer import PIECE, Giving, Piece, pieces, take
 from elastic.loop.run_state import Standing
 from elastic.state.train_state import Tree
 from elastic.state.weights import Weights
+from elastic_checkpoint.format.dtypes import name_of
 
 _ALIGNED = 64
 _FOLLOWS_BYTES = 256  # smaller tensors come at once: each that follows is a message

@@ -12,7 +12,6 @@ import json
 from typing import Any
 
 import elastic_checkpoint
-
 from elastic.errors import StartFailed
 from elastic.group.form import all_know, gather_bytes
 from elastic.loop.restoring.transfer import broadcast

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import elastic_checkpoint
-
 from elastic.membership import hub_file
 from elastic.status.console import Console
 

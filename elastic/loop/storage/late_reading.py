@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from elastic_checkpoint.errors import CheckpointError
 from tenacity import (
     Retrying,
     retry_if_exception_type,
@@ -18,6 +17,8 @@ from tenacity import (
     stop_when_event_set,
     wait_exponential,
 )
+
+from elastic_checkpoint.errors import CheckpointError
 
 _FIRST_S, _LONGEST_S = 0.5, 30.0  # between two tries
 

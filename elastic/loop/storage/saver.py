@@ -23,12 +23,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
-import elastic_checkpoint
 import torch
 import xxhash
-from elastic_checkpoint.load.spool import Spool
-from elastic_checkpoint.runs.retention import UNFIT
 
+import elastic_checkpoint
 from elastic.config import Config
 from elastic.errors import Evicted, IdentityMismatch, SavesFailed
 from elastic.events import schema
@@ -46,6 +44,8 @@ from elastic.state import identity as identities
 from elastic.state.finite import not_finite
 from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
+from elastic_checkpoint.load.spool import Spool
+from elastic_checkpoint.runs.retention import UNFIT
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 _LAST_S = {True: 60.0, False: 600.0}  # so long the last save more, with a rescue copy and without one

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_checkpoint.net.codec import NUMBER_MAX, made
-
 from elastic.membership.messages.failure import NAME_MAX, OfWorker
 from elastic.membership.messages.message_checks import LIST_MAX, SLOTS_MAX, check_address, check_addresses, within
 from elastic.membership.messages.wire import WireError
 from elastic.membership.progress import Phase
 from elastic.membership.stalls import Sighting
+from elastic_checkpoint.net.codec import NUMBER_MAX, made
 
 # agent -> hub
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic_checkpoint.net.codec import Vocabulary
-
 from elastic.membership.messages.wire import WireError
+from elastic_checkpoint.net.codec import Vocabulary
 
 ME = "me"  # of a worker, to its agent, which knows who speaks and puts the worker's id there
 NAME_MAX = 512  # characters, of a worker's id or a node's name

@@ -6,10 +6,9 @@ import base64
 import binascii
 from typing import Any
 
-from elastic_checkpoint.net.codec import NUMBER_MAX, short
-
 from elastic.membership.messages.failure import check_name
 from elastic.membership.messages.wire import WireError
+from elastic_checkpoint.net.codec import NUMBER_MAX, short
 
 SLOTS_MAX = 1 << 12  # of one node
 LIST_MAX = 1 << 12  # names of nodes, or hashes, in one message

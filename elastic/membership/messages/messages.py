@@ -13,10 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_checkpoint.net import codec
-from elastic_checkpoint.net.codec import Vocabulary
-from elastic_checkpoint.net.framing import NotAMessage
-
 from elastic.membership.messages.agent_messages import (
     Bye,
     Exited,
@@ -68,6 +64,9 @@ from elastic.membership.messages.worker_messages import (
     ViewIsOver,
     Witness,
 )
+from elastic_checkpoint.net import codec
+from elastic_checkpoint.net.codec import Vocabulary
+from elastic_checkpoint.net.framing import NotAMessage
 
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from elastic.errors import ElasticError
 from elastic_checkpoint.net import framing
 from elastic_checkpoint.net.framing import LINE_MAX as LINE_MAX  # bytes, of whoever connects
 from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.net.framing import encode as encode
-
-from elastic.errors import ElasticError
 
 LONG_LINE_MAX = 1 << 26  # of a process of the run: a view of 16,384 workers takes some 1.4 MB
 _READ = 1 << 16

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_checkpoint.net.codec import NUMBER_MAX
-
 from elastic.membership.messages.failure import OfWorker
 from elastic.membership.messages.message_checks import check_claim, check_nonce, decoded, within
 from elastic.membership.messages.wire import WireError
+from elastic_checkpoint.net.codec import NUMBER_MAX
 
 _BOARD_MAX = 1 << 18  # characters of keys and values in one message
 

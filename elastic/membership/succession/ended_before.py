@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from elastic_checkpoint.net.codec import made
-
 from elastic.membership.messages.messages import Exited, Failed, Leaving
 from elastic.membership.rules.endings import LEAVES, Ended, ended
 from elastic.membership.rules.kills import Slot
+from elastic_checkpoint.net.codec import made
 
 _KEPT = 32
 _WHAT_MAX = 2000  # characters

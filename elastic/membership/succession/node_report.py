@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic_checkpoint.net.codec import facts_of, made
-from elastic_checkpoint.net.framing import NotAMessage
-
 from elastic.membership.messages.message_checks import check_claim
 from elastic.membership.messages.messages import (
     TO_HUB,
@@ -38,6 +35,8 @@ from elastic.membership.messages.messages import (
 from elastic.membership.messages.wire import WireError
 from elastic.membership.succession.ended_before import EndedBefore, ended_before, with_exit
 from elastic.membership.succession.succession import KnownView
+from elastic_checkpoint.net.codec import facts_of, made
+from elastic_checkpoint.net.framing import NotAMessage
 
 _KEPT = {Ready: "ready", ViewIsOver: "stands", Leaving: "stands", Failed: "failed"}
 

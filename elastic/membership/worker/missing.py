@@ -12,9 +12,8 @@ import socket
 import time
 from pathlib import Path
 
-from elastic_checkpoint.linux import process_stat
-
 from elastic.membership.view import View
+from elastic_checkpoint.linux import process_stat
 
 _STATES = {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped by a debugger"}
 

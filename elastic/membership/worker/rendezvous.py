@@ -22,13 +22,13 @@ import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 
-from elastic_checkpoint.net.listener import listen
-from elastic_checkpoint.net.machine import host_address
 from torch.distributed import DistError, Store, TCPStore
 
 from elastic.errors import RendezvousTimeout
 from elastic.membership.environment import Launch
 from elastic.membership.view import View
+from elastic_checkpoint.net.listener import listen
+from elastic_checkpoint.net.machine import host_address
 
 _PUBLISHED = "elastic/endpoint"
 _ANY = ""

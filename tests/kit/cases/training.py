@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 from elastic.config import Mode
 from elastic.events.digests import digest_of_sums
 

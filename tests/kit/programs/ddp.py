@@ -13,6 +13,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+
 from elastic_checkpoint import Checkpointer, digest
 
 EXAMPLES = 12  # in a batch, of all ranks together

@@ -6,13 +6,13 @@ import argparse
 import os
 import time
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 from elastic.integrations.fabric import Fabric
 
 

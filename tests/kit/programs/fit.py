@@ -16,7 +16,6 @@ import time
 import warnings
 from typing import Any
 
-import elastic_checkpoint
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torn import Torn, torn  # type: ignore[import-not-found]  # likewise
 
 import elastic
+import elastic_checkpoint
 from elastic.integrations.lightning import ElasticStrategy  # a run's
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

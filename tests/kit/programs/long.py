@@ -11,13 +11,13 @@ import signal
 import sys
 from pathlib import Path
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 
 
 def main() -> None:

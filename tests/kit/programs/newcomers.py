@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import time
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 
 
 def main() -> None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from elastic_checkpoint import Checkpointer
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import elastic
+from elastic_checkpoint import Checkpointer
 
 EXAMPLES, BATCH, EPOCHS, SAVE_EVERY = 201, 22, 2, 3
 """Three examples are left for an epoch's last batch, and no number of ranks above two divides a batch."""

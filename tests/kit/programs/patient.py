@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 from elastic.membership import environment
 
 

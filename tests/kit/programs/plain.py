@@ -16,7 +16,6 @@ import os
 import time
 from typing import Any
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
@@ -24,6 +23,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import elastic
+import elastic_checkpoint
 
 
 class Noisy:

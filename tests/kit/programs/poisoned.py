@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 from elastic.loop.steps import rollback
 from elastic.orders import Sequential
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+import elastic_checkpoint
 
 
 def main() -> None:

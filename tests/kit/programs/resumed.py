@@ -11,10 +11,10 @@ from typing import Any
 
 import fsspec
 import torch
-from elastic_checkpoint import linux
 from torch import nn
 
 import elastic
+from elastic_checkpoint import linux
 
 AHEAD = "elastic-ahead"
 _WITHIN_S = 200.0

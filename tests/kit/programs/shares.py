@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import torch
 
 import elastic
+import elastic_checkpoint
 from elastic.loop.storage import saver
 from tests.kit.programs.leaves import wait_for_notice
 

@@ -12,7 +12,6 @@ import os
 import time
 from typing import Any
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
@@ -20,6 +19,7 @@ from torch import nn
 from torn import torn  # type: ignore[import-not-found]  # beside this script
 
 import elastic
+import elastic_checkpoint
 
 BATCH, SHARES, SEED = 48, 8, 7
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import elastic_checkpoint
 import torch
 import torch.nn.functional as F
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 
 
 def decode(line: bytes) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,13 +17,13 @@ import random
 import time
 from typing import Any
 
-import elastic_checkpoint
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import elastic
+import elastic_checkpoint
 from elastic.errors import PeerLost
 from elastic.loop.exchange import Exchange
 

@@ -16,7 +16,6 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
-import elastic_checkpoint
 import torch
 from losing import lose  # type: ignore[import-not-found]  # beside this script
 from torn import Torn, torn  # type: ignore[import-not-found]  # likewise
@@ -34,6 +33,7 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 
 import elastic
+import elastic_checkpoint
 from elastic.integrations.transformers import ElasticTrainer  # a run's
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from elastic_checkpoint.format.names import CommitId
-
 from elastic.membership.succession.succession import (
     GoOn,
     KnownView,
@@ -17,6 +15,7 @@ from elastic.membership.succession.succession import (
     may_succeed,
     suffices,
 )
+from elastic_checkpoint.format.names import CommitId
 from tests.kit.small_world.state import Anew, Asking, HubOf, Node, Save, Small, Trained
 
 

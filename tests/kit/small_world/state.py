@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from elastic.membership.succession.succession import KnownView
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.runs.lineage import lineage
-
-from elastic.membership.succession.succession import KnownView
 
 
 class Save(NamedTuple):
