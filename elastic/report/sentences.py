@@ -126,6 +126,7 @@ def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, s
     counts = Counter(
         (re.sub(r"\d{3,}", "…", words.short_cause(cause)) or "nobody saw it", worker.rsplit("-", 2)[0])
         for change in changes
+        if change.kind == ChangeKind.LOSS  # a restart has lost all, and is told by itself
         for worker, cause in change.lost.items()
     )
     return [(cause, host, times) for (cause, host), times in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
