@@ -6,9 +6,18 @@ Top-level names are elastic and elastic_checkpoint alone: people's own repositor
 
 from setuptools import find_packages, setup
 
-OF_ELASTIC = [*find_packages(include=["elastic", "elastic.*"]), "elastic.plan.traces", "elastic.recipes"]
+OF_ELASTIC = [
+    *find_packages(include=["elastic", "elastic.*"]),
+    "elastic.plan.traces",
+    "elastic.recipes",  # `elastic demo` runs one
+    "elastic.docs",  # `elastic docs` shows them
+]
 
 setup(
     packages=[*OF_ELASTIC, *find_packages("checkpoint")],
-    package_dir={"elastic_checkpoint": "checkpoint/elastic_checkpoint", "elastic.recipes": "recipes"},
+    package_dir={
+        "elastic_checkpoint": "checkpoint/elastic_checkpoint",
+        "elastic.recipes": "recipes",
+        "elastic.docs": "docs",
+    },
 )

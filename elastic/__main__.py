@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from importlib.metadata import version
 from elastic.launch.string_hashes import hash_alike
 
 EXIT_USAGE = 2
+BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 _COMMANDS = {
     "demo": ("elastic.demo", "loses workers on purpose, loses all, resumes, and compares the weights: a minute, here"),
@@ -21,6 +23,7 @@ _COMMANDS = {
     "drill": ("elastic.drill.command", "runs a script with faults and without, and judges that nothing was lost"),
     "report": ("elastic.report.command", "what became of a run, from its events"),
     "checkpoint": ("elastic_checkpoint.cli", "a run's checkpoints: ls, verify, digest, diff, export, import, sweep"),
+    "docs": ("elastic.docs_command", "a page of the documentation, such as those that errors name"),
     "plan": (
         "elastic.plan.plan_command",
         "what a run would take and cost on a fleet, how far it scales, how often to save",
@@ -40,7 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_command and argv[0] == "run":
             hash_alike(argv)
         module, _ = _COMMANDS[argv[0]]
-        status: int = importlib.import_module(module).main(argv[1:])
+        try:
+            status: int = importlib.import_module(module).main(argv[1:])
+            sys.stdout.flush()
+        except BrokenPipeError:  # `elastic docs | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return BROKEN_PIPE
         return status
     parser = argparse.ArgumentParser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import Any
 
-CANNOT_DO = "docs/how-to/what-a-run-cannot-do.md"
+CANNOT_DO = "elastic docs what-a-run-cannot-do"
 UNTOUCHED = "  state  nothing was applied; the model is as it was before this step\n"
 """What a message says of the state where a step is refused."""
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.errors import CANNOT_DO
+
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 280
 
@@ -52,6 +54,14 @@ def test_nothing_is_installed_under_a_name_that_people_have(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"elastic", "elastic_checkpoint"}
+
+
+def test_the_pages_that_errors_name_are_installed(bin: Path, tmp_path: Path) -> None:
+    """An error named files of the repository."""
+    named = CANNOT_DO.split()
+    assert named[:2] == ["elastic", "docs"]
+    assert run_in(tmp_path, [bin / "elastic", *named[1:]]).startswith("# What a run cannot do")
+    assert "keep-your-loop" in run_in(tmp_path, [bin / "elastic", "docs"])
 
 
 SCRIPT = """

@@ -70,7 +70,7 @@ class KeptCopies:
                     "  found  where it is written to a file, all is well; what else comes of it, such as a teacher's "
                     "answers,\n         differs after a resume, and on a worker that has joined since\n"
                     "  next   weights to come back to, as the best epoch's, belong into a module that the run is\n"
-                    "         handed by extra= (docs/how-to/write-the-loop.md, Keep the best weights)"
+                    "         handed by extra= (elastic docs write-the-loop, Keep the best weights)"
                 )
             elif self._again[name] < _AGAIN_MAX:
                 self._again[name] += 1

@@ -89,7 +89,7 @@ class LoopVariables:
 
 _NEXT = (
     "  next   nothing, where it is only printed; what the training depends on is run.step_index, comes from run.sums,\n"
-    "         or belongs into extra= (docs/how-to/write-the-loop.md, What is carried). Whole batches count in run.add, "
+    "         or belongs into extra= (elastic docs write-the-loop, What is carried). Whole batches count in run.add, "
     "and\n         of torchmetrics in elastic.integrations.torchmetrics.Synced(metric)"
 )
 

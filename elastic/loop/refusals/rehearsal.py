@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from elastic.errors import UNTOUCHED, StepError
+from elastic.errors import CANNOT_DO, UNTOUCHED, StepError
 from elastic.loop.refusals.script_variables import values, variables
 from elastic.state.trained_set import listed
 
@@ -99,7 +99,8 @@ def _depends_on_itself(step: int, differ: Sequence[str], changed: Sequence[str])
         "worker has depends\n         on the world size\n"
         f"{of_script}{UNTOUCHED}"
         "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is kept "
-        "from step to\n         step is changed where run.stepped, and handed over: extra="
+        "from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state begins anew "
+        f"with each batch\n         ({CANNOT_DO})"
     )
 
 
