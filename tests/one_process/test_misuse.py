@@ -268,7 +268,7 @@ def test_buffers_that_no_normalisation_layer_has_are_refused_by_name(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"accept": ["sead"]}, r"accept= takes a list of field names, not sead; they are .*threads"),
+        ({"accept": ["sead"]}, r"take a list of field names, not sead; they are .*threads"),
         ({"buffers": {"1.running_maen": "keep"}}, r"buffers= names 1.running_maen; the model has .*1.running_mean"),
         ({"buffers": {"1.running_mean": "median"}}, r"'first', 'keep', .* fit any"),
         ({"buffers": {"1.num_batches_tracked": "mean"}}, r"torch.int64"),
