@@ -5,7 +5,6 @@ Each command imports what it needs itself: workers wait for the imports of `elas
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -13,8 +12,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from elastic.launch.string_hashes import hash_alike
+from elastic_checkpoint.command_line import USAGE, Parser
 
-EXIT_USAGE = 2
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 _COMMANDS = {
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return BROKEN_PIPE
         return status
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
     )
     parser.add_argument("--version", action="version", version=f"elastic {version('elastic-exact')}")
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, (_, help_) in _COMMANDS.items():
         commands.add_parser(name, help=help_, add_help=False)
     parser.parse_args(argv)
-    return EXIT_USAGE
+    return USAGE
 
 
 if __name__ == "__main__":

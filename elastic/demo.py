@@ -10,7 +10,6 @@ the verdict are computed from the records that the workers wrote. About a minute
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 import signal
@@ -29,6 +28,7 @@ from elastic.drill.faults import At, KillAll, Plan
 from elastic.drill.judge.review import review
 from elastic.drill.judge.verdict import Verdict
 from elastic.events.event import Event
+from elastic_checkpoint.command_line import Parser
 
 RECIPE = "elastic.recipes.digits"  # recipes/digits.py
 EPOCHS, STEPS = 20, 120  # 1,497 images in steps of 256: six steps an epoch
@@ -41,7 +41,7 @@ console = Console(highlight=False)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a promise was broken, 2 for what cannot be done as asked."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="elastic demo",
         description="Train on handwritten digits twice: undisturbed, and under SIGKILL. Then compare the weights, byte "
         "for byte. Takes about a minute on two cores.",

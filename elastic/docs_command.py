@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib.util
 import sys
@@ -12,13 +11,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
+from elastic_checkpoint.command_line import Parser
+
 _ROOMS = ("", "how-to", "concepts", "reference", "internals", "decisions")
 _LISTED = ("docs", "how-to", "concepts")
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0, or 2 where there is no such page."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="elastic docs", description="Show a page of the documentation; without a name, list the pages."
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="such as keep-your-loop")
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     name = Path(asked.name).name.removesuffix(".md")
     if name not in pages():
         near = difflib.get_close_matches(name, pages(), n=1)
-        parser.error(f"there is no page {name!r}; {f'did you mean {near[0]}?' if near else 'elastic docs lists them'}")
+        parser.error(f"there is no page {name!r}; {f'the nearest is {near[0]}' if near else 'elastic docs lists them'}")
     text = pages()[name].read_text()
     if sys.stdout.isatty():
         Console().print(Markdown(text))

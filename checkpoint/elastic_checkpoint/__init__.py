@@ -29,7 +29,7 @@ runs          who may write, what is newest
 save          from a state to a commit; load: back, verified, or not at all
 net           how ranks reach each other
 sources       what other tools wrote
-cli           the command
+cli           the command; command_line: how all commands refuse an argument
 testing       storage that fails as planned
 
 errors        what can go wrong; arguments: what is wrong with one

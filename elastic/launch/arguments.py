@@ -25,6 +25,7 @@ from elastic.membership import environment
 from elastic.membership.messages.message_checks import SLOTS_MAX
 from elastic.preemption.setting import found_by_auto, sources
 from elastic.state.torch_release import check_torch
+from elastic_checkpoint.command_line import Parser
 
 HANG_LIMIT_S, RESTARTS_MAX, LEAVE_S, WAIT_S = 30.0, 3, 300, 600
 
@@ -128,12 +129,14 @@ _UNHEARD = {signal.SIGKILL, signal.SIGSTOP}
 
 
 def parser() -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = get_args_parser()
-    made.prog = "elastic run"
-    made.epilog = _EPILOG
-    made.description = (
-        "Runs a training script on one or more nodes and recovers live: a lost worker is replaced, survivors go on in "
-        "the same processes. The flags are torchrun's; where one means something else, its description says so."
+    made = Parser(
+        prog="elastic run",
+        description="Runs a training script on one or more nodes and recovers live: a lost worker is replaced, "
+        "survivors go on in the same processes. The flags are torchrun's; where one means something else, its "
+        "description says so.",
+        epilog=_EPILOG,
+        parents=[get_args_parser()],
+        add_help=False,
     )
     if not any(action.dest == "shutdown_timeout" for action in made._actions):  # torch before 2.13
         made.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int, metavar="SECONDS")

@@ -19,6 +19,7 @@ from elastic.plan.estimate import Bill, Estimate, estimate
 from elastic.plan.policies import USES
 from elastic.plan.scaling import has_knee, table_rows
 from elastic.plan.simulate_command import fleet_facts, fleet_in_words, job_on, of_fleet, show_figures
+from elastic_checkpoint.command_line import Parser
 
 _USAGE = 2
 _EPILOG = """\
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="elastic plan",
         description="Before money is spent: how far a model scales, which V suits a fleet, how often to save, and what "
         "a run takes and costs on machines that come and go.",

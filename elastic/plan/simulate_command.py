@@ -20,6 +20,7 @@ from elastic.plan.job import Job
 from elastic.plan.policies import IN_WORDS, USES, policies
 from elastic.plan.simulation import PARTS, Outcome, simulate
 from elastic.plan.trace import Trace
+from elastic_checkpoint.command_line import Parser
 
 _USAGE = 2
 _COLUMNS = ("lost", "saving", "recover", "start", "wait")  # of PARTS
@@ -33,7 +34,7 @@ It is a model: it knows what the figures below its tables say, and not your stor
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0, or 2 for what cannot be done as asked."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="elastic simulate",
         description="What becomes of a run on machines that come and go, by a discrete-event model on recorded traces.",
         epilog=_EPILOG,

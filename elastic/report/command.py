@@ -25,6 +25,7 @@ from elastic.report.page import page
 from elastic.report.report import report
 from elastic.report.summary import summary
 from elastic_checkpoint import CheckpointError
+from elastic_checkpoint.command_line import Parser
 from elastic_checkpoint.storage import redact
 
 _USAGE = 2
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="elastic report", description="What became of a run: what happened, what it cost, where the time went."
     )
     parser.add_argument("run", nargs="?", help="the run's folder or URL")

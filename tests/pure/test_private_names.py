@@ -136,6 +136,11 @@ ALLOWED = (
     ),
     Allowed("how argparse fills a description", "_fill_text", "checkpoint/elastic_checkpoint/cli/usage.py"),
     Allowed(
+        "which flags a parser of argparse knows",
+        "_option_string_actions",
+        "checkpoint/elastic_checkpoint/command_line.py",
+    ),
+    Allowed(
         "types that have no other name",
         "_SubParsersAction _Hash",
         "checkpoint/elastic_checkpoint/cli checkpoint/elastic_checkpoint/format",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from elastic_checkpoint.storage import redact
+from elastic_checkpoint.command_line import Parser
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kMGT]i?)?B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -81,7 +80,7 @@ _MORE = {
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What was asked, with the command's name in `command`. Exits with status 2 where it makes no sense."""
-    parser = _Parser(
+    parser = Parser(
         prog="elastic checkpoint",
         description="Looks at a run's checkpoints, in a folder or at any fsspec URL. Only sweep and import change any.",
         epilog="exit status:\n  0  yes: there is one, it is whole, they are equal, it is done\n  1  no\n"
@@ -90,7 +89,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "to standard output. Reasons, and a bar on a terminal, go to standard error.",
         formatter_class=_Formatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=_Parser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=Parser)
     ls = _command(commands, "ls", "list the checkpoints, newest first")
     ls.add_argument("-l", "--long", action="store_true", help="also when it was saved, its objects and its name")
     for name, summary in (
@@ -108,15 +107,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return asked
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """As argparse does, but without the credentials that an argument may hold."""
-        self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {redact(message)}\n")
-
-
 def _command(
-    commands: argparse._SubParsersAction[_Parser], name: str, summary: str, *, url: bool = True
+    commands: argparse._SubParsersAction[Parser], name: str, summary: str, *, url: bool = True
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name,

@@ -8,6 +8,7 @@ from pathlib import Path
 from elastic.drill.faults.moments import PHASES
 from elastic.drill.faults.registry import NAMED
 from elastic.plan.trace import recorded_names
+from elastic_checkpoint.command_line import Parser
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
 DEFAULT_HOST_FAULTS = "crash-host,power-off,cut,kill"
@@ -37,13 +38,14 @@ exit status  0 every invariant holds   1 one is broken   130 interrupted
 
 def parser() -> argparse.ArgumentParser:
     phases = ", ".join(PHASES)
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="elastic drill",
         usage="elastic drill [options] SCRIPT [-- arguments of the script]\n       elastic drill [options] -m MODULE …",
         description=_DESCRIPTION,
         epilog=_EPILOG.format(phases=phases.replace("loaded, ", "loaded,\n  ")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        hint="the script's own flags follow after --",
     )
     made.add_argument("script", metavar="SCRIPT", help="a training script, or with -m a module")
     made.add_argument("args", nargs="*", default=[], metavar="ARG", help=argparse.SUPPRESS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -94,12 +93,7 @@ def parse(argv: Sequence[str]) -> Options:
     argv = list(argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     made = parser()
-    given, unknown = made.parse_known_intermixed_args(argv[:cut])
-    if unknown:
-        known = set(re.findall(r"--[a-z-]+", made.format_help()))
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(known), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"unknown option {unknown[0]}\n  next  {hint}The script's own options follow after --")
+    given = made.parse_intermixed_args(argv[:cut])
     if not given.module and not os.path.isfile(given.script):
         raise ConfigError(f"there is no script {given.script} (from {os.getcwd()}); for a module, use -m")
     for name in ("within", "hang_limit", "undisturbed_workers", "grace"):

@@ -1,0 +1,55 @@
+"""The parser of every command here: what is wrong with its arguments is said in two lines, and without credentials."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+USAGE = 2  # the exit status
+_CHOICE = re.compile(r"invalid choice: '?(.*?)'? \(choose from (.*)\)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the flag that was mistyped and the nearest one; argparse prints its whole usage."""
+
+    def __init__(self, *args: Any, hint: str = "", **kwargs: Any) -> None:
+        """hint: what else a flag that is not known may be"""
+        super().__init__(*args, **kwargs)
+        self._hint = f"; {hint}" if hint else ""
+        self._given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Here already, for of a subcommand's flags its own parser knows the nearest."""
+        self._given = list(args or ())
+        found, rest = super().parse_known_args(args, namespace)
+        self._refuse_unknown([one for one in rest if one.startswith("-")])
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        if "required" in message:  # argparse counts what is missing first, and a mistyped flag is why it is
+            flags = [one for one in self._given if one.startswith("--") and one != "--"]
+            self._refuse_unknown([one for one in flags if not self._is_known(one.partition("=")[0])])
+        if (choice := _CHOICE.search(message)) is not None:
+            message += _nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
+        self._end(message)
+
+    def _is_known(self, name: str) -> bool:
+        return any(one == name or (self.allow_abbrev and one.startswith(name)) for one in self._option_string_actions)
+
+    def _refuse_unknown(self, flags: Sequence[str]) -> None:
+        if flags:
+            name = flags[0].partition("=")[0]  # what follows may be a secret
+            self._end(f"there is no {name}{_nearest(name, list(self._option_string_actions))}", self._hint)
+
+    def _end(self, message: str, hint: str = "") -> NoReturn:
+        from elastic_checkpoint.storage import redact  # only now: workers wait for the imports of `elastic run`
+
+        self.exit(USAGE, f"{self.prog}: {redact(message)}\n  next  {self.prog} --help{hint}\n")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest is {near[0]}" if near else ""
