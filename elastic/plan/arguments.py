@@ -112,6 +112,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         "--arrive", type=time, default=0.0, metavar="T", help="from a machine's coming to its first process"
     )
     fleet.add_argument("--notice", type=time, default=0.0, metavar="T", help="before a machine goes (default: none)")
+    parser.add_argument("--sources", action="store_true", help="also say where each measured figure is from")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="measured times instead of this package's own")
 
 
@@ -137,13 +138,23 @@ def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int)
         )
     if given.parameters is not None and given.parameters < 1:
         raise ConfigError(f"--parameters {given.parameters:g}; expected 1 or more, such as 124M")
-    if given.parameters is None:
-        raise ConfigError("--parameters is missing; expected how many the model has, such as --parameters 124M")
     batch_s = given.batch_time or (figures["batch_s"].value if "batch_s" in figures else 0.0)  # never 0, if given
-    if not batch_s:
+    links_known = "link_bytes_per_s" in figures
+    lacking = [
+        expected
+        for expected, is_lacking in (
+            ("--parameters 124M, how many the model has", given.parameters is None),
+            ("--batch-time 8s, in which one worker computes a whole batch", not batch_s),
+            ("--inside 300GB/s:1us", given.per_node > 1 and given.inside is None and not links_known),
+            ("--across 100Gbit/s:5us", given.nodes > 1 and given.across is None and not links_known),
+        )
+        if is_lacking
+    ]
+    if lacking:
         raise ConfigError(
-            "--batch-time is missing; expected the time in which one worker computes a whole batch, such as 8s\n"
-            "  next  measure it on such a machine: elastic plan --measure here.json, then --figures here.json"
+            f"missing: {'; '.join(lacking)}\n"
+            "  next  give yours; all but --parameters are measured by elastic plan --measure here.json, on such a "
+            "machine, for --figures here.json"
         )
     return Job(
         parameters=given.parameters,
@@ -153,8 +164,8 @@ def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int)
         nodes=given.nodes,
         per_node=given.per_node,
         virtual_workers=virtual_workers,
-        inside=_link("--inside", given.inside, given.per_node > 1, figures),
-        across=_link("--across", given.across, given.nodes > 1, figures),
+        inside=_link(given.inside, figures),
+        across=_link(given.across, figures),
         adapters=given.adapters,
         overlap=given.overlap,
     )
@@ -178,12 +189,9 @@ def fleets_of(given: argparse.Namespace, names: Sequence[str]) -> list[recorded.
     ]
 
 
-def _link(flag: str, given: Link | None, needed: bool, figures: Figures) -> Link:
+def _link(given: Link | None, figures: Figures) -> Link:
     if given is not None:
         return given
     if "link_bytes_per_s" in figures:
         return Link(figures["link_bytes_per_s"].value, figures["link_latency_s"].value)
-    if needed:
-        such = "300GB/s:1us" if flag == "--inside" else "100Gbit/s:5us"
-        raise ConfigError(f"{flag} is missing; expected RATE:LATENCY, such as {such}")
     return Link(float("inf"), 0.0)

@@ -28,7 +28,7 @@ _EPILOG = """\
   elastic plan --measure here.json --model package.module:function --workers 4
   elastic plan --figures here.json --parameters 10.6M --nodes 4
 
-It is a model: it knows what it was given and the figures below its tables, not your storage, your network, your cloud.
+It is a model: it knows what it was given and what --sources lists, not your storage, your network, your cloud.
 """
 
 
@@ -125,8 +125,9 @@ def _plan(given: argparse.Namespace) -> int:
         print(json.dumps(facts(found)))
     else:
         _show(Console(highlight=False), found, steps=steps)
-        print()
-        show_figures(Console(highlight=False), figures, USES)
+        if given.sources:
+            print()
+            show_figures(Console(highlight=False), figures, USES)
         if given.plot is not None:
             print(given.plot)
     return 0

@@ -28,7 +28,7 @@ _EPILOG = """\
   elastic simulate --parameters 124M --batch-time 16s --nodes 16 --across 25Gbit/s:20us
   elastic simulate --parameters 1.5B --batch-time 60s --nodes 8 --across 100Gbit/s:5us --lifetime 4h --seed 7
 
-It is a model: it knows what the figures below its tables say, and not your storage, your network or your cloud.
+It is a model: it knows what the figures that --sources lists say, and not your storage, your network or your cloud.
 """
 
 
@@ -69,7 +69,11 @@ def main(argv: Sequence[str]) -> int:
         ]
         print(json.dumps({"fleets": documents, "figures": _sources(figures)}))
     else:
-        _show(Console(highlight=False), found, figures, given.price)
+        console = Console(highlight=False)
+        _show(console, found, given.price)
+        if given.sources:
+            console.print()
+            show_figures(console, figures, USES)
     return 0
 
 
@@ -118,9 +122,7 @@ def of_fleet(fleet: Trace, nodes_max: int, per_node: int) -> list[scaling.Shares
     return scaling.candidates(seconds, nodes_max * per_node)
 
 
-def _show(
-    console: Console, found: Sequence[tuple[Trace, Job, list[Outcome]]], figures: Figures, price: float | None
-) -> None:
+def _show(console: Console, found: Sequence[tuple[Trace, Job, list[Outcome]]], price: float | None) -> None:
     for fleet, job, outcomes in found:
         console.print(f"\n[bold]{fleet.name}[/bold]  {fleet_in_words(fleet)}; V = {job.virtual_workers}")
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
@@ -142,8 +144,6 @@ def _show(
         console.print("price: of 1,000 such steps, of all nodes that were there")
     for name, what in IN_WORDS.items():
         console.print(f"  {name:<16} [dim]{what}[/dim]", soft_wrap=True)
-    console.print()
-    show_figures(console, figures, USES)
 
 
 def show_figures(console: Console, figures: Figures, names: Sequence[str]) -> None:

@@ -145,7 +145,11 @@ def test_a_plan_for_people_names_where_its_figures_are_from(capsys: pytest.Captu
     said = capsys.readouterr().out
     for expected in ("1 B parameters", "46.75 ms", "Saves  every", "Goodput", "on 8 nodes that stay", "no price given"):
         assert expected in said
+    assert not any(figures.MEANINGS[name] in said for name in USES)
+    assert main(["plan", *JOB, "--sources"]) == 0
+    said = capsys.readouterr().out
     for name in USES:
+        assert figures.MEANINGS[name] in said
         assert figures.defaults()[name].date in said
 
 
@@ -188,7 +192,7 @@ def test_figures_of_ones_own_take_the_place_of_the_packages(capsys: pytest.Captu
     argv = [one for one in JOB if one not in ("--batch-time", "16s")]
     assert main(["plan", *argv, "--json", "--figures", str(mine)]) == 0
     assert json.loads(capsys.readouterr().out)["sizes"][0]["step_s"] == 16.0
-    assert "--batch-time is missing" in refused(capsys, "plan", *argv)
+    assert "missing: --batch-time" in refused(capsys, "plan", *argv)
 
 
 @pytest.mark.parametrize(
@@ -216,12 +220,9 @@ def test_every_figure_of_the_package_has_a_meaning_a_source_and_a_date() -> None
 @pytest.mark.parametrize(
     ("argv", "match"),
     [
-        ([], "--parameters is missing"),
-        (["--parameters", "1B"], "--batch-time is missing(.|\n)*--measure here.json"),
-        (
-            ["--parameters", "1B", "--batch-time", "1s"],
-            "--across is missing; expected RATE:LATENCY, such as 100Gbit/s:5us",
-        ),
+        (["--per-node", "8"], "missing: --parameters 124M.*; --batch-time 8s.*; --inside 300GB/s:1us; --across 100G"),
+        (["--parameters", "1B"], "missing: --batch-time 8s.*; --across(.|\n)*--measure here.json"),
+        (["--parameters", "1B", "--batch-time", "1s"], "missing: --across 100Gbit/s:5us\n"),
         ([*JOB, "--nodes", "0"], "--nodes 0"),
         ([*JOB, "--virtual-workers", "0"], "--virtual-workers 0; expected 1 or more"),
         ([*JOB, "--overlap", "2"], "--overlap 2; expected a share from 0 to 1"),
