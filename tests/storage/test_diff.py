@@ -234,3 +234,17 @@ def test_a_tree_from_an_enemy_is_damage_not_a_defect(
     path.write_bytes(seal(body))
     assert main(["diff", str(tmp_path), str(tmp_path)]) == 2
     assert "CorruptCheckpoint: manifest commits/" in capsys.readouterr().err
+
+
+def test_only_a_part_is_compared(tmp_path: Path, checkpointer: Make, capsys: Capture) -> None:
+    """Two runs of one model differ in where they kept their files, and that is no answer to whether it is the same."""
+    for name in ("a", "b"):
+        with checkpointer(tmp_path / name) as saving:
+            saving.save(1, {"model": {"w": torch.ones(2)}, "model_dir": f"/runs/{name}", "extra": {"at": name}})
+    urls = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["diff", *urls]) == 1
+    assert main(["diff", *urls, "--only", "model"]) == 0
+    assert main(["diff", *urls, "--only", "model", "--only", "extra.at"]) == 1
+    capsys.readouterr()
+    assert main(["diff", *urls, "--only", "modle"]) == 2
+    assert "--only modle: neither checkpoint has anything below it" in capsys.readouterr().err

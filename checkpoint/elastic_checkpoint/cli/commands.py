@@ -87,12 +87,18 @@ def diff(asked: argparse.Namespace, screen: Screen) -> int:
     (url_a, step_a), (url_b, step_b) = _two(asked)
     with _opened(url_a, asked, screen) as run_a, _opened(url_b, asked, screen) as run_b:
         a, b = Side(run_a.storage, run_a.find(step_a)), Side(run_b.storage, run_b.find(step_b))
+        for part in asked.only:
+            if not (a.below([part]) or b.below([part])):
+                raise CheckpointError(
+                    f"--only {part}: neither checkpoint has anything below it\n"
+                    "  next   elastic checkpoint digest URL lists the parts that hold tensors"
+                )
         with (
             screen.progress("comparing", a.commit.bytes + b.commit.bytes) as advance,
             run_a.counting(advance),
             run_b.counting(advance),
         ):
-            found = compare(a, b)
+            found = compare(a, b, only=asked.only)
         urls = run_a.url, run_b.url
     if asked.json:
         screen.document(_difference_document(urls, (a.commit, b.commit), found))

@@ -57,7 +57,8 @@ _MORE = {
     "verify": "",
     "digest": "",
     "diff": "examples:\n  elastic checkpoint diff runs/a runs/b\n  elastic checkpoint diff runs/a@1200 s3://bucket/b@1200\n"
-    "  elastic checkpoint diff runs/a 1100 1200\n\n",
+    "  elastic checkpoint diff runs/a 1100 1200\n"
+    "  elastic checkpoint diff runs/a runs/b --only model --only optimizer\n\n",
     "export": "formats:\n"
     "  safetensors  as on the Hugging Face hub: model.safetensors or, beyond\n"
     "               --max-shard-size, numbered files and an index beside them.\n"
@@ -153,6 +154,13 @@ def _add_step(command: argparse.ArgumentParser) -> None:
 def _add_diff(command: argparse.ArgumentParser) -> None:
     command.add_argument("a", metavar="URL_A[@STEP]", help="a folder or any fsspec URL")
     command.add_argument("b", metavar="URL_B[@STEP]", help="another one; or, after a URL, two steps of it")
+    command.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="compare this part of the state, such as model or model.head; may be given several times",
+    )
     command.add_argument("c", metavar="STEP", nargs="?", type=int, help=argparse.SUPPRESS)
 
 

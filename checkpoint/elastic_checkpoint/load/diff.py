@@ -11,6 +11,7 @@ another order, some of its chunks are read again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -78,13 +79,14 @@ class Comparison:
     equal_values: int = 0
 
 
-def compare(a: Side, b: Side) -> Comparison:
-    """All that differs between two checkpoints. Raises `CorruptCheckpoint`, `StorageError`."""
+def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
+    """What differs between two checkpoints, or these parts of them. Raises `CorruptCheckpoint`, `StorageError`."""
     found = Comparison()
     differences: dict[str, Difference] = {}
     to_read: list[tuple[str, Array, Array]] = []
-    for path, mine in a.entries.items():
-        theirs = b.entries.get(path)
+    entries_a, entries_b = a.below(only), b.below(only)
+    for path, mine in entries_a.items():
+        theirs = entries_b.get(path)
         if theirs is None:
             differences[path] = Difference(path, DifferenceKind.MISSING, str(mine), None)
         elif isinstance(mine, Array) and isinstance(theirs, Array) and mine.form == theirs.form:
@@ -108,10 +110,10 @@ def compare(a: Side, b: Side) -> Comparison:
             )
         else:
             found.equal_tensors += 1
-    for path, theirs in b.entries.items():
-        if path not in a.entries:
+    for path, theirs in entries_b.items():
+        if path not in entries_a:
             differences[path] = Difference(path, DifferenceKind.EXTRA, None, str(theirs))
-    order = {path: number for number, path in enumerate({**a.entries, **b.entries})}
+    order = {path: number for number, path in enumerate({**entries_a, **entries_b})}
     found.differences = sorted(differences.values(), key=lambda one: order[one.path])
     return found
 
@@ -129,6 +131,14 @@ class Side:
                 number += 1
                 name = f"{path}#{number}"
             self.entries[name] = leaf
+
+    def below(self, parts: Sequence[str]) -> dict[str, Array | Value]:
+        """The entries of these parts, or all where none is named."""
+        return {
+            path: leaf
+            for path, leaf in self.entries.items()
+            if not parts or any(path == part or path.startswith(f"{part}.") for part in parts)
+        }
 
     @property
     def commit(self) -> Commit:
