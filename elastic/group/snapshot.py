@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from elastic.state.modules import BufferEntry, buffer_entries, modules, roots
+from elastic.state.reached import same
 
 _COMPARED_BYTES = 1 << 20
 _COMPARED_WHOLE = 2  # steps
@@ -198,9 +199,7 @@ class Snapshot:
             return [
                 buffer.name
                 for buffer, then, version, value in noted
-                if buffer.now() is not then
-                or then._version != version
-                or (value is not None and not torch.equal(value, then))
+                if buffer.now() is not then or then._version != version or (value is not None and not same(value, then))
             ]
 
         return moved

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
 from elastic.errors import Evicted, PeerLost, SavesFailed, StartFailed, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
@@ -190,7 +192,7 @@ class Loop:
         )
         own.install()
         self.session.on_close(own.remove)
-        self._first_losses = FirstLosses(self._warn_of_sum, self._warn_of_mean)
+        self._first_losses = FirstLosses(self._buffers_of_models, self._warn_of_sum, self._warn_of_mean)
         self.session.on_close(self._first_losses.close)
         self.own_update, self._count = own, count
         config = self._context.config
@@ -341,6 +343,9 @@ class Loop:
             judge=self._judge,
             looked_at=self._looks.begin(plan.index, begins_epoch=begins_epoch, over_steps=over_steps),
         )
+
+    def _buffers_of_models(self) -> list[torch.Tensor]:
+        return [buffer for model in self._context.config.models.values() for buffer in model.buffers()]
 
     def _warn_of_sum(self, node: str) -> None:
         self._context.console.warn(

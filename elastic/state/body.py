@@ -66,8 +66,6 @@ class Body:
         self._set_by_bodies = None
         if step == self._step:
             self._runs = True
-            for optimizer, before in zip(self._optimizers.values(), self._settings, strict=True):
-                _put_back(optimizer, before)
             return
         self._step, self._set = step, trained
         for _, parameter in trained.frozen:
@@ -83,6 +81,12 @@ class Body:
         if self._looks <= _LOOK_FIRST or self._looks % _LOOK_EVERY == 0:
             self._states = {name: _state(thing) for name, thing in self._objects.items()}
         self._runs = True
+
+    def give_up(self) -> None:
+        """The step comes round again, or its state comes from elsewhere: what its bodies have set is not of the state,
+        and `lr *= 0.9` counts once a step."""
+        for optimizer, before in zip(self._optimizers.values(), self._settings, strict=self._step is not None):
+            _put_back(optimizer, before)
 
     @property
     def has_set_options(self) -> bool:
@@ -194,12 +198,17 @@ def _settings(optimizer: torch.optim.Optimizer) -> _Settings:
 
 
 def _put_back(optimizer: torch.optim.Optimizer, before: _Settings) -> None:
-    """What a body of an attempt that failed has set: `lr *= 0.9` counts once a step."""
+    if _settings(optimizer) == before:
+        return
     values = iter(before)
     for group in optimizer.param_groups:
         for name in [name for name in group if name != "params"]:
-            known, value = next(values)
-            if known == name and type(value) in _SIMPLE:
+            known, value = next(values, (None, None))
+            if known != name or type(value) not in _SIMPLE:
+                continue
+            if isinstance(group[name], torch.Tensor):
+                group[name].fill_(value)
+            else:
                 group[name] = value
 
 

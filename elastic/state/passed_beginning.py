@@ -56,6 +56,8 @@ class PassedBeginning:
             raise refused(self._noted.weights.in_words())
         if self._put_back is not None and not self._noted.is_as_noted():
             self._put_back(self._noted, step)
+        del self._noted, self._put_back  # copies of extra=, which would stay for the run's life
+        self._kept = []
 
     def close(self) -> None:
         self._unwatch()

@@ -69,7 +69,7 @@ class Weights:
             for name, weight in zip(trained.names, trained.parameters, strict=True)
             if noted.get(id(weight)) != weight._version or not self._is_as_reached(weight)
         ]
-        return f"weights: {listed(weights)}" if weights else "what optimizers keep of them"
+        return f"weights: {listed(weights)}" if weights else "what optimizers keep, or which parameters there are"
 
     def _is_as_reached(self, weight: torch.nn.Parameter) -> bool:
         _, before = self._before.get(id(weight), (weight, None))

@@ -8,7 +8,7 @@ enough to make it a mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,11 +26,18 @@ Divided = tuple[Mean, float]
 
 class FirstLosses:
     """
+    buffers  those that a pass may move: looking into the graph of a checkpointed part passes it again
     sums     is called with the name of the node that sums, if the first loss is a sum
     divides  is called once, with a mean of two batches that are not in proportion to what the run takes them to be of
     """
 
-    def __init__(self, sums: Callable[[str], None], divides: Callable[[Divided, Divided], None]) -> None:
+    def __init__(
+        self,
+        buffers: Callable[[], Iterable[torch.Tensor]],
+        sums: Callable[[str], None],
+        divides: Callable[[Divided, Divided], None],
+    ) -> None:
+        self._buffers = buffers
         self._sums = sums
         self._divides = divides
         self._left = _BATCHES
@@ -46,7 +53,11 @@ class FirstLosses:
         def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if self._undo is not None:
                 self._restore()
+                kept = [(one, one._version, one.clone()) for one in self._buffers()]
                 self._look(loss, items)
+                for one, version, value in kept:
+                    if one._version != version:
+                        one.copy_(value)
             before(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         def undo() -> None:

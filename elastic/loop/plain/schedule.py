@@ -87,9 +87,7 @@ class OwnSchedules:
         step = self._step
         if self._ungated or step is None or not step.has_begun or step.over:
             return
-        told = ", ".join(
-            repr(float(one) if isinstance(one, torch.Tensor) and one.numel() == 1 else one) for one in args
-        )
+        told = ", ".join(map(_said, args))
         attempt, of_bodies = self._told.get(name, (-1, told))
         if self._exchanged():
             self._counted[name] = told if told != of_bodies else None
