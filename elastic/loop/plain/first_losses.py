@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from elastic.loop.plain.mean_over import PASSED, SUM, Mean, means
+from elastic.state.reached import same
 
 _BATCHES = 8  # that are looked at
 _LOOKED_AT = 8  # nodes
@@ -53,10 +54,10 @@ class FirstLosses:
         def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if self._undo is not None:
                 self._restore()
-                kept = [(one, one._version, one.clone()) for one in self._buffers()]
+                kept = [(one, one.clone()) for one in self._buffers()]
                 self._look(loss, items)
-                for one, version, value in kept:
-                    if one._version != version:
+                for one, value in kept:
+                    if not same(one, value):
                         one.copy_(value)
             before(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
 
