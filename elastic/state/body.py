@@ -82,10 +82,13 @@ class Body:
             self._states = {name: _state(thing) for name, thing in self._objects.items()}
         self._runs = True
 
-    def give_up(self) -> None:
+    def give_up(self, step: int) -> None:
         """The step comes round again, or its state comes from elsewhere: what its bodies have set is not of the state,
-        and `lr *= 0.9` counts once a step."""
-        for optimizer, before in zip(self._optimizers.values(), self._settings, strict=self._step is not None):
+        and `lr *= 0.9` counts once a step. One that was lost before it began has nothing to put back."""
+        if step != self._step or self._set_by_bodies is None:
+            return
+        self._set_by_bodies = None
+        for optimizer, before in zip(self._optimizers.values(), self._settings, strict=True):
             _put_back(optimizer, before)
 
     @property

@@ -20,7 +20,8 @@ def test_only_the_loss_of_all_counts_and_who_saves_next_knows_of_it(
     assert end.verdict.ok, f"{end.verdict}\n{end.output}"
     assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
     told = [(one["bound"], one["losses"]) for one in end.events if one["event"] == "save_interval"]
-    assert told == [("unmeasured", 0), ("unmeasured", 0), ("unmeasured", 1)]
+    assert told[:3] == [("unmeasured", 0), ("unmeasured", 0), ("unmeasured", 1)]
+    assert {losses for _, losses in told[3:]} <= {1}  # on a busy machine a save is measured before the end
     with elastic_checkpoint.Checkpointer(run.url) as checkpoints:
         newest = checkpoints.latest()
     assert newest is not None

@@ -38,7 +38,7 @@ def test_what_is_measured_here_is_what_a_plan_then_rests_on(tmp_path: Path, caps
     }
     assert all(one.value > 0 for one in found.values())
     assert "2 processes" in found["link_bytes_per_s"].source
-    assert main(["plan", "--figures", str(file), "--parameters", "1M", "--nodes", "2"]) == 0
+    assert main(["plan", "--figures", str(file), "--parameters", "1M", "--nodes", "2", "--sources"]) == 0
     assert found["batch_s"].date in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [file]
 

@@ -283,7 +283,7 @@ class StepInHand:
         """Comes into the next view, and says whether the step comes round again: not if a peer had applied it before
         the exchange failed here; then its state and sums came from there."""
         self.session.body.end(self.index)
-        self.session.body.give_up()
+        self.session.body.give_up(self.index)
         exchange.buffers.restore()  # of a share that was broken off
         self._look_since_boundary()
         with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
