@@ -531,7 +531,7 @@ def test_a_job_that_starts_during_a_sweep_ends_it_and_loses_nothing(run: Path, c
 def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Python would exit with 1, which is what `diff` says of two that differ."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("s3://user:hush@host/x")
 
     monkeypatch.setattr("elastic_checkpoint.cli.commands.compare", broken)
