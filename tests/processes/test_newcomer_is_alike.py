@@ -11,7 +11,7 @@ from tests.kit.launch import Launch
 
 SCRIPT = """
     import copy, os, sys, time
-    import torch, checkpoint, elastic
+    import torch, elastic_checkpoint, elastic
     import torch.nn.functional as F
     from torch import nn
 
