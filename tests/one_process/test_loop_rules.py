@@ -456,14 +456,14 @@ def test_what_says_which_examples_a_step_reads_cannot_be_accepted(tmp_path: Path
     """A run that goes on with another order skips some examples and repeats others, whoever allowed it."""
     Small(tmp_path / "run", steps=2).train()
     before = commits(tmp_path / "run")
-    with pytest.raises(ConfigError, match=rf"accept= takes a list of field names, not {field}; they are .*torch"):
+    with pytest.raises(ConfigError, match=rf"take a list of field names, not {field}; they are .*torch"):
         Small(tmp_path / "run", accept=[field]).train()
     assert commits(tmp_path / "run") == before
 
 
 def test_accept_as_one_string_is_refused(tmp_path: Path) -> None:
     """A string is a collection, too: of letters."""
-    with pytest.raises(ConfigError, match="accept= takes a list of field names, not 'torch'"):
+    with pytest.raises(ConfigError, match="take a list of field names, not 'torch'"):
         Small(tmp_path / "run", accept="torch").train()
     assert not (tmp_path / "run" / "commits").exists()
 
