@@ -178,10 +178,12 @@ class Live:
             self._runs.append(f"{url}#{times}" if times > 1 else url)
             self._in_run, self._past, self._asked = True, False, 0
             self._claim = self._released = self._identity = self.claim = None
-            self.on_broken = self.on_leave = self.on_hub_moved = self.on_moved_on = None
 
     def end_run(self) -> None:
         self._in_run = False
+        self.on_broken = self.on_leave = self.on_hub_moved = self.on_moved_on = (
+            None  # what the next one sets comes first
+        )
 
     # saying
 
