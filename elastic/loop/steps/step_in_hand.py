@@ -243,7 +243,14 @@ class StepInHand:
 
     def take_buffers(self, exchange: Exchange) -> None:
         assert self.share is not None
-        exchange.buffers.share_done(self.share, self.examples)
+        refused = None
+        try:
+            exchange.buffers.share_done(self.share, self.examples)
+        except StepError as error:
+            refused = error
+        if refused is not None:
+            self.session.body.end(self.index)  # weights that were written come first: a rule would not help those
+            raise refused
 
     def seed_share(self, share: int, micro: int) -> None:
         self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, micro))

@@ -27,8 +27,8 @@ def resume_at_the_wrong_step(right: Any, act: Act) -> Any:
 def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
     """A run goes on from the checkpoint before the newest."""
 
-    def read(self: Any, *, step: Any = None, spool: Any = None) -> Any:
-        found = right(self, step=step, spool=spool)
+    def read(self: Any, *, step: Any = None, **others: Any) -> Any:
+        found = right(self, step=step, **others)
         act()
         return right(self, step=found.step - 4)
 
