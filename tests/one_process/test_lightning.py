@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 import elastic
 from elastic.errors import ConfigError, StepError
 from elastic.state.modules import roots
+from elastic_checkpoint.cli import main
 
 pytest.importorskip("lightning")
 
@@ -118,6 +120,20 @@ def test_what_hooks_add_to_a_checkpoint_is_part_of_the_run(module: type, callbac
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     if module is Counting:
         assert whole.counter.steps == resumed.counter.steps == 16
+
+
+def test_two_runs_that_write_their_files_elsewhere_are_equal(tmp_path: Path, capsys: Any) -> None:
+    """Lightning keeps the paths of its own files, as values and as keys: no two runs in two folders were ever equal."""
+    for name in ("a", "b"):
+        best = those.ModelCheckpoint(str(tmp_path / name / "best"), monitor="loss", save_top_k=2)
+        fit(tmp_path / name / "run", best, enable_checkpointing=True)
+    capsys.readouterr()
+    status = main(["diff", *(str(tmp_path / name / "run") for name in ("a", "b")), "--json"])
+    differences = json.loads(capsys.readouterr().out)["differences"]
+    assert (status, {one["kind"] for one in differences}) == (0, {"path"})
+    assert {one["path"].partition("}.")[2].partition(".")[0] for one in differences} == {
+        "dirpath", "best_model_path", "kth_best_model_path", "best_k_models"
+    }  # fmt: skip
 
 
 def test_what_metrics_cache_is_no_state_of_the_run(tmp_path: Path) -> None:

@@ -236,11 +236,60 @@ def test_a_tree_from_an_enemy_is_damage_not_a_defect(
     assert "CorruptCheckpoint: manifest commits/" in capsys.readouterr().err
 
 
+def test_where_a_run_lies_does_not_count(differ: Diff) -> None:
+    """Two runs in two folders are equal, whatever a trainer keeps of its files' paths; one more file is no path."""
+
+    def trainer(root: str, *, score: float = 0.5, best: str = "2.ckpt", more: str = "same") -> dict[str, Any]:
+        kept = {f"{root}/1.ckpt": torch.tensor(0.1), f"{root}/2.ckpt": torch.tensor(score), "/data/both": 7}
+        return {"dirpath": root, "best": f"{root}/{best}", "kept": kept, "log": {root: {"n": 1}}, "more": more}
+
+    status, document = differ({"t": trainer("/runs/a")}, {"t": trainer("s3://bucket/b")})
+    assert (status, document["equal"]) == (0, True)
+    assert (document["equal_tensors"], document["equal_values"]) == (2, 3)
+    assert kinds(document) == dict.fromkeys(
+        ["t.dirpath", "t.best", "t.kept./runs/a/1.ckpt", "t.kept./runs/a/2.ckpt", "t.log./runs/a.n"], "path"
+    )
+    key = next(one for one in document["differences"] if one["path"] == "t.kept./runs/a/2.ckpt")
+    assert (key["a"], key["b"]) == ("'/runs/a/2.ckpt'", "'s3://bucket/b/2.ckpt'")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ({"p": "/runs/a"}, {"p": ""}, {"p": "value"}),
+        ({"p": "/runs/a"}, {"p": "runs/b"}, {"p": "value"}),
+        ({"k": {"/runs/a/1": 0.5}}, {"k": {"/runs/b/1": 0.7}}, {"k./runs/a/1": "value"}),
+        ({"k": {"/a/1": 1}}, {"k": {"/b/1": 1, "/b/2": 1}}, {"k./a/1": "path", "k./b/2": "extra"}),
+        ({"k": {"runs/a/1": 1}}, {"k": {"runs/b/1": 1}}, {"k.runs/a/1": "missing", "k.runs/b/1": "extra"}),
+        ({"k": {"./a": 1}}, {"k": {"./b": 1}}, {"k../a": "missing", "k../b": "extra"}),
+        (
+            {"k": {"/a": 1}, "m": {}},
+            {"k": {}, "m": {"/b": 1}},
+            {"k./a": "missing", "m": "missing", "k": "extra", "m./b": "extra"},
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_more_than_another_place_counts(differ: Diff, a: Any, b: Any, found: dict[str, str]) -> None:
+    status, document = differ(a, b)
+    assert (status, kinds(document)) == (1, found)
+
+
+def test_what_does_not_count_is_shown_last(differ: Diff, tmp_path: Path, capsys: Capture) -> None:
+    """Of many paths the one value that differs is still among the lines that are shown."""
+    differ({"p": [f"/a/{n}" for n in range(60)], "z": 1}, {"p": [f"/b/{n}" for n in range(60)], "z": 2})
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["value", "z", "1", "/", "2"]
+    assert lines[-1].endswith(
+        "1 differ; 0 tensors and 0 values equal; 60 differ in an absolute path or a URL, which does not count"
+    )
+
+
 def test_only_a_part_is_compared(tmp_path: Path, checkpointer: Make, capsys: Capture) -> None:
-    """Two runs of one model differ in where they kept their files, and that is no answer to whether it is the same."""
+    """Two runs of one model differ in what else they keep, and that is no answer to whether it is the same."""
     for name in ("a", "b"):
         with checkpointer(tmp_path / name) as saving:
-            saving.save(1, {"model": {"w": torch.ones(2)}, "model_dir": f"/runs/{name}", "extra": {"at": name}})
+            saving.save(1, {"model": {"w": torch.ones(2)}, "model_name": name, "extra": {"at": name}})
     urls = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["diff", *urls]) == 1
     assert main(["diff", *urls, "--only", "model"]) == 0

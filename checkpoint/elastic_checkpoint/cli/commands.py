@@ -106,7 +106,7 @@ def diff(asked: argparse.Namespace, screen: Screen) -> int:
         for mark, url, commit in zip("AB", urls, (a.commit, b.commit), strict=True):
             screen.say(f"{mark}  step {commit.step}  {url}")
         _show_differences(screen, found)
-    return NO if found.differences else YES
+    return NO if found.counted else YES
 
 
 def export(asked: argparse.Namespace, screen: Screen) -> int:
@@ -289,11 +289,13 @@ def _show_differences(screen: Screen, found: Comparison) -> None:
         screen.table([[one.kind, one.path, _difference(one)] for one in shown])
     if len(found.differences) > _SHOWN:
         screen.say(f"... and {len(found.differences) - _SHOWN} more; --json lists all")
-    kinds = [one.kind for one in found.differences]
+    kinds = [one.kind for one in found.counted]
     counts = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in _NOT_VALUES.items() if kind in kinds)
     differing = f"{kinds.count(DifferenceKind.VALUE)} differ" + (f", {counts}" if counts else "")
     equal = f"{_count(found.equal_tensors, 'tensor')} and {_count(found.equal_values, 'value')} equal"
-    screen.say(f"{differing}; {equal}" if kinds else equal)
+    places = len(found.differences) - len(kinds)
+    but = f"; {places} differ in an absolute path or a URL, which does not count" if places else ""
+    screen.say((f"{differing}; {equal}" if kinds else equal) + but)
 
 
 def _difference(one: Difference) -> str:
@@ -315,7 +317,7 @@ def _difference_document(urls: tuple[str, str], commits: tuple[Commit, Commit], 
     }
     return {
         **sides,
-        "equal": not found.differences,
+        "equal": not found.counted,
         "equal_tensors": found.equal_tensors,
         "equal_values": found.equal_values,
         "differences": [vars(one) for one in found.differences],

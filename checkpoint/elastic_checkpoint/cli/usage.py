@@ -20,7 +20,7 @@ _STATUS = {
     "ls": "0  there is a checkpoint to load\n1  there are only ones that are never loaded",
     "verify": "0  every byte is as it was written\n1  something is damaged",
     "digest": "0  the digest was printed\n1  what was asked for is damaged",
-    "diff": "0  they are equal\n1  they differ",
+    "diff": "0  they are equal, or differ in absolute paths and URLs alone\n1  they differ",
     "export": "0  OUT is there\n1  what was asked for is damaged; OUT is as it was",
     "import": "0  the checkpoint is there, and is the run's newest",
     "sweep": "0  what may go is gone, or was listed (--dry-run)\n1  it stopped early, since another job took the URL",
@@ -36,8 +36,8 @@ _ABOUT = {
     "elastic_checkpoint.digest(model) of the model that was saved.",
     "diff": "Compare two checkpoints, bit by bit: what B lacks (missing), what only B has (extra), what is of another "
     "kind, shape or dtype (other), and whose values differ (how many elements, and the largest absolute difference of "
-    "two finite ones). How a state was sharded or held in containers does not count. Without a step, the newest is "
-    "compared.",
+    "two finite ones). How a state was sharded or held in containers does not count, nor do values or keys that are "
+    "absolute paths or URLs on both sides (path). Without a step, the newest is compared.",
     "export": "Write a checkpoint for other tools. It is read and verified first, then read again tensor by tensor, so "
     "that memory is needed for one object of it (128 MiB) or one tensor. Of what lies at a URL as much is kept instead "
     "as fits into a quarter of the free memory. OUT is a new local folder, which appears "

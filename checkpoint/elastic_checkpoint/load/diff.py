@@ -2,6 +2,7 @@
 
 An entry is a tensor, an array or a plain value under the path that leads to it, the names that `digest` uses. What
 holds it does not count: a list and a tuple, a dict and an OrderedDict are alike, and so is how a state was sharded.
+Where a run lies does not count either: absolute paths and URLs that differ, as values or as keys, are told of as such.
 
 One tensor of each side is in memory at a time, and a few chunks of either side's objects (pieces.py). Every byte that
 is compared was verified first. Tensors are read in the order in which A's objects hold them; where B's lie in quite
@@ -11,7 +12,9 @@ another order, some of its chunks are read again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -27,6 +30,9 @@ from elastic_checkpoint.load.pieces import Bytes
 from elastic_checkpoint.load.stream import Stream
 from elastic_checkpoint.storage import Storage
 
+_PLACE = r"(?:/|[A-Za-z][\w+-]*://)"  # how an absolute path or a URL begins
+_PLACE_VALUE = re.compile(f'"{_PLACE}')  # as JSON
+_PLACE_KEY = re.compile(rf"(?:^|(?<!\.)\.)(?={_PLACE})")  # in an entry's path
 _BLOCK = 2**22  # elements that are compared at a time
 _ALSO_NUMPYS = frozenset(STORED) & {
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -39,9 +45,10 @@ class DifferenceKind(str, Enum):
     EXTRA    B has it, A lacks it
     OTHER    another kind, shape or dtype
     VALUE    other bits
+    PATH     another absolute path or URL, as the value or as a key above it: two runs may be equal but for these
     """
 
-    MISSING, EXTRA, OTHER, VALUE = "missing", "extra", "other", "value"
+    MISSING, EXTRA, OTHER, VALUE, PATH = "missing", "extra", "other", "value", "path"
 
     __str__ = str.__str__
 
@@ -69,7 +76,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """differences     in the order of A's tree, then what only B has
+    """differences     in the order of A's tree, then what only B has; those of kind PATH last
     equal_tensors   how many tensors and arrays are equal, tied ones under each of their names
     equal_values    how many plain values are equal
     """
@@ -78,6 +85,11 @@ class Comparison:
     equal_tensors: int = 0
     equal_values: int = 0
 
+    @property
+    def counted(self) -> list[Difference]:
+        """The differences for which the two are not equal."""
+        return [one for one in self.differences if one.kind != DifferenceKind.PATH]
+
 
 def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
     """What differs between two checkpoints, or these parts of them. Raises `CorruptCheckpoint`, `StorageError`."""
@@ -85,8 +97,9 @@ def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
     differences: dict[str, Difference] = {}
     to_read: list[tuple[str, Array, Array]] = []
     entries_a, entries_b = a.below(only), b.below(only)
+    moved = _moved(entries_a, entries_b)
     for path, mine in entries_a.items():
-        theirs = entries_b.get(path)
+        theirs = entries_b.get(moved.get(path, path))
         if theirs is None:
             differences[path] = Difference(path, DifferenceKind.MISSING, str(mine), None)
         elif isinstance(mine, Array) and isinstance(theirs, Array) and mine.form == theirs.form:
@@ -96,7 +109,9 @@ def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
         elif mine == theirs:
             found.equal_values += 1
         else:
-            differences[path] = Difference(path, DifferenceKind.VALUE, str(mine), str(theirs))
+            places = _PLACE_VALUE.match(mine.text) and _PLACE_VALUE.match(theirs.text)
+            kind = DifferenceKind.PATH if places else DifferenceKind.VALUE
+            differences[path] = Difference(path, kind, str(mine), str(theirs))
 
     known: dict[tuple[str, str], Counted] = {}
     for path, mine, theirs in sorted(to_read, key=lambda item: a.stream.where(item[1].name)):
@@ -110,12 +125,36 @@ def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
             )
         else:
             found.equal_tensors += 1
+    for path, other in moved.items():
+        differences.setdefault(path, Difference(path, DifferenceKind.PATH, _place(path), _place(other)))
+    met = {*entries_a, *moved.values()}
     for path, theirs in entries_b.items():
-        if path not in entries_a:
+        if path not in met:
             differences[path] = Difference(path, DifferenceKind.EXTRA, None, str(theirs))
     order = {path: number for number, path in enumerate({**entries_a, **entries_b})}
-    found.differences = sorted(differences.values(), key=lambda one: order[one.path])
+    found.differences = sorted(differences.values(), key=lambda one: (one.kind == DifferenceKind.PATH, order[one.path]))
     return found
+
+
+def _moved(a: Collection[str], b: Collection[str]) -> dict[str, str]:
+    """Return what A's entries below a key that is an absolute path or a URL, and that B lacks, are called in B.
+
+    Those of one dict are matched in their order: two runs that do the same write the same files one after the other.
+    """
+    rest: dict[str, list[str]] = defaultdict(list)
+    for path in b:
+        if path not in a and (key := _PLACE_KEY.search(path)):
+            rest[path[: key.start()]].append(path)
+    found = {}
+    for path in a:
+        if path not in b and (key := _PLACE_KEY.search(path)) and rest[path[: key.start()]]:
+            found[path] = rest[path[: key.start()]].pop(0)
+    return found
+
+
+def _place(path: str) -> str:
+    """Return the key that is an absolute path or a URL, with what is below it."""
+    return repr(_PLACE_KEY.split(path, maxsplit=1)[-1])
 
 
 class Side:

@@ -132,7 +132,7 @@ def final_states(
             if str(lineage[0]) in but:
                 return []
             sides.append(Side(storage, lineage[0]))
-        found = compare(*sides).differences
+        found = compare(*sides).counted
     names = ", ".join(one.path for one in found[:5])
     what = f"the last checkpoints differ in {len(found)} entries: {names}"
     return [Violation("final", what)] if found else []
