@@ -31,6 +31,7 @@ from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.runs.claims import Claim, read_claim
 from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest
 from elastic_checkpoint.runs.moved_beacon import NamedBeacon, write_beacon
+from elastic_checkpoint.runs.note import read_note, write_note
 from elastic_checkpoint.runs.retention import UNFIT, Sweeper
 from elastic_checkpoint.runs.sweeps import Sweeps
 from elastic_checkpoint.runs.tenure import Tenure
@@ -541,6 +542,29 @@ class Checkpointer:
     def list(self) -> list[Commit]:
         """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
         return list_commits(self._storage, self._history(), self._log)
+
+    def note(self, commit: Commit, note: dict[str, Any]) -> None:
+        """Writes a small word beside a checkpoint, once: what its saver came to know only after it. It is removed with
+        the checkpoint, which is whole without it.
+
+        Args:
+            commit: Of this run.
+            note: What JSON can hold, with strings as keys, of at most 60 KB.
+
+        Raises:
+            StorageError: The storage failed.
+            ValueError: JSON cannot hold it.
+        """
+        self._check_open()
+        write_note(self._storage, commit.id, note)
+
+    def noted(self, commit: Commit) -> dict[str, Any] | None:
+        """What `note` has written beside this checkpoint; None: nothing, or nothing that is whole.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        return read_note(self._storage, commit.id)
 
     def verify(self, *, step: int | None = None) -> Sequence[Verified]:
         """Reads every byte of every commit (or of those of `step`), newest first, and says what is damaged."""

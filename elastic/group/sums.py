@@ -30,6 +30,7 @@ Values = float | npt.NDArray[np.float64]
 
 LEFT_OUT = "\0left out"  # no name that a script gives: how many of a share's examples were
 COUNT = "\0count"  # likewise: what a share's loss is a mean over, where that is no integer
+READ = "\0read"  # likewise: digest of a batch, how many shares end with it, and 1
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
 _HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "news")
 
@@ -99,7 +100,11 @@ class ShareSums:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the ranks know together once a step's rows are exchanged. left_out: how many of the step's examples"""
+    """What the ranks know together once a step's rows are exchanged.
+
+    left_out  how many of the step's examples
+    read      digest of what was read for it, of how many shares, in how many batches; where that was asked for
+    """
 
     sums: dict[str, Any]
     count: float
@@ -109,6 +114,7 @@ class Agreed:
     moving: tuple[str, ...]
     relaid: tuple[str, ...]
     left_out: int
+    read: tuple[int, ...] = ()
 
 
 class SubtreeSums:
@@ -179,6 +185,7 @@ class StepSums:
             moving=self._moving,
             relaid=all_relaid,
             left_out=int(sums.pop(LEFT_OUT, 0)),
+            read=tuple(map(int, sums.pop(READ, ()))),
         )
 
     def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:

@@ -110,6 +110,7 @@ class Loop:
         try:
             session.open()
             state.goes_on_from(session.restorer.position)
+            state.saved = state.step
             self._recovery.check()
         except PeerLost as lost:
             session.close(abruptly=True)

@@ -90,6 +90,7 @@ class Recovery:
         self.agree_to_stop()
         self._session.restorer.save_begun_s = time.monotonic()
         self.save_unless_held(must=False)
+        self._state.saved = self._state.step
 
     def agree_to_stop(self) -> None:
         """A stop that someone has asked for is saved with the state."""

@@ -38,6 +38,7 @@ class RunState:
     in_loop      the script is in its outer loop
     looped       it has been
     attempt      how often the step in hand has come round again
+    saved        after so many steps all workers have begun a save, or taken the state from one
     """
 
     total_steps: int
@@ -57,6 +58,7 @@ class RunState:
     in_loop: bool = False
     looped: bool = False
     attempt: int = 0
+    saved: int | None = None
 
     @property
     def position(self) -> Position:
@@ -110,6 +112,7 @@ class RunState:
             "agreed_by": list(self.agreed_by),
             "agreements": self.agreements,
             "in_loop": self.in_loop or self.looped,
+            "saved": self.saved,
         }
 
     def take_side_state(self, side_state: Tree) -> None:
@@ -123,6 +126,7 @@ class RunState:
         self.agreed = Agreed(**side_state["agreed"]) if side_state["agreed"] is not None else None
         self.agreed_by = tuple(side_state["agreed_by"])
         self.agreements = dict(side_state["agreements"])
+        self.saved = side_state["saved"]
 
 
 @dataclass(frozen=True, kw_only=True)

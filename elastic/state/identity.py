@@ -24,8 +24,10 @@ from elastic.version import __version__
 
 Identity = dict[str, Any]
 
+CONTENT = "dataset_content"
+"""Field of what a data set holds, which has none that holds nothing to look at; and word for what it reads as."""
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
-_ADDED = frozenset({"compiler", "dataset", "dataset_content", "processor", "processor_settings", "libraries"})
+_ADDED = frozenset({"compiler", "dataset", CONTENT, "processor", "processor_settings", "libraries"})
 """Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
 _OF_DEVICES = (*_OF_GPU, "cpu_capability", "processor", "processor_settings", "libraries")
 
@@ -106,7 +108,7 @@ def check(
         if here.get(name) != recorded.get(name) and (name in recorded or name not in _ADDED)
     }
     if "dataset_length" in differing:
-        differing.pop("dataset_content", None)  # it follows
+        differing.pop(CONTENT, None)  # it follows
     refused = {name: pair for name, pair in differing.items() if name not in set(accept) - NEVER_ACCEPTED}
     if refused:
         lines = "".join(
@@ -121,7 +123,7 @@ def check(
         elif refused.keys() & _OF_EXAMPLES:
             ways += "; what decides which examples a step reads cannot be accepted: some would be skipped"
         else:
-            if "dataset_content" in refused:
+            if CONTENT in refused:
                 ways = (
                     "have every worker, and every start, make the same data set: what is drawn, with a seed "
                     "(elastic.seed\n         first of all); a listing sorted; no set made a list; no worker's own part "
@@ -144,7 +146,7 @@ def check(
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
     """Raises ConfigError for names that no identity has, or that cannot be accepted."""
-    known = (here.keys() | {*_OF_DEVICES, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
+    known = (here.keys() | {*_OF_DEVICES, CONTENT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
         raise ConfigError(

@@ -7,6 +7,7 @@ signs of life and beacons, which only ever keep a newcomer out).
     leases/00000007                                        its holder's sign of life, which changes every few seconds
     data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
     data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same, stored by helper 2 (save/helping)
+    data/c00000007/s000001200-<nonce>/note.json            what was learnt after it, by who saved it
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
 Signs of life lie under `leases/`, which they were called once: runs are in storage with that key.
@@ -30,7 +31,7 @@ _CLAIM = re.compile(r"claims/(\d{8,15})\.json")
 _WITHDRAWN = re.compile(r"claims/(\d{8,15})\.withdrawn")
 _COMMIT = re.compile(r"commits/c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})\.json")
 _NAME = re.compile(r"c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})")
-_DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(\d{5,9})(-\d{1,9})?\.safetensors")
+_DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(?:\d{5,9}(?:-\d{1,9})?\.safetensors|note\.json)")
 
 
 class CommitId(NamedTuple):
@@ -50,6 +51,10 @@ class CommitId(NamedTuple):
     @property
     def data_folder(self) -> str:
         return f"{DATA}/c{self.claim:08d}/s{self.step:09d}-{self.nonce}"
+
+    @property
+    def note_key(self) -> str:
+        return f"{self.data_folder}/note.json"
 
     def shard_key(self, index: int, helper: int = 0) -> str:
         """helper: who stores it; 0: who commits"""
@@ -106,7 +111,7 @@ def parse_name(name: str) -> CommitId | None:
 
 
 def data_owner(key: str) -> CommitId | None:
-    """The save that the shard at this key belongs to, or None."""
+    """The save that the shard or note at this key belongs to, or None."""
     return _id(_DATA.fullmatch(key))
 
 

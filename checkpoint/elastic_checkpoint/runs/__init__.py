@@ -7,5 +7,6 @@ beacon        is the holder alive, as it answers itself? moved_beacon: who answe
               sign_of_life: what it changes in the storage as long as it lives
 orphans       writer processes whose parents are gone: who waits for them?
 history       what the storage says of claims and commits; lineage: which checkpoints belong to the run? Pure
+note          a word beside a commit, written after it
 retention     what may go; sweeps: when that is done
 """

@@ -22,16 +22,18 @@ import torch
 from numpy.typing import NDArray
 
 from elastic.data.data_plan import StepPlan
+from elastic.data.example_digest import digest_at
 from elastic.data.loader import LeftOut
 from elastic.errors import UNTOUCHED, ExampleError, PeerLost, StepError
 from elastic.events import schema
 from elastic.events.timing import DATA
-from elastic.group.sums import COUNT, LEFT_OUT, Agreed, ShareSums
+from elastic.group.sums import COUNT, LEFT_OUT, READ, Agreed, ShareSums
 from elastic.loop.assignment import pieces
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import PassOver
+from elastic.loop.storage.next_read import reads_otherwise
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
 from elastic.state.trained_set import listed
@@ -173,6 +175,8 @@ class StepInHand:
                 finally:
                     context.stopwatch.at(before)
                 self._phases.sign(Phase.COMPUTING)
+                if self._notes_reads and not loaded.left_out:
+                    self._note_read(loaded.batch, share, micro, len(shares) if micro == self.pieces - 1 else 0)
                 self.indices_read.append(loaded.indices)
                 self.examples += len(loaded.indices)
                 if loaded.left_out:
@@ -197,6 +201,28 @@ class StepInHand:
                 if not driver.body_has_ended():
                     return
             driver.share_has_ended(exchange)
+
+    @property
+    def _notes_reads(self) -> bool:
+        """So that whoever resumes here finds out whether it reads the same (storage/next_read.py)."""
+        return self.index in (self._state.saved, self._state.total_steps - 1)
+
+    def _note_read(self, batch: Any, share: int, micro: int, ended: int) -> None:
+        if (place := digest_at(batch, share, micro)) is not None:
+            self.share_sums[-1].add(READ, np.array([place, ended, 1]))
+
+    def _compare_with_end(self) -> None:
+        """With what the last step of a run has read that is made longer: nobody has read the step behind it."""
+        last = self.session.restorer.last_read()
+        if last is None or self._streams is not None or self.context.config.mode != "exact":
+            return
+        plan, found = self.session.step_plan(last.step), [0, 0]
+        for share in range(len(plan.sizes)):
+            for micro, examples in enumerate(plan.micro_batches(share)):
+                place = digest_at(self.read(partial(self.session.read_beside, examples)), share, micro)
+                found = [found[0] + (place or 0), found[1] + 1]
+        if found != [last.digest, last.batches]:
+            self.context.console.warn(reads_otherwise(last.step))
 
     def read(self, read: Callable[[], T]) -> T:
         """What that gives; an error of the data set says that it was read for this step."""
@@ -238,6 +264,7 @@ class StepInHand:
         self.share_sums, self.indices_read, self._counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
         self.session.train_state.of_data.step_begins(in_midst=self.step_in_epoch > 0)
+        self._compare_with_end()
         trained = exchange.begin(self.index, again=self.attempt > 0)
         self.session.body.begin(self.index, trained)
 
@@ -279,6 +306,8 @@ class StepInHand:
             unit=unit,
             sets_options=self.session.body.has_set_options,
         )
+        if agreed.read and agreed.read[1] == len(self.plan.sizes):
+            self.session.restorer.has_read(self.index, agreed.read)
         if self._streams is not None:
             self._streams.settle(agreed.sums)
         self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out

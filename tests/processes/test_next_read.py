@@ -1,0 +1,117 @@
+"""A resume reads the step behind its checkpoint as the run had read it, or is refused before anything is applied."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Dataset
+
+import elastic
+import elastic_checkpoint
+from elastic.errors import IdentityMismatch
+from elastic.loop.storage.next_read import NextRead
+from elastic_checkpoint.format.envelope import unseal
+from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
+
+
+class Own(Dataset[Any]):
+    """What it holds says nothing of its examples, whose floats are made as they are read."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = {"of all": scale}
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), self.scale["of all"] * index) + torch.rand(4), torch.tensor(index % 2)
+
+
+def train(url: Path | str, *, scale: float = 1.0, until: int | None = None, **changes: Any) -> str:
+    """The weights' digest. Four steps an epoch, of three shares; interrupted in the step `until`."""
+    elastic.seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": 2, "rehearse": False}
+    data = Own(scale)
+    with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=data,
+                                                  **(given | changes)) as run:  # fmt: skip
+        for _ in run.epochs():
+            for x, y in run.batches():
+                if run.step_index == until:
+                    raise KeyboardInterrupt
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    return elastic_checkpoint.digest(model)
+
+
+def notes(url: Path) -> dict[int, NextRead]:
+    """What lies there, by its step."""
+    found = [NextRead.of(unseal(path.read_bytes(), path.name)) for path in url.glob("data/*/*/note.json")]
+    return {note.step: note for note in found if note is not None}
+
+
+def in_rank(rank: int, world_size: int, port: int, url: str, scale: float) -> str:
+    as_worker_of_torchrun(rank, world_size, port)
+    try:
+        return train(url, scale=scale)
+    except IdentityMismatch as refused:
+        return str(refused)
+
+
+def test_other_data_is_refused_in_the_first_step_by_every_worker(tmp_path: Path, port: int) -> None:
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "run", until=3)
+    assert sorted(notes(tmp_path / "run")) == [0, 2]
+    commits = sorted((tmp_path / "run" / "commits").iterdir())
+
+    for said in returned(run_ranks(in_rank, 2, port, str(tmp_path / "run"), 2.0)):
+        assert said.startswith("step 2 reads other values than it did before the run was ended")
+        assert "accept=['dataset_content']" in said
+    assert sorted((tmp_path / "run" / "commits").iterdir()) == commits
+    assert returned(run_ranks(in_rank, 2, port, str(tmp_path / "run"), 1.0)) == [whole, whole]
+    noted, alone = notes(tmp_path / "run"), notes(tmp_path / "whole")
+    assert noted == {step: alone[step] for step in noted}  # whoever reads, alone and by two
+
+
+def test_data_that_is_meant_to_be_another_goes_on(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "run", until=3)
+    assert train(tmp_path / "run", scale=2.0, accept=["dataset_content"]) != whole
+
+
+@pytest.mark.parametrize("note", [b"", b"{}", b"\0" * 99, None], ids=["empty", "of others", "zeros", "none"])
+def test_what_is_no_note_is_compared_with_nothing(tmp_path: Path, note: bytes | None) -> None:
+    train(tmp_path / "run", until=3)
+    for path in (tmp_path / "run").glob("data/*/*/note.json"):
+        path.write_bytes(note) if note is not None else path.unlink()
+    train(tmp_path / "run", scale=2.0)
+
+
+def test_a_checkpoint_takes_its_note_along(tmp_path: Path) -> None:
+    """As it is swept, and a sweep counts only what the manifest names."""
+    train(tmp_path / "run", save_every=1, keep=2)
+    with elastic_checkpoint.Checkpointer(tmp_path / "run", keep=2) as storage:
+        storage.claim()
+        storage.sweep()
+        kept = {commit.step for commit in storage.list()}
+        assert all(one.ok for one in storage.verify())
+    assert {*notes(tmp_path / "run")} <= kept
+    assert len(kept) == 2
+
+
+def test_a_finished_run_that_is_made_longer_is_told_of_other_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has read the step behind its last one; and a data set may honestly look otherwise in the next epoch."""
+    train(tmp_path / "run", epochs=1)
+    train(tmp_path / "run", epochs=2)
+    assert "read once more" not in capsys.readouterr().err
+    train(tmp_path / "run", epochs=3, scale=2.0)
+    assert "step 7, read once more, gives other values" in capsys.readouterr().err
