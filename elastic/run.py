@@ -38,6 +38,7 @@ from elastic.plan.save_rules import SaveEvery
 from elastic.state.on_bad import OnBad, parse
 from elastic.state.torch_release import check_torch
 from elastic.status.console import Console
+from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 
 
@@ -358,6 +359,7 @@ class Run:
         if self._context is not None:
             raise ConfigError("this Run was entered before; make a new one, it goes on from what this one saved")
         config, launch = self._config, self._launch
+        drop_unread_output()
         agent = live(launch.channel)
         self._context = Context(
             config=config,

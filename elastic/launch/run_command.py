@@ -21,6 +21,7 @@ from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
 from elastic.membership.environment import ACCEPT, RESCUE
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
+from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
@@ -55,6 +56,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     after the run was done); and taking torch apart is 0.3 s of a processor, and of who waits for the command.
     """
     linux.open_standard_streams()
+    drop_unread_output()
     early = EarlySignals()
     environ = dict(os.environ)  # the workers'
     alone = _prepare_torch()

@@ -5,4 +5,5 @@ tracker         what the status shows, from one worker's events
 panel           the same as two lines
 terminal        keeps the last lines of a terminal for it
 terminal_guard  gives the terminal back, however the process ended
+unread_output   what is printed when nobody can read it any more ends nobody
 """

@@ -9,7 +9,7 @@ Promises  the script sees itself as `__main__` (main_module.py), and ends like a
           do it once: the agent, where all workers share a stderr, else the worker.
           A worker leads a group of its own, so that a terminal's Ctrl-C reaches the agent alone; it gets SIGTERM when
           the agent dies, and is woken if it is stopped then (linux.lead_group). SIGUSR2 prints the stacks of all
-          threads.
+          threads. It goes on where nobody can read what it prints any more (status/unread_output.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from elastic.launch.processes.script import Script
 from elastic.membership.messages.failure import ME, Failed, as_message
 from elastic.membership.messages.wire import encode
 from elastic.membership.progress import BYTES, Record
+from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 
 NAME = "elastic-worker"  # as `top` shows it
@@ -58,6 +59,7 @@ def main(command: Sequence[str]) -> NoReturn:
 def run(main_module: MainModule) -> NoReturn:
     """The rest of this process."""
     _leave_with_agent()
+    drop_unread_output()
     robust_mutex.hold(int(os.environ[_PROGRESS]), BYTES)  # its agent waits for that
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Whole lines, at once, with `python -u`, too: workers write to the same terminal or pipe.

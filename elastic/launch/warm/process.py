@@ -55,6 +55,7 @@ from elastic.launch.warm.messages import (
     read,
 )
 from elastic.launch.warm.preloaded import Preloaded
+from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 
 NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
@@ -88,6 +89,7 @@ def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded 
     """
     linux.name_process(NAME)
     linux.signal_at_parents_end(signal.SIGKILL)
+    drop_unread_output()
     environ, folder = dict(os.environ), os.getcwd()
     script = Script.of_command(command)
     main_module, generators = MainModule(script), Generators()
