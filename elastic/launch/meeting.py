@@ -46,6 +46,7 @@ from elastic.launch.rendezvous.store import (
     FoundStore,
     RendezvousEndpoints,
     StoreSearch,
+    is_here,
     leave_word,
     rendezvous_endpoints,
 )
@@ -275,9 +276,10 @@ class _Meets:
                 return replace(meeting, kept=(*meeting.kept, *kept))
             if self._by_storage is not None and round_.info is None and self._by_storage.is_over(looking):
                 return None
-            if self._is_refused or isinstance(round_.error, StateRefused):
+            error = round_.error  # once: its thread may fail between two looks, and each would say something else
+            if self._is_refused or isinstance(error, StateRefused):
                 refusals.leave(self._address)
-                raise self._refused(f"whoever is at {where}: {round_.error}" if round_.error is not None else "")
+                raise self._refused(f"whoever is at {where}: {error}" if error is not None else "")
             moves = self._may_move(published)
             if not round_.begun:
                 self._say_silent()
@@ -305,8 +307,8 @@ class _Meets:
                     "  state  nothing was started here\n  next   nothing; those who are left meet again"
                 )
                 round_.begin()
-            if round_.error is not None or time.monotonic() > self._deadline_s:
-                raise self._did_not_meet(where, backend, round_.error) from round_.error
+            if error is not None or time.monotonic() > self._deadline_s:
+                raise self._did_not_meet(where, backend, error) from error
             time.sleep(_POLL_S)
 
     def _is_first(self, round_: Round) -> bool:
@@ -401,12 +403,15 @@ class _Meets:
     def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
         tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
         where = ", ".join(self._endpoints.hosts) or f"the places that are written at {self._endpoints.url}"
-        hosts = (
-            "start `elastic run` on that host, too; it hosts the store"
-            if self._endpoints.hosts
-            else "wait longer, with --rdzv-conf join_timeout=SECONDS: a hub that is written there, and does not answer,"
-            f" is waited for {MOVING_S:.0f} s, and a store {SILENT_S:.0f} s"
-        )
+        if here := ", ".join(host or "localhost" for host in self._endpoints.hosts if is_here(host)):
+            hosts = f"this machine is to host the store: end what listens at {here} here, or name another port"
+        elif self._endpoints.hosts:
+            hosts = "start `elastic run` on that host, too; it hosts the store"
+        else:
+            hosts = (
+                "wait longer, with --rdzv-conf join_timeout=SECONDS: a hub that is written there, and does not answer,"
+                f" is waited for {MOVING_S:.0f} s, and a store {SILENT_S:.0f} s"
+            )
         return NodesMissing(
             f"no rendezvous store answers at {where} within {self._within_s:.0f} s"
             f" ({tried or 'no answer yet'})\n" + self._unreachable("hub    ") + "  state  nothing was started here\n"

@@ -137,3 +137,13 @@ def test_a_node_alone_says_who_is_missing(run: Run) -> None:
     assert "did not meet within 3 s" in launch.output
     assert "at least 2 are needed" in launch.output
     assert "1 nodes: " in launch.output or "nobody, not even this node yet" in launch.output
+
+
+def test_on_the_host_that_is_named_it_is_said_that_something_else_has_the_port(run: Run) -> None:
+    """It was told to start `elastic run` on that host, too."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        flags = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-conf=join_timeout=3"]
+        launch = run(STAY, *flags)
+        assert launch.finish(within_s=WITHIN_S) == 1
+    assert f"next   this machine is to host the store: end what listens at {endpoint} here" in launch.output

@@ -30,13 +30,13 @@ Run = Callable[..., Launch]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """run(secret, *flags): `elastic run` in an environment with that secret."""
+    """run(secret, *flags): `elastic run` in an environment with that secret. program: instead of it"""
     monkeypatch.delenv(VARIABLE, raising=False)
     with contextlib.ExitStack() as stack:
 
-        def start(secret: str | None, *flags: object) -> Launch:
+        def start(secret: str | None, *flags: object, program: str = "elastic") -> Launch:
             env = {} if secret is None else {VARIABLE: secret}
-            return stack.enter_context(Launch("elastic", ["run", *flags], env=env))
+            return stack.enter_context(Launch(program, ["run", *flags], env=env))
 
         yield start
 
@@ -96,14 +96,16 @@ def test_a_node_of_another_secret_stays_out_and_both_sides_say_why(
     assert stays.finish(within_s=WITHIN_S) == 0
 
 
-def test_nodes_of_different_secrets_do_not_meet_and_who_waits_is_told(run: Run, tmp_path: Path) -> None:
-    """Before there is a hub: in torch's rendezvous. Whoever of them is there first, stays."""
+@pytest.mark.parametrize("theirs", ["elastic", "tests.kit.programs.held_up"])
+def test_nodes_of_different_secrets_do_not_meet_and_who_waits_is_told(run: Run, tmp_path: Path, theirs: str) -> None:
+    """Before there is a hub: in torch's rendezvous. Whoever of them is there first, stays. A refusal that came between
+    two looks of one turn was handed on to nobody, and both waited for ten minutes."""
     script = tmp_path / "script.py"
     script.write_text(STAY)
     meeting = meet("2:2")
     waits = run(generated_secret(), *meeting, script)
     waits.wait_for(lambda: "waiting at" in waits.output, "the first node", within_s=WITHIN_S)
-    refused = run(generated_secret(), *meeting, script)
+    refused = run(generated_secret(), *meeting, script, program=theirs)
     both = (waits, refused)
     deadline = time.monotonic() + REFUSED_S
     while all(node.process.poll() is None for node in both):

@@ -75,8 +75,7 @@ def test_one_host_alone_leaves_no_word_anywhere() -> None:
 def test_a_host_that_is_not_the_first_gives_it_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two of them, started together, would each meet nobody. Here the first is another machine, which is down."""
     first, second = (f"127.0.0.1:{port}" for port in _free_ports(2))
-    monkeypatch.setattr("elastic.launch.net.addresses.is_own", lambda host: host == "own")
-    monkeypatch.setattr("elastic.launch.rendezvous.store._host", lambda endpoint: "own" if endpoint == second else "")
+    monkeypatch.setattr("elastic.launch.rendezvous.store.is_here", lambda endpoint: endpoint == second)
     search = StoreSearch([first, second], _params)
     _wait_for(lambda: len(search.failures) == 2)
     assert search.found is None

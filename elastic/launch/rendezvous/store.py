@@ -114,7 +114,7 @@ class StoreSearch:
         if there:
             return [(endpoint, True) for endpoint in there]
         may_host = self._hosts if waited_s > _FIRST_S else self._hosts[:1]
-        return [(endpoint, False) for endpoint in may_host if addresses.is_own(_host(endpoint))]
+        return [(endpoint, False) for endpoint in may_host if is_here(endpoint)]
 
     def _answers(self, endpoint: str) -> bool:
         try:
@@ -149,7 +149,7 @@ def leave_word(
     this node's agent is. What must live as long as that is to be found."""
     kept = []
     for endpoint in hosts if len(hosts) > 1 else ():
-        if endpoint != used and addresses.is_own(_host(endpoint)):
+        if endpoint != used and is_here(endpoint):
             with contextlib.suppress(RendezvousError):  # another node of this machine has
                 opened = create_backend(with_config(params(endpoint), is_host=1))
                 opened[1].set(key, json.dumps(dict(where)))
@@ -162,14 +162,15 @@ def _create(params: RendezvousParameters) -> tuple[Any, Any]:
     that a machine has, and not where the machine's own name stands for nothing."""
     if "is_host" in params.config:
         return create_backend(params)
-    if addresses.is_own(_host(params.endpoint)):
+    if is_here(params.endpoint):
         with contextlib.suppress(RendezvousError):  # another node of this machine hosts it
             return create_backend(with_config(params, is_host=1))
     return create_backend(with_config(params, is_host=0))
 
 
-def _host(endpoint: str) -> str:
-    return parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)[0]
+def is_here(endpoint: str) -> bool:
+    """Whether it is at this machine."""
+    return addresses.is_own(parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)[0])
 
 
 def with_config(params: RendezvousParameters, **config: Any) -> RendezvousParameters:
