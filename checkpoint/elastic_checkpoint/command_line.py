@@ -1,12 +1,18 @@
-"""The parser of every command here: what is wrong with its arguments is said in two lines, and without credentials."""
+"""The parser of every command here: what is wrong with its arguments is said in two lines, and without credentials.
+
+What opens a storage is --storage-option KEY=VALUE in every command that takes a URL.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
+import os
 import re
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 USAGE = 2  # the exit status
 _CHOICE = re.compile(r"invalid choice: '?(.*?)'? \(choose from (.*)\)")
@@ -48,6 +54,53 @@ class Parser(argparse.ArgumentParser):
         from elastic_checkpoint.storage import redact  # only now: workers wait for the imports of `elastic run`
 
         self.exit(USAGE, f"{self.prog}: {redact(message)}\n  next  {self.prog} --help{hint}\n")
+
+
+class StorageOption(NamedTuple):
+    """written  as on the command line; KEY=@FILE for a value that stood there, which may be a secret"""
+
+    key: str
+    value: Any
+    written: str
+
+
+def add_storage_option(add_argument: Callable[..., object]) -> None:
+    """Add --storage-option, a list of `StorageOption`, by a parser's or a group's `add_argument`."""
+    add_argument(
+        "--storage-option",
+        type=_storage_option,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for fsspec's filesystem, such as endpoint_url=http://... or anon=true; may be given several times. "
+        "Others see the arguments of a command: credentials belong in the environment, or in a file, KEY=@FILE",
+    )
+
+
+def storage_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what was asked for by --storage-option, as `open_storage` takes it."""
+    return {one.key: one.value for one in given.storage_option}
+
+
+def _storage_option(text: str) -> StorageOption:
+    """The value is text, but for true, false and a JSON object; or a file's, behind an @."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError("expected KEY=VALUE")  # what was found may be a secret
+    of_file = value.startswith("@")
+    if of_file:
+        try:
+            value = Path(os.path.expanduser(value[1:])).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise argparse.ArgumentTypeError(f"{key}=@FILE: the file cannot be read: {why}") from None
+    written = text if of_file else f"{key}=@FILE"
+    if value not in ("true", "false") and not value.startswith("{"):
+        return StorageOption(key, value, written)
+    try:
+        return StorageOption(key, json.loads(value), written)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"the value of {key} is no JSON object") from None
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -6,15 +6,15 @@ What a URL's storage needs may hold credentials: it is in no file of the drill's
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elastic.errors import ConfigError
+from elastic_checkpoint.command_line import StorageOption
 from elastic_checkpoint.storage.base import Storage
 from elastic_checkpoint.storage.redact import redact
 from elastic_checkpoint.storage.urls import refusal
@@ -26,41 +26,27 @@ _THEN = "\n  state"  # what storage errors go on with, which speaks of saves
 
 @dataclass(frozen=True)
 class StorageRoot:
-    """url: given by the user   options: for fsspec's filesystem   written: how the user gave the options"""
+    """url: given by the user   options: for fsspec's filesystem   written: how the user gave them, without secrets"""
 
     url: str = field(repr=False)
     options: dict[str, Any] | None = field(default=None, repr=False)
-    written: str | None = field(default=None, repr=False)
+    written: Sequence[str] = ()
 
     @classmethod
-    def asked(cls, url: str, options: str | None) -> StorageRoot:
-        """options: JSON, or @ and a file with it. Raises ConfigError, which shows neither."""
+    def asked(cls, url: str, options: Sequence[StorageOption]) -> StorageRoot:
+        """Raises ConfigError, which does not show what may be confidential."""
         if "://" not in url or url.startswith(("file://", "local://", "memory://", "faulty://")):
             raise ConfigError(
                 f"--storage {redact(url)}: expected the URL of an object store, such as s3://bucket/folder; for a "
                 "folder of this machine, use --folder"
             )
-        if options is None:
-            return cls(url)
-        try:
-            found = json.loads(Path(options[1:]).read_text() if options.startswith("@") else options)
-        except OSError as error:
-            raise ConfigError(f"--storage-options: {error}") from error
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ConfigError(
-                '--storage-options: expected JSON such as {"endpoint_url": "http://…"}, or @ and the name of a file '
-                "with it"
-            )
-        return cls(url, found, options)
+        found = {one.key: one.value for one in options}
+        return cls(url, found or None, [one.written for one in options])
 
     def replay(self) -> list[str]:
-        """As on a command line; options that were given in it are not repeated."""
+        """As on a command line; a value that was given in it is not repeated."""
         where = ["--storage", redact(self.url)]
-        if self.written is None:
-            return where
-        return [*where, "--storage-options", self.written if self.written.startswith("@") else "@FILE"]
+        return where + [f"--storage-option={one}" for one in self.written]
 
 
 class Location:
@@ -90,7 +76,7 @@ class Location:
                 f"--storage {self.elsewhere}: no object could be written there\n"
                 f"  found  {why.partition(_THEN)[0]}\n"
                 "  state  nothing was run\n"
-                "  next   see that the URL, its bucket and --storage-options are right, and that the server answers"
+                "  next   see that the URL, its bucket and each --storage-option are right, and that the server answers"
             )
 
     def remove(self) -> str | None:

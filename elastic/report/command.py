@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -25,7 +23,7 @@ from elastic.report.page import page
 from elastic.report.report import report
 from elastic.report.summary import summary
 from elastic_checkpoint import CheckpointError
-from elastic_checkpoint.command_line import Parser
+from elastic_checkpoint.command_line import Parser, add_storage_option, storage_options
 from elastic_checkpoint.storage import redact
 
 _USAGE = 2
@@ -53,9 +51,7 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that is complete in itself")
     parser.add_argument("--schema", action="store_true", help="print which events there are, and what each says")
-    parser.add_argument(
-        "--storage-options", metavar="JSON", type=_json_object, help="for fsspec's filesystem, as in elastic.Run"
-    )
+    add_storage_option(parser.add_argument)
     options = parser.parse_args(argv)
     if options.schema:
         print(declarations.table(), end="")
@@ -63,7 +59,7 @@ def _main(argv: Sequence[str]) -> int:
     if options.run is None:
         parser.error("give the run's folder or URL")
     try:
-        events = read_events(options.run, storage_options=options.storage_options)
+        events = read_events(options.run, storage_options=storage_options(options))
     except CheckpointError as unreadable:
         print(f"elastic report: {unreadable}", file=sys.stderr)
         return _USAGE
@@ -117,16 +113,6 @@ def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | No
     else:
         Console(highlight=False).print(summary(name, found, now=time.time()))
     return 0
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
-    if not isinstance(options, dict):
-        raise argparse.ArgumentTypeError(f'a JSON object is needed, {{"key": value}}, and not {type(options).__name__}')
-    return options
 
 
 def _short(name: str) -> str:

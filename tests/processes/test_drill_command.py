@@ -145,16 +145,19 @@ def test_both_runs_may_live_in_an_object_store(here: Path, capsys: pytest.Captur
     """Everything that they wrote there goes, and what opens it is told to nobody."""
     with s3_server() as server:
         bucket = server.new_bucket("drills")
-        (here / "options.json").write_text(json.dumps(server.options))
-        where = ["--storage", f"{bucket}/here", "--storage-options", "@options.json", "--storage-errors", "0.02"]
-        script = [SMALL, *where, "--workers", "2", "--seed", "3", "--kill", "1@step=5", "--lose-all", "@step=9"]
+        for key, value in server.options.items():
+            (here / key).write_text(value if isinstance(value, str) else json.dumps(value))
+        options = [f"--storage-option={key}=@{key}" for key in server.options]
+        where = ["--storage", f"{bucket}/here", *options]
+        faults = ["--storage-errors=0.02", "--seed=3", "--kill=1@step=5", "--lose-all=@step=9"]
+        script = [SMALL, *where, "--workers=2", *faults]
         command = ["--keep", "--folder", "kept", *script, "--", "own", "--steps", "16"]
         assert main(command) == HOLDS, capsys.readouterr()
         shown = capsys.readouterr().out
         storage = s3fs.S3FileSystem(**server.options)
         (kept,) = storage.ls(f"{bucket}/here")
-        assert f"--storage {bucket}/here --storage-options @options.json" in shown.rpartition("replay")[2]
-        short = [SMALL, *where[:4], "--workers", "1", "--slow", "0@step=1,shares=1", "--", "own", "--steps", "3"]
+        assert " ".join(where) in shown.rpartition("replay")[2]
+        short = [SMALL, *where, "--workers", "1", "--slow", "0@step=1,shares=1", "--", "own", "--steps", "3"]
         assert main(short) == HOLDS, capsys.readouterr()
         shown += capsys.readouterr().out
         storage.invalidate_cache()

@@ -132,8 +132,7 @@ def test_text_that_no_terminal_should_get_is_shown_without(tmp_path: Path, capsy
     ("arguments", "said"),
     [
         (["foo://bar"], "nothing here opens foo:"),
-        (["memory://x", "--storage-options", "[1]"], "a JSON object is needed"),
-        (["memory://x", "--storage-options", "{"], "no JSON"),
+        (["memory://x", "--storage-option", "client_kwargs={"], "the value of client_kwargs is no JSON object"),
         ([""], "no events in ''"),
     ],
 )

@@ -19,6 +19,10 @@ from elastic.launch.arguments import parse
         ("simulate --nodse 3", "elastic simulate: there is no --nodse; the nearest is --nodes"),
         ("checkpoint ls --lnog a", "elastic checkpoint ls: there is no --lnog; the nearest is --long"),
         ("checkpoint diff --jsn a", "elastic checkpoint diff: there is no --jsn; the nearest is --json"),
+        ("report s3://b --storage-options {hush}", "there is no --storage-options; the nearest is --storage-option"),
+        ("drill a --storage-options @hush", "there is no --storage-options; the nearest is --storage-option"),
+        ("report s3://b --storage-option hush", "elastic report: argument --storage-option: expected KEY=VALUE"),
+        ("drill a --storage-option hush", "elastic drill: argument --storage-option: expected KEY=VALUE"),
         ("checkpoint ls a --storage-optoin=key=hush", "there is no --storage-optoin; the nearest is --storage-option"),
     ],
 )

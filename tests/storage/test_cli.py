@@ -22,6 +22,7 @@ from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import housekeeping, main
 from elastic_checkpoint.cli.screen import escaped, human_age, human_bytes, one_line
 from elastic_checkpoint.cli.usage import parse
+from elastic_checkpoint.command_line import storage_options
 from elastic_checkpoint.runs.fence import withdraw
 from elastic_checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
@@ -289,7 +290,7 @@ def test_a_usage_error_is_2_and_repeats_no_secret(capsys: Capture) -> None:
 def test_options_are_text_but_for_truth_and_objects(capsys: Capture) -> None:
     values = ["a=1", "b=true", "c=false", 'd={"region_name": "eu"}', "e=x=y", "f=True"]
     asked = parse(["ls", "x", *(f"--storage-option={value}" for value in values)])
-    assert dict(asked.storage_option) == {
+    assert storage_options(asked) == {
         "a": "1",
         "b": True,
         "c": False,
@@ -300,6 +301,22 @@ def test_options_are_text_but_for_truth_and_objects(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         parse(["ls", "x", '--storage-option=client_kwargs={"token": "hush"'])
     assert "hush" not in capsys.readouterr().err
+
+
+def test_an_option_may_stand_in_a_file_that_only_its_owner_reads(tmp_path: Path, capsys: Capture) -> None:
+    """Others see the arguments of a command; what cannot be read names no file, for a secret may begin with @, too."""
+    (tmp_path / "secret").write_text("open=sesame\n")
+    (tmp_path / "client").write_text('{"region_name": "eu"}\n')
+    asked = parse(["ls", "x", f"--storage-option=secret=@{tmp_path}/secret", f"--storage-option=c=@{tmp_path}/client"])
+    assert storage_options(asked) == {"secret": "open=sesame", "c": {"region_name": "eu"}}
+
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for value, why in (("hush", "No such file or directory"), (f"{tmp_path}/bytes", "it is no text")):
+        with pytest.raises(SystemExit):
+            parse(["ls", "x", f"--storage-option=secret=@{value}"])
+        said = capsys.readouterr().err
+        assert f"argument --storage-option: secret=@FILE: the file cannot be read: {why}\n  next  " in said
+        assert value not in said
 
 
 def test_a_folder_that_may_not_be_read_is_not_an_empty_one(run: Path) -> None:

@@ -20,6 +20,7 @@ from elastic_checkpoint.cli.digests import digests
 from elastic_checkpoint.cli.housekeeping import KEEP_ALL, Removal, plan, sweep_as_claimant
 from elastic_checkpoint.cli.opened_run import OpenedRun, opened
 from elastic_checkpoint.cli.screen import Screen, human_age, human_bytes
+from elastic_checkpoint.command_line import storage_options
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.names import CLAIMS
@@ -218,7 +219,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Screen], int]] = {
 
 @contextlib.contextmanager
 def _opened(url: str, asked: argparse.Namespace, screen: Screen) -> Iterator[OpenedRun]:
-    with opened(url, dict(asked.storage_option), retry_s=asked.retry_s, screen=screen) as run:
+    with opened(url, storage_options(asked), retry_s=asked.retry_s, screen=screen) as run:
         yield run
 
 

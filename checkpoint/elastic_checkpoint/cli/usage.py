@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from elastic_checkpoint.command_line import Parser
+from elastic_checkpoint.command_line import Parser, add_storage_option
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kMGT]i?)?B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -122,15 +120,7 @@ def _command(
     if url:
         command.add_argument("url", metavar="URL", help="a folder or any fsspec URL")
     command.add_argument("--json", action="store_true", help="print one JSON document")
-    command.add_argument(
-        "--storage-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for fsspec's filesystem, such as endpoint_url=http://... or anon=true; may be given several times. "
-        "Credentials belong in the environment: others see the arguments of a command",
-    )
+    add_storage_option(command.add_argument)
     command.add_argument(
         "--retry-s", type=float, default=30.0, metavar="S", help="how long a failing storage is tried again (30)"
     )
@@ -232,19 +222,6 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also where the job that held the URL is silent: if it lives on, it can save nothing more",
     )
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """The value is text, but for true, false and a JSON object."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError("expected KEY=VALUE")  # what was found may be a secret
-    if value not in ("true", "false") and not value.startswith("{"):
-        return key, value
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"the value of {key} is no JSON object") from None
 
 
 def _size(text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from elastic.drill.faults.moments import PHASES
 from elastic.drill.faults.registry import NAMED
 from elastic.plan.trace import recorded_names
-from elastic_checkpoint.command_line import Parser
+from elastic_checkpoint.command_line import Parser, add_storage_option
 
 DEFAULT_FAULTS, DEFAULT_RATE = "kill,stop,leave,lose-all", 0.05
 DEFAULT_HOST_FAULTS = "crash-host,power-off,cut,kill"
@@ -101,11 +101,7 @@ def parser() -> argparse.ArgumentParser:
     storage.add_argument("--torn-writes", type=float, metavar="P", help="a write leaves half of the object")
     storage.add_argument("--stale-listings", type=float, metavar="P", help="a listing shows what the last one showed")
     storage.add_argument("--storage", metavar="URL", help="both runs live below it, in folders of their own that go")
-    storage.add_argument(
-        "--storage-options",
-        metavar="JSON",
-        help="for fsspec's filesystem, or @ and a file with it: credentials are safer there, or in the environment",
-    )
+    add_storage_option(storage.add_argument)
     storage.add_argument(
         "--save-every",
         metavar="N|TIME|script",

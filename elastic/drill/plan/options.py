@@ -110,9 +110,9 @@ def parse(argv: Sequence[str]) -> Options:
     if not 0 < rate <= 1:
         raise ConfigError(f"--rate is faults per step, above 0 and up to 1; found {rate}")
     plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
-    if given.storage_options is not None and given.storage is None:
-        raise ConfigError("--storage-options are those of --storage URL, which is not given")
-    storage_root = StorageRoot.asked(given.storage, given.storage_options) if given.storage is not None else None
+    if given.storage_option and given.storage is None:
+        raise ConfigError("--storage-option is one of --storage URL, which is not given")
+    storage_root = StorageRoot.asked(given.storage, given.storage_option) if given.storage is not None else None
     named_kinds = {**{fault.name: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}}
     for kind in set(named_kinds.values()):
         kind.check_machine()
