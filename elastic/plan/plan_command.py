@@ -73,8 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T",
         help="of work, the most (default 30min)",
     )
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw efficiency and speed-up: .png, .svg or .pdf")
+    arguments.add_output(parser, drawn="efficiency and speed-up")
     measuring = parser.add_argument_group("measuring a step, an all-reduce and saves here, instead of planning")
     measuring.add_argument(
         "--measure", type=Path, metavar="FILE", help="time a step, an all-reduce and saves; for --figures"
@@ -100,10 +99,7 @@ def _plan(given: argparse.Namespace) -> int:
     steps = round(given.steps)
     if steps < 1 or abs(given.steps - steps) > 1e-9 * steps:  # 2.01k is not quite 2010
         raise ConfigError(f"--steps {given.steps:g}; expected a whole number, 1 or more, such as 100k")
-    if given.plot is not None and given.plot.suffix not in (endings := (".png", ".svg", ".pdf")):
-        raise ConfigError(
-            f"--plot {given.plot}; expected a file that ends in one of {', '.join(endings)}; nothing was planned"
-        )
+    arguments.check_plot(given)
     fleet = fleet.limited(given.nodes)
     found = estimate(
         job_on(given, figures, fleet),
@@ -118,9 +114,9 @@ def _plan(given: argparse.Namespace) -> int:
         waits={"arrive_s": given.arrive, "notice_s": given.notice, "nodes_min": given.nodes_min},
     )
     if given.plot is not None:
-        from elastic.plan.plot import plot
+        from elastic.plan.plot import plot_plan
 
-        plot(found, given.plot)
+        plot_plan(found, given.plot)
     if given.json:
         print(json.dumps(facts(found)))
     else:

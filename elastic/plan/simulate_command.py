@@ -55,11 +55,16 @@ def main(argv: Sequence[str]) -> int:
         metavar="PRICE",
         help="of a node, an hour, the spot price where it is one; for the price of steps",
     )
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
+    arguments.add_output(parser, drawn="where the time goes, and the goodput, by fleet and policy")
     given = parser.parse_args(argv)
     try:
+        arguments.check_plot(given)
         figures = arguments.figures_of(given)
         found = [_on_fleet(given, figures, fleet) for fleet in arguments.fleets_of(given, recorded.recorded_names())]
+        if given.plot is not None:
+            from elastic.plan.plot import plot_fleets
+
+            plot_fleets([(fleet, outcomes) for fleet, _, outcomes in found], given.plot)
     except ConfigError as wrong:
         print(f"elastic simulate: {wrong}", file=sys.stderr)
         return _USAGE
@@ -74,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
         if given.sources:
             console.print()
             show_figures(console, figures, USES)
+        if given.plot is not None:
+            print(given.plot)
     return 0
 
 

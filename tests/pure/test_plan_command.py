@@ -320,7 +320,8 @@ def test_what_cannot_be_run_or_drawn_is_refused_before_anything_is_planned(
 ) -> None:
     assert "--steps 1.5; expected a whole number" in refused(capsys, "plan", *JOB, "--steps=1.5")
     for name in ("picture", "picture.txt"):
-        assert "ends in one of .png, .svg, .pdf" in refused(capsys, "plan", *JOB, f"--plot={tmp_path / name}")
+        for command in ("plan", "simulate"):
+            assert "ends in one of .png, .svg, .pdf" in refused(capsys, command, *JOB, f"--plot={tmp_path / name}")
     with pytest.raises(SystemExit, match="2"):
         main(["simulate", *JOB, "--fixed=0"])
     assert list(tmp_path.iterdir()) == []
