@@ -209,7 +209,6 @@ class Loop:
             lambda: self._steps(self._next_plain_step),
             self._passes_beginning,
             self._left_epoch,
-            self._context.console.say,
         )
         return self._plain
 

@@ -65,6 +65,33 @@ def test_a_loop_that_keeps_nothing_is_told_nothing(tmp_path: Path, capsys: pytes
     assert "by itself" not in said
 
 
+def test_what_enumerate_counts_is_told_of_with_what_else_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a rate, a decay or a cadence it would be wrong; two notices of one fact are read as two faults."""
+    for steps in (6, 8):
+        loop, running = Plain(tmp_path, epochs=None, steps=steps), 0.0
+        with loop.run as run:
+            for _ in run.epochs():
+                for at, (x, y) in iter(enumerate(run.batches())):
+                    step(loop, x, y)
+                    running += at
+    said = capsys.readouterr().err
+    assert said.count("the script keeps at, running from batch to batch by itself") == 1
+    assert said.count("run.step_in_epoch") == 2
+    assert said.count("a batch is a share") == 1
+    assert said.count("began anew with it: at, running") == 1
+
+
+def test_a_count_that_no_body_reads_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Plain(tmp_path)
+    with loop.run as run:
+        for _ in run.epochs():
+            for _number, (x, y) in enumerate(run.batches()):
+                step(loop, x, y)
+    assert "a batch is a share" not in capsys.readouterr().err
+
+
 def test_a_loop_over_steps_is_told_likewise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for steps in (3, 6):
         loop, shares, done = Plain(tmp_path, epochs=None, steps=steps), 0, 0

@@ -627,23 +627,3 @@ def test_an_error_over_missing_gradients_says_what_guards_it(tmp_path: Path) -> 
     with pytest.raises(AttributeError, match="NoneType") as no:
         Plain(tmp_path).train(reads_gradients)
     assert any("if run.updating:" in note for note in getattr(no.value, "__notes__", ["if run.updating: in 3.10"]))
-
-
-def counts(loop: Plain) -> None:
-    with loop.run as run:
-        for _ in run.epochs():
-            for _number, (x, y) in enumerate(run.batches()):
-                good(loop, x, y)
-
-
-def test_a_loop_that_counts_batches_is_told_once_what_counts_steps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """For a rate, a decay or a cadence it would be wrong, and it would not show at one number of workers."""
-    counts(Plain(tmp_path / "counts", epochs=2))
-    told = capsys.readouterr().err
-    assert told.count("counts batches, of which a worker has as many in a step as it has shares") == 1
-    assert re.search(r"test_plain_misuse\.py:\d+ counts batches", told)
-
-    Plain(tmp_path / "other").train(good)
-    assert "counts batches" not in capsys.readouterr().err

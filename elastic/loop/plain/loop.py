@@ -6,8 +6,6 @@ epoch's last batch is the script's own between two steps, so its boundary is cro
 
 from __future__ import annotations
 
-import linecache
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
@@ -18,8 +16,6 @@ from elastic.group.fingerprint import script_site
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.refusals.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
-
-_COUNTS = re.compile(r"\benumerate\(.*\bbatches\(")
 
 
 def check_plain(config: Config, update: Any, count: Count | None) -> Count | None:
@@ -70,7 +66,6 @@ class PlainLoop:
     passes     is called where the script comes to the beginning of an epoch that this step is past; what it returns,
                when the script asks for the step's batches
     go_on      is called where the script goes on from batches that it has left: raises where others have not
-    say        tells people
     """
 
     def __init__(
@@ -82,15 +77,12 @@ class PlainLoop:
         steps: Callable[[], Iterator[PlainStep]],
         passes: Callable[[PlainStep], Callable[[], None]],
         go_on: Callable[[], None],
-        say: Callable[[str], None],
     ) -> None:
         self._state = state
         self._rehearsal = rehearsal
         self._bodies = bodies
         self._plan = plan
         self._begins = steps
-        self._say = say
-        self._looked = False
         self._passes = passes
         self._go_on = go_on
         self._passed: Callable[[], None] = _nothing
@@ -173,7 +165,6 @@ class PlainLoop:
 
     def _give(self) -> Iterator[Any]:
         left_at, self.left_at = self.left_at, None
-        self._look_for_a_count(script_site())
         try:
             yield from self._hand(self._batches(left_at))
         except GeneratorExit:
@@ -211,17 +202,6 @@ class PlainLoop:
             step.update_follows = True
             yield step
             step.check_closed()
-
-    def _look_for_a_count(self, site: str) -> None:
-        """At the script's line that asks for the first batch."""
-        looked, self._looked = self._looked, True
-        path, _, line = site.rpartition(":")
-        if not looked and path and _COUNTS.search(linecache.getline(path, int(line))):
-            self._say(
-                f"{site} counts batches, of which a worker has as many in a step as it has shares: the count depends "
-                "on the\n         number of workers; to print it beside len(run.batches()) is all right, and "
-                "run.step_in_epoch counts steps"
-            )
 
     def _start(self) -> Iterator[PlainStep]:
         if self._steps is None:

@@ -48,8 +48,22 @@ def turn_of(loop: Loop, there: Mapping[str, Any], sources: Sources, *, by_share:
     steps = names_in(loop.target) if over_steps and isinstance(loop, ast.For) else set()
     first = there.get(FIRST_ARGUMENT)
     turn = Turn(dict(there), sources, frozenset(steps), by_share, _first=first, _class=there.get("__class__"))
+    if by_share or over_steps:
+        turn.read |= dict.fromkeys(_counted(loop))
     turn.run([loop.target if isinstance(loop, ast.For) else loop.test, *loop.body])
     return turn
+
+
+def _counted(loop: Loop) -> set[str]:
+    """What enumerate counts in, where the body reads it: it goes on from the turn before, as `n += 1` does."""
+    if not isinstance(loop, ast.For):
+        return set()
+    called = [one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call)]
+    if not any(isinstance(one, ast.Name) and one.id == "enumerate" for one in called):
+        return set()
+    count = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    inside = [one for statement in loop.body for one in ast.walk(statement) if isinstance(one, ast.Name)]
+    return names_in(count) & {one.id for one in inside if isinstance(one.ctx, ast.Load)}
 
 
 @dataclass

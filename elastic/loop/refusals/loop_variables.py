@@ -1,6 +1,6 @@
 """What a script's loop keeps from one turn to the next by itself: a count, a running loss, the best so far.
 
-    n += 1        best = min(best, loss)        losses.append(loss)        self.global_step += 1
+    n += 1        best = min(best, loss)        losses.append(loss)        for i, batch in enumerate(run.batches())
 
 No save holds it, and a worker that joins or resumes begins it anew. What is kept from batch to batch is kept from share
 to share, moreover, of which a worker has as many as the world size says. Where it is only printed, all is well; where
@@ -88,9 +88,9 @@ class LoopVariables:
 
 
 _NEXT = (
-    "  next   nothing, where it is only printed; what the training depends on is run.step_index, comes from run.sums,\n"
-    "         or belongs into extra= (elastic docs write-the-loop, What is carried). Whole batches count in run.add, "
-    "and\n         of torchmetrics in elastic.integrations.torchmetrics.Synced(metric)"
+    "  next   nothing, where it is only printed; what the training depends on is run.step_index or run.step_in_epoch,\n"
+    "         comes from run.sums, or belongs into extra= (elastic docs write-the-loop, What is carried). Whole\n"
+    "         batches count in run.add, and of torchmetrics in elastic.integrations.torchmetrics.Synced(metric)"
 )
 
 
