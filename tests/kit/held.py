@@ -12,6 +12,7 @@ import psutil
 from elastic.drill.cluster import Cluster
 from elastic.drill.machine import holdings
 from elastic.drill.machine.holdings import OF_A_GROUP
+from elastic.drill.machine.leftovers import pid_in_name
 from elastic.drill.machine.processes import WRITER, marked
 
 OF_A_WRITER = {"writers": 1, "processes": 1, **holdings.OF_A_WRITER}
@@ -52,7 +53,10 @@ def held(run: Cluster) -> dict[str, int]:
     agent = next(parent.pid for parent in psutil.Process(coordinator).parents() if parent.pid in agents)
     pids = {"coordinator": coordinator, "agent": agent}
     running = marked(run.folder)
-    found = {"processes": len(running), "shared memory": len(os.listdir("/dev/shm"))}
+    found = {
+        "processes": len(running),
+        "shared memory": sum(_may_be_of(running, name) for name in os.listdir("/dev/shm")),
+    }
     found["writers"] = 0
     for pid in running:
         with contextlib.suppress(OSError):  # it has ended
@@ -63,3 +67,9 @@ def held(run: Cluster) -> dict[str, int]:
         found[f"sockets of the {who}"] = sum(link.startswith("socket:") for link in descriptors)
         found[f"threads of the {who}"] = len(os.listdir(f"/proc/{pid}/task"))
     return found
+
+
+def _may_be_of(running: list[int], name: str) -> bool:
+    """Whether a file in shared memory names one of these, or a process that has ended."""
+    pid = pid_in_name(name)
+    return pid is not None and (pid in running or not Path(f"/proc/{pid}").exists())

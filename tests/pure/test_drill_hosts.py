@@ -229,3 +229,9 @@ def test_what_a_killed_worker_s_loaders_leave_is_the_next_worker_s_to_remove() -
     outcome = Outcome(0, ("/var/tmp/elst-x", "/dev/shm/torch_3_4", "/var/tmp/torchinductor_root", "/var/tmp/mine"))
     assert left_behind_on(3, outcome, killed=True) == ["/var/tmp/mine of h3"]
     assert len(left_behind_on(3, outcome)) == 3
+
+
+def test_a_semaphore_that_a_kill_left_half_made_is_nobody_s() -> None:
+    outcome = Outcome(0, ("/dev/shm/sem.Ab3xYz", "/dev/shm/sem.mp-k2ibyev9"))
+    assert left_behind_on(3, outcome, killed=True) == []
+    assert len(left_behind_on(3, outcome)) == 2

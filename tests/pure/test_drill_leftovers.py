@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,22 @@ def test_what_was_there_before_is_nobody_s(tmp_path: Path) -> None:
     assert Snapshot.take(tmp_path).new(tmp_path, []) == []
 
 
-def test_shared_memory_that_is_gone_soon_is_somebody_else_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that ended meanwhile has its semaphores removed a moment later, by what maps none of them."""
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "shm")
-    monkeypatch.setattr(leftovers, "_GONE_S", 1.0)
-    (tmp_path / "shm").mkdir()
+def test_shared_memory_is_the_launch_s_where_it_names_one_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any program may make any other meanwhile, and a kill within sem_open leaves a name that tells nothing."""
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    pid = os.getpid()
     before = Snapshot.take(tmp_path)
-    theirs, ours = tmp_path / "shm" / "sem.mp-theirs", tmp_path / "shm" / "sem.mp-ours"
-    theirs.touch()
-    ours.touch()
-    monkeypatch.setattr(time, "sleep", lambda _: theirs.unlink(missing_ok=True))
-    assert before.new(tmp_path, []) == [f"shared memory {ours}"]
+    ours = tmp_path / f"torch_{pid}_12_0"
+    names = ["sem.mp-of_somebody", "sem.Ab3xYz", "psm_3f", f"torch_{pid}0_12_0", f"torch_{pid}_of_a_drill", ours.name]
+    for name in names:
+        (tmp_path / name).touch()
+    assert before.new(tmp_path, [pid]) == [f"shared memory {ours}", f"shared memory {tmp_path}/torch_{pid}_of_a_drill"]
+    with ours.open():
+        assert len(before.new(tmp_path, [pid])) == 1  # of a process that has the number now
+    before.remove([pid])
+    assert sorted(os.listdir(tmp_path)) == sorted(names[:4])
 
 
 def look(generation: int, size: int, sockets: int, *, rank: int = 1, last: bool = False, **more: Any) -> Event:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elastic.drill.hosts.hosts import Hosts, Machine, Outcome
 from elastic.drill.hosts.network import host_of, name
-from elastic.drill.machine.leftovers import OF_LOADERS, SHARED_MEMORY, TORCH_S_OWN
+from elastic.drill.machine.leftovers import OF_LOADERS, SEMAPHORE, SHARED_MEMORY, TORCH_S_OWN
 from elastic.drill.machine.processes import pid_in
 
 PORT = 29400
@@ -49,9 +49,12 @@ class OnHosts:
 
 
 def left_behind_on(host: int, outcome: Outcome, *, killed: bool = False) -> list[str]:
-    """killed: workers were, of which the next one on that machine removes what their loader processes left"""
+    """killed: workers were, of which the next one on that machine removes what their loader processes left; a semaphore
+    that one was about to make is nobody's"""
     loaders = killed and any(OF_LOADERS in what for what in outcome.left_behind)
     found = [what for what in outcome.left_behind if TORCH_S_OWN not in what]
+    if killed:
+        found = [what for what in found if not what.startswith(f"{SHARED_MEMORY}/{SEMAPHORE}")]
     if loaders:
         found = [what for what in found if OF_LOADERS not in what and not what.startswith(f"{SHARED_MEMORY}/torch_")]
     return [f"{what} of {name(host)}" for what in found]

@@ -1,4 +1,10 @@
-"""What did a launch leave on the machine: shared memory and temporary files? Others use the same machine meanwhile."""
+"""What did a launch leave on the machine: shared memory and temporary files? Others use the same machine meanwhile.
+
+Temporary files are the launch's where they lie in its TMPDIR. Shared memory is one place for all programs, and is the
+launch's where its name tells one of the launch's processes, as that of torch's batches does. Other names tell nothing,
+and nothing of ours has one: semaphores of multiprocessing have no name once they are made, and one that a kill has left
+within sem_open is nobody's to remove.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,17 @@ import contextlib
 import fcntl
 import os
 import re
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.data.scratch import CHILD
+from elastic_checkpoint import linux
 
 SHARED_MEMORY = Path("/dev/shm")
+SEMAPHORE = "sem."  # so sem_open's file in shared memory begins
 _NAMED = re.compile(r"torch_(\d+)_")
 OF_LOADERS = "elst-"
-_GONE_S, _LOOK_S = 5.0, 0.1
 TORCH_S_OWN = "torchinductor_"  # the folder of torch's compile cache, which an optimizer makes in every script
 
 
@@ -38,31 +44,24 @@ class Snapshot:
         killed  workers were: what each of them kept for its loader processes' sockets, and what those left in shared
                 memory, is removed by the next worker that starts on the machine (data/scratch.py), so it is no leak
                 once its lock is free
-        pids    of the launch's processes. Shared memory that names another process, or that a living process holds,
-              is somebody else's; so is what is gone soon: semaphores of a program that has ended are removed by
-              multiprocessing's resource tracker, which maps none of them
+        pids    of the launch's processes, which have ended: what a living process holds is somebody else's
         """
         files = sorted(_names(folder / "tmp") - self.temporary)
         removable = {name for name in files if killed and _next_worker_removes(folder / "tmp" / name)}
         files = [name for name in files if name not in removable]
         temporary = [f"temporary file {name}" for name in files if not name.startswith(TORCH_S_OWN)]
         noted = {child for name in removable for child in _names(folder / "tmp" / name) if child.startswith(CHILD)}
-        candidates = [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if _may_be_of(name, pids)]
-        candidates = [name for name in candidates if f"{CHILD}{_pid_in(name)}" not in noted]
-        until_s = time.monotonic() + _GONE_S
-        while candidates := [name for name in candidates if (SHARED_MEMORY / name).exists()]:
-            held = _held()
-            candidates = [name for name in candidates if name not in held]
-            if time.monotonic() >= until_s:
-                break
-            time.sleep(_LOOK_S)
-        return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in candidates]
+        shared = [name for name in self._shared_of(pids) if f"{CHILD}{pid_in_name(name)}" not in noted]
+        held = _held() if shared else set()
+        return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in shared if name not in held]
 
     def remove(self, pids: Collection[int]) -> None:
         """The shared memory that names these processes, which have ended, and was not there before."""
-        for name in _names(SHARED_MEMORY) - self.shared:
-            if (named := _NAMED.match(name)) is not None and int(named[1]) in pids:
-                (SHARED_MEMORY / name).unlink(missing_ok=True)
+        for name in self._shared_of(pids):
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
+
+    def _shared_of(self, pids: Collection[int]) -> list[str]:
+        return [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if pid_in_name(name) in pids]
 
 
 def _names(folder: Path) -> frozenset[str]:
@@ -88,15 +87,10 @@ def _next_worker_removes(path: Path) -> bool:
     return True
 
 
-def _may_be_of(name: str, pids: Collection[int]) -> bool:
-    """torch names its files torch_<pid>_<random>_<number>; other names tell nothing."""
+def pid_in_name(name: str) -> int | None:
+    """Who has made this file in shared memory: torch_<pid>_<random>_<number> is torch's. None: nobody can tell."""
     named = _NAMED.match(name)
-    return named is None or int(named[1]) in pids
-
-
-def _pid_in(name: str) -> str:
-    named = _NAMED.match(name)
-    return named[1] if named is not None else ""
+    return int(named[1]) if named is not None else None
 
 
 def _held() -> set[str]:
@@ -106,5 +100,5 @@ def _held() -> set[str]:
         if process.name.isdigit():
             with contextlib.suppress(OSError):
                 held |= set(re.findall(rf"{SHARED_MEMORY}/(\S+)", (process / "maps").read_text()))
-                held |= {Path(os.readlink(fd)).name for fd in (process / "fd").iterdir()}
+                held |= {os.path.basename(link) for link in linux.descriptors(process.name).values()}
     return held
