@@ -7,7 +7,7 @@ loader_process   the processes that read; dataset_changes: has the script change
                  forked? scratch: a folder for their sockets; own_generators: random generators that a dataset keeps
 content          does a data set hold the same as elsewhere, as far as it lies in memory?
 read_again       does an example depend on what was read before it? example_digest: its values, as a number
-placement        a batch of any shape: to a device, or into page-locked memory
+placement        a batch of any shape: to a device, or into page-locked memory; aligned: where its memory begins
 
 records          any record of a file by its number; record_index: where each begins; data_file: the file's bytes
 token_dataset    windows of a file of tokens; mds_dataset, mds_encodings: Mosaic's shards

@@ -5,6 +5,7 @@ Promises  inside `dataset[i]` Python's, NumPy's and torch's generators are seede
           generators of the dataset's own (own_generators.py).
           Loader processes leave this process's generators untouched; reading in this process does not:
           the caller points them at its own stream after `next`, which costs less than saving them.
+          Tensors on the CPU begin where torch's own do, whoever has read them and whoever has made them (aligned.py).
           With "skip", an example that raises is left out, and told; else its error comes out of `next`.
           A wait for loader processes has a deadline, and its error names what was waited for; the caller can
           end it earlier, and loses nothing.
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.ahead import Ahead
+from elastic.data.aligned import aligned
 from elastic.data.data_plan import Examples
 from elastic.data.dataset_changes import DatasetChanges, data_sets
 from elastic.data.example_digest import digest_of
@@ -165,9 +167,10 @@ class Loader:
         still is; unless `interrupt` raised it, new processes read it.
         """
         loaded = self._receive() if self._num_workers else self._read()
-        if self._device is None or self._is_there:
-            return loaded
-        return replace(loaded, batch=move(loaded.batch, self._device, non_blocking=self._pin))
+        batch = loaded.batch
+        if self._device is not None and not self._is_there:
+            batch = move(batch, self._device, non_blocking=self._pin)
+        return replace(loaded, batch=aligned(batch))
 
     def watched(self) -> Callable[[], list[str]]:
         """Tells which attributes of its data set the script has changed since. Not those of what these hold: loggers
@@ -282,7 +285,7 @@ def read_once(
 ) -> Any:
     """The batch of one request, read in this process; None where all of it was left out. Raises ExampleError."""
     reader = _Reader(dataset, collate_fn or default_collate, seed, on_bad_example)
-    return move(reader[request][1], to, non_blocking=False)
+    return aligned(move(reader[request][1], to, non_blocking=False))
 
 
 _Result = tuple[NDArray[np.int64], Any, tuple[LeftOut, ...]]  # as Loaded; of a type that DataLoader can pin

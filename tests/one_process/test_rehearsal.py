@@ -101,6 +101,23 @@ def test_a_buffer_of_what_came_by_is_refused(tmp_path: Path) -> None:
     assert "of the script's variables it changed replay\n" in str(refused.value)
 
 
+def test_batches_over_parts_of_numpy_s_arrays_are_passed_twice_too(tmp_path: Path) -> None:
+    """A copy of one lies elsewhere than the batch, and kernels may give other bits for that: neither is such a body
+    refused, nor goes a state unseen."""
+
+    def collate(examples: list[Any]) -> Any:
+        numbers = np.empty(3 + 4 * len(examples), np.float32)
+        numbers[3:] = np.concatenate([x.numpy() for x, _ in examples])
+        return torch.from_numpy(numbers[3:].reshape(-1, 4)), torch.stack([y for _, y in examples])
+
+    rehearsed(tmp_path / "good", collate_fn=collate).train(good)
+    loop = rehearsed(tmp_path / "bad", collate_fn=collate)
+    _, keep, last = HIDDEN["a list"]
+    loop.model.insert(0, Hidden([torch.zeros(4)], keep, last))
+    with pytest.raises(StepError, match="gave other gradients the second time"):
+        loop.train(good)
+
+
 def test_counts_that_reach_no_loss_are_nobodys_state(tmp_path: Path) -> None:
     """What is logged, and draws of every generator, those of the script's variables included."""
     loop, plain = rehearsed(tmp_path / "run"), rehearsed(tmp_path / "plain")

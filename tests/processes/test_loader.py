@@ -303,6 +303,27 @@ def test_batches_are_moved_whatever_their_shape(num_workers: int) -> None:
     assert batch["own"].device == "meta"
 
 
+def test_what_is_made_of_a_batch_has_the_same_bits_whoever_has_read_it() -> None:
+    """A tensor over a part of NumPy's array begins anywhere, and at a page where it came from a loader process: kernels
+    then sum in another order, and runs with `num_workers=0` and 1 ended with other weights."""
+    torch.manual_seed(0)
+    weights = torch.randn(10, 33)
+
+    def behind_a_header(examples: list[Any]) -> torch.Tensor:
+        numbers = np.empty(3 + 33 * len(examples), np.float32)
+        numbers[3:] = np.sin(np.arange(33 * len(examples)) + examples[0])
+        return torch.from_numpy(numbers[3:].reshape(-1, 33))
+
+    def read(num_workers: int) -> list[Any]:
+        with loader(Asked(lambda i: i), num_workers=num_workers, collate_fn=behind_a_header) as made:
+            made.open(consecutive(8, size=7))
+            return [(one.batch.data_ptr() % 64, (one.batch @ weights.T).tolist()) for one in read_all(made)]
+
+    here = read(0)
+    assert [at for at, _ in here] == [0] * 8
+    assert read(1) == here
+
+
 @pytest.mark.parametrize("wrong", [{"num_workers": -1}, {"num_workers": 1.5}, {"timeout_s": 0}])
 def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     """At the start, by name."""

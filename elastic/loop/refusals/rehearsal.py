@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from elastic.data.aligned import aligned
 from elastic.errors import CANNOT_DO, UNTOUCHED, StepError
 from elastic.loop.refusals.script_variables import values, variables
 from elastic.state.trained_set import listed
 
 _ITEMS = 64  # of a list
-_ALIGNED_TO = 64  # bytes, as torch's own memory is
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -49,13 +49,10 @@ class Rehearsal:
         if not self.due:
             return None
         self.due = False
-        copies: dict[int, Any] = {}
         try:
-            copied = copy.deepcopy(batch, copies)
+            copied = aligned(copy.deepcopy(batch))  # as the batch is, or kernels would sum in another order
         except Exception:  # the script's own class, which may raise anything
             return None
-        if any(_lie_apart(one, copies.get(id(one))) for one in [batch, *copies.get(id(copies), ())]):
-            return None  # kernels may sum in another order where memory begins otherwise (torch's own do: measured)
         self._seen = values(variables())
         self.runs = True
         return copied
@@ -121,14 +118,6 @@ def _holds_a_tensor(value: Any, depth: int = 3) -> bool:
     if isinstance(value, (list, tuple)) and depth:
         return any(_holds_a_tensor(one, depth - 1) for one in value[:_ITEMS])
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _lie_apart(original: Any, copied: Any) -> bool:
-    if not isinstance(original, torch.Tensor) or not isinstance(copied, torch.Tensor):
-        return False
-    if original.layout is not torch.strided:
-        return True
-    return (original.data_ptr() - copied.data_ptr()) % _ALIGNED_TO != 0
 
 
 def _same(one: Any, other: Any) -> bool:
