@@ -246,6 +246,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         assert results is not None
         assert self._progress is not None
         check = self._progress.own.shares(step.index, "the code for a batch (training_step, or a hook of its pass)")
+        step.show_sums(_shown)
         with results.of_shares(step):
             for self._share in step:
                 closure()
@@ -355,7 +356,7 @@ class _Steps:
         """See state_dict."""
 
 
-_WEIGHT = "weight of "
+_SUM, _WEIGHT = "sum of ", "weight of "
 _SAID_WITH_LOG = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute",
                   "rank_zero_only")  # fmt: skip
 
@@ -394,18 +395,12 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
             )
         weight = (named.get("batch_size") or step.items) if step.items else 0  # what counts nothing says nothing
         how = json.dumps([name, fx, {key: named[key] for key in _SAID_WITH_LOG if key in named}])
-        run.add(**{f"logged {name}": value.detach().double() * weight, f"{_WEIGHT}{how}": weight})
+        run.add(**{f"{_SUM}{name}": value.detach().double() * weight, f"{_WEIGHT}{how}": weight})
 
     def log_step(self, run: Run) -> None:
         """What the step's shares have logged, on all workers, also where none of this worker's own has logged it."""
-        for key, weight in list(run.sums.items()):
-            if not key.startswith(_WEIGHT):
-                continue
-            name, fx, named = json.loads(key.removeprefix(_WEIGHT))
-            if not weight:
-                continue
-            value = torch.as_tensor(run.sums[f"logged {name}"] / int(weight), dtype=torch.float32)
-            super().log(fx, name, value, **named, batch_size=int(weight))
+        for mean, weight, name, fx, named in _logged(run.sums):
+            super().log(fx, name, torch.as_tensor(mean, dtype=torch.float32), **named, batch_size=weight)
             self._go_on(f"{fx}.{name}")
 
     def state_dict(self) -> dict[str, list[Any]]:
@@ -428,6 +423,21 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
         if weight:
             self[key].value = self[key].value + value
             self[key].cumulated_batch_size = self[key].cumulated_batch_size + weight
+
+
+def _logged(sums: Mapping[str, Any]) -> Iterator[tuple[Any, int, str, str, dict[str, Any]]]:
+    """Of each value that a step's shares have logged: its mean, over how much, its name, where, and how."""
+    for key, weight in list(sums.items()):
+        if key.startswith(_WEIGHT) and weight:
+            name, fx, named = json.loads(key.removeprefix(_WEIGHT))
+            yield sums[f"{_SUM}{name}"] / int(weight), int(weight), name, fx, named
+
+
+def _shown(sums: Mapping[str, Any], count: float) -> dict[str, Any]:
+    """Of a step: what training_step has logged, by its names, and what else was added up. People are shown sums divided
+    by the step's count, and a value may have been logged over something else."""
+    added = {key: value for key, value in sums.items() if not key.startswith((_SUM, _WEIGHT))}
+    return {**added, **{name: mean * count for mean, _, name, _, _ in _logged(sums)}}
 
 
 class _Progress:

@@ -59,6 +59,7 @@ _CARRIED = ("global_step", "epoch", "total_flos", "best_metric", "best_global_st
 _RUNNING_TIMES = ("_runtime", "_per_second")
 _LEFT_OUT = -100  # transformers' label of what does not count
 _APART = "means over something else"
+_ELEMENTS = "elements of its inputs"
 _OF_FRAMEWORKS = ("transformers", "accelerate", "elastic")
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         """All of this worker's shares of a step; returns the loss of the whole step."""
         run, step = self.run, inputs["step"]
         assert run is not None
+        step.show_sums(_shown)
         for batch in self._progress.shares(step):
             items = self._get_num_items_in_batch([batch], self.args.device)
             super().training_step(model, batch, items)
@@ -230,7 +232,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
     def floating_point_ops(self, inputs: Any) -> int:
         """Of the whole step's inputs, on whatever worker they were computed."""
         name = getattr(self.model, "main_input_name", "input_ids")
-        elements = 0 if self.run is None else int(self.run.sums.get("elements", 0))
+        elements = 0 if self.run is None else int(self.run.sums.get(_ELEMENTS, 0))
         return int(super().floating_point_ops({name: torch.empty(elements, device="meta")}))
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -420,7 +422,7 @@ class _Progress:
             if batch is not None:
                 self._check()
                 main = batch.get(getattr(trainer.model, "main_input_name", "input_ids"))
-                added = {} if main is None else {"elements": main.numel()}
+                added = {} if main is None else {_ELEMENTS: main.numel()}
                 items = trainer._items(batch)
                 if trainer._is_apart(loss, batch, items):
                     added[_APART] = 1
@@ -523,6 +525,11 @@ def _attributes_of(kind: type) -> frozenset[str]:
 
 def _is_of_a_framework(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _OF_FRAMEWORKS
+
+
+def _shown(sums: Mapping[str, Any], _: float) -> dict[str, Any]:
+    """Of a step: what the Trainer adds up for itself is no curve for people."""
+    return {name: value for name, value in sums.items() if name not in (_APART, _ELEMENTS)}
 
 
 def _counted_otherwise(trainer: Any, step: int) -> StepError:

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 
 import elastic
 from elastic.errors import ConfigError, StepError
+from elastic.events.reading import read_events
+from elastic.report.report import report
 from elastic.state.modules import roots
 from elastic_checkpoint.cli import main
 
@@ -207,6 +209,25 @@ def test_a_share_that_counts_nothing_leaves_what_is_logged_a_number(tmp_path: Pa
     counts: Any = lambda batch: int((batch[0][:, 0] > 1.0).sum())  # noqa: E731
     strategy = ElasticStrategy(str(tmp_path), virtual_workers=12, count=counts, on_bad="stop", batch_size=24)
     assert fit(None, module=Partly, strategy=strategy).trainer.global_step == 8
+
+
+class Telling(Module):
+    """Of a constant, over another number than the examples, the report is to show just that."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        scores = self.net(x)
+        self.log("accuracy", (scores.argmax(dim=1) == y).float().mean(), on_epoch=True)
+        self.log("three", torch.tensor(3.0), batch_size=5 * len(y))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_report_shows_what_was_logged_by_its_names(tmp_path: Path) -> None:
+    """It had the names as JSON, with how each was logged, and each weight as one more curve."""
+    fit(tmp_path, module=Telling)
+    values = report(read_events(tmp_path)).last_values
+    assert values.keys() == {"loss", "accuracy", "three"}
+    assert values["three"] == pytest.approx(3.0)
 
 
 class Listing(Module):

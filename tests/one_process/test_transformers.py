@@ -17,6 +17,8 @@ from torch import nn
 
 import elastic
 from elastic.errors import ConfigError, StepError
+from elastic.events.reading import read_events
+from elastic.report.report import report
 
 pytest.importorskip("transformers", reason="needs transformers, and so Python 3.11")
 
@@ -485,6 +487,8 @@ def test_what_is_told_of_a_batch_is_added_up(tmp_path: Path) -> None:
     made = trainer(tmp_path, kind=Telling)
     made.train()
     assert {entry.get("words") for entry in made.state.log_history[:-1]} == {64.0}
+    values = report(read_events(tmp_path)).last_values
+    assert values.keys() == {"loss", "words"}, "what the Trainer adds up for itself is not shown"
 
 
 def test_a_trainer_may_make_its_optimizer_without_looking_for_one(tmp_path: Path) -> None:

@@ -93,6 +93,10 @@ class PlainStep(ScriptStep):
         self._begun = True
         return self.batches()
 
+    def show_sums(self, shown: Callable[[Mapping[str, Any], float], Mapping[str, Any]]) -> None:
+        """Has people be shown what `shown` makes of the step's sums and its count, in place of these sums."""
+        self.in_hand.shown_sums = shown
+
     @property
     def under_way(self) -> bool:
         """Batches of it were taken, and it is not applied."""

@@ -74,6 +74,7 @@ class StepInHand:
             body does to the data set, which takes some µs a batch.
         last: Its batch in hand is this worker's last of the step.
         merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
+        shown_sums: Of its sums and count, which sums people are shown; a trainer keeps some for itself.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class StepInHand:
         self.attempt = self._state.attempt = 0
         self.sums: dict[str, Any] = {}
         self.count: float = 0
+        self.shown_sums: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = lambda sums, _: sums
         self.applied = False
         self.due = False
         self.last = False

@@ -150,7 +150,7 @@ class Update:
             schema.StepApplied(
                 **self._facts(step),
                 redone=step.attempt > 0,
-                values=plain_values(step.sums) if coordinates else ABSENT,
+                values=plain_values(step.shown_sums(step.sums, step.count)) if coordinates else ABSENT,
                 left_out=step.left_out or ABSENT,
             )
         )
