@@ -242,6 +242,13 @@ class Notice(TypedEvent):
     left_s: Annotated[float, "seconds that its node is still there, where somebody says"] = ABSENT
 
 
+class AgentLost(TypedEvent):
+    """The worker's agent, its `elastic run`, is gone without a word: it was killed, or failed. The worker leaves as
+    soon as it may, or ends. Nobody has told it to: there is no `notice` of it."""
+
+    step: Annotated[int, "steps applied"]
+
+
 class Hint(TypedEvent):
     """The worker's node may be taken soon, as its cloud says: the run saves at the next boundary, and nobody leaves."""
 

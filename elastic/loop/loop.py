@@ -118,7 +118,7 @@ class Loop:
             context.console.warn(f"rank {rank} lost a peer while the run started: {lost}; its launcher starts it again")
             raise SystemExit(AGAIN) from lost
         except RunEnded as ended:
-            session.tell_end(ended)
+            self._recovery.departure.tell_end(ended)
             session.close(abruptly=True)
             raise SystemExit(AGAIN) from ended
         except LeaveRequested as leaves:

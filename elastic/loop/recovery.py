@@ -235,7 +235,7 @@ class Recovery:
             except LeaveRequested:
                 self.departure.leave_where_it_waits()
             except RunEnded as ended:
-                session.tell_end(ended)
+                self.departure.tell_end(ended)
                 raise SystemExit(AGAIN) from ended
         if side_state is not None:
             state.take_side_state(side_state)

@@ -41,7 +41,7 @@ from elastic.loop.view_group import ViewGroup
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.rules.next_view import BOUNDARY
-from elastic.membership.worker.live import IdentityDiffers, RunEnded, RunIsPast
+from elastic.membership.worker.live import IdentityDiffers, RunIsPast
 from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
@@ -182,11 +182,6 @@ class Session:
             self._ready(identity, accepted=False)
             self.side_state_of_those_ahead = self._enter_first(identity)
         self._prepare()
-
-    def tell_end(self, ended: RunEnded) -> None:
-        """Records why no view comes any more."""
-        why = str(ended)
-        self.context.events.emit(schema.RepeatedFailure(why=why) if ended.repeated else schema.Ended(why=why))
 
     def _end_moved_on(self, why: str) -> None:
         """In the channel's thread: whatever the others may be in, what this worker holds must change nothing any more.

@@ -34,7 +34,7 @@ from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS, Counting
 from elastic.report.page_style import STYLE
 from elastic.report.report import Completion, Report, report
 from elastic.report.summary import facts, known_as_sums
-from elastic.report.view_changes import ChangeKind, ViewChange
+from elastic.report.view_changes import ChangeKind, ViewChange, recoveries
 
 _CHANGES_MAX = 120  # beyond it, joins and leaves are counted
 _FAULTS_MAX = 600
@@ -95,9 +95,8 @@ def _date(t: float) -> str:
 
 
 def _tiles(found: Report) -> str:
-    losses = [change for change in found.view_changes if change.kind == ChangeKind.LOSS and change.cost_s is not None]
-    costs = [change.cost_s for change in losses if change.cost_s is not None]
-    recovered = f"median {words.seconds(median(costs))} to the next step" if costs else "no loss was recovered from"
+    costs = [one.cost_s for one in recoveries(found.view_changes)]
+    recovered = f"{words.seconds(median(costs))} to the next step, in the median" if costs else "no recovery"
     pace = f"{words.seconds(found.step_seconds)} each" if found.step_seconds is not None else "no pace known"
     stall = f"training stood still {words.seconds(found.save_stall_seconds)}"
     failed = f", {found.save_failures} failed" if found.save_failures else ""
@@ -165,20 +164,18 @@ def _world_size(changes: Sequence[ViewChange], axis: Axis) -> str:
     points.sort()
     most = max((value for _, value in points), default=1.0)
     y = Axis(0.0, most * 1.08)
-    labels = [
-        Label(100 - y.at(value) / 10, text) for value, text in number_labels(0.0, most, most=3) if value == int(value)
-    ]
+    labels = [Label(100 - y.at(value) / 10, text) for value, text in number_labels(0.0, most) if value == int(value)]
     said = f"World size over time: {int(most)} workers at most, {len(changes)} views."
     drawing = steps_drawing(points, axis, y)
     return figure("World size", drawing, height=90, units=100, said=said, x=time_labels(axis), y=labels)
 
 
 def _recovery_times(changes: Sequence[ViewChange], axis: Axis) -> str:
-    sticks = [
-        (change.begun_t, change.cost_s, f"{sentences.sentence(change)}")
-        for change in changes
-        if change.kind in (ChangeKind.LOSS, ChangeKind.RESTART) and change.cost_s is not None
-    ]
+    sticks = [(r.begun_t, r.cost_s, "; ".join(map(sentences.sentence, r.losses))) for r in recoveries(changes)]
+    for at, change in enumerate(changes):
+        trained = (c.trained_t for c in changes[at:] if c.launch == change.launch and c.trained_t is not None)
+        if change.kind == ChangeKind.RESTART and (trained_t := next(trained, None)) is not None:
+            sticks.append((change.begun_t, trained_t - change.begun_t, sentences.sentence(change)))
     if not sticks:
         return ""
     least = max(min(cost for _, cost, _ in sticks), 1e-3)
@@ -187,12 +184,14 @@ def _recovery_times(changes: Sequence[ViewChange], axis: Axis) -> str:
     y = Axis(low - 0.15, high + 0.05)
     labels = [Label(100 - y.at(power) / 10, round_seconds(10.0**power)) for power in range(low, high + 1)]
     said = f"{len(sticks)} recoveries, of {words.seconds(least)} to {words.seconds(longest)}."
-    title = (
-        "Recovery times: from a fault (a silent one: from the last step before it), or a launch's end, to the next "
-        "step. The scale is logarithmic"
+    note = (
+        "From a fault, or the end of the launch before, to the next step. Where nobody saw the fault, from the last "
+        "step before it. The scale is logarithmic."
     )
     drawing = sticks_drawing([(t, math.log10(max(cost, 1e-3)), text) for t, cost, text in sticks], axis, y)
-    return figure(title, drawing, height=120, units=100, said=said, x=time_labels(axis), y=labels[-6:])
+    return figure(
+        "Recovery times", drawing, height=120, units=100, said=said, x=time_labels(axis), y=labels[-6:], note=note
+    )
 
 
 def _ledger(found: Report) -> str:
@@ -228,7 +227,7 @@ def _curves(events: Sequence[Event]) -> str:
     drawn = [_curve(name, curve) for name, curve in list(curves.items())[:_CURVES_MAX]]
     if not drawn:
         return ""
-    return f'<section><h2>Sums by step</h2><div class="curves">{"".join(drawn)}</div></section>'
+    return f'<section><h2>By step, per example</h2><div class="curves">{"".join(drawn)}</div></section>'
 
 
 def _curve(name: str, curve: Mapping[int, float]) -> str:
@@ -247,9 +246,7 @@ def _curve(name: str, curve: Mapping[int, float]) -> str:
     said = f"{name} by step, divided by the step's count: {last} at the end."
     note = _not_finite(sorted(step for step, value in curve.items() if not math.isfinite(value)), curve)
     drawing = line_drawing(finite, x, y) + ticks_drawing(map(float, broken), x, top=0, bottom=100, style="save failed")
-    return figure(
-        f"{name} per example: {last} at the end", drawing, height=150, units=100, said=said, x=across, y=up, note=note
-    )
+    return figure(f"{name}: {last} at the end", drawing, height=150, units=100, said=said, x=across, y=up, note=note)
 
 
 def _not_finite(steps: Sequence[int], curve: Mapping[int, float]) -> str:
@@ -267,10 +264,10 @@ def _view_changes(changes: Sequence[ViewChange], axis: Axis) -> str:
     for index, change in enumerate(shown):
         if len(shown) > _FAULTS_MAX and _FAULTS_MAX // 2 <= index < len(shown) - _FAULTS_MAX // 2:
             more = f"… {len(shown) - _FAULTS_MAX:,} more: --json lists all …"
-            rows += f'<tr><td colspan="3">{more}</td></tr>' if index == _FAULTS_MAX // 2 else ""
+            rows += _row(more) if index == _FAULTS_MAX // 2 else ""
             continue
         if isinstance(change, int):
-            rows += f'<tr><td colspan="3">… workers joined or left in order: {words.counted(change, "view")}</td></tr>'
+            rows += _row(f"… {words.counted(change, 'change')}: workers joined, or left in order")
             continue
         step = "" if change.step is None else f"{change.step:,}"
         rows += (
@@ -284,6 +281,11 @@ def _view_changes(changes: Sequence[ViewChange], axis: Axis) -> str:
     )
 
 
+def _row(text: str) -> str:
+    """Of what is not listed."""
+    return f'<tr class="more"><td></td><td></td><td>{text}</td></tr>'
+
+
 def _losses(changes: Sequence[ViewChange]) -> str:
     found = sentences.losses_by_cause_and_host(changes)
     rows = "".join(
@@ -291,9 +293,7 @@ def _losses(changes: Sequence[ViewChange]) -> str:
         for cause, host, times in found[:_GROUPS_MAX]
     )
     rest = sum(times for _, _, times in found[_GROUPS_MAX:])
-    rows += (
-        f'<tr><td>{rest:,}</td><td colspan="2" class="text">of other causes, on other hosts</td></tr>' if rest else ""
-    )
+    rows += f'<tr><td>{rest:,}</td><td class="text">of other causes, on other hosts</td><td></td></tr>' if rest else ""
     return (
         '<section><h2>Losses by cause and host</h2><div class="scroll"><table class="losses"><thead><tr>'
         '<th scope="col">workers</th><th scope="col" class="text">cause</th><th scope="col" class="text">host</th>'

@@ -65,6 +65,10 @@ td.wide,th.wide{color:var(--soft);padding-left:12px}
 .changes td:nth-child(1){white-space:nowrap}
 .changes td:nth-child(3),.changes th.text{text-align:left;white-space:normal;overflow-wrap:anywhere;padding-left:6px}
 .changes td:nth-child(1),.changes th:nth-child(1){text-align:right}
+.losses td:nth-child(1),.losses th:nth-child(1){text-align:right;width:1px}
+.losses td.text,.losses th.text{text-align:left}
+.losses td:nth-child(2){white-space:normal;overflow-wrap:anywhere}
+tr.more td:nth-child(3){color:var(--soft)}
 tr.loss td:nth-child(3),tr.broken td:nth-child(3),tr.restart td:nth-child(3){color:var(--bad)}
 tr.sum th,tr.sum td{font-weight:600}
 .curves{display:grid;grid-template-columns:repeat(2,1fr);gap:0 28px}

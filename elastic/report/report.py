@@ -58,6 +58,7 @@ class Report:
     world_sizes   of the views, in order
     claims        how often the run was started or restarted
     peers_lost    workers that were lost from one view to the next; where a loss restarts all, such restarts
+    agents_lost   workers whose agent was gone without a word
     counted       what the steps that count have counted: examples, or tokens; of folded steps, all
     save_stall_seconds  that training stood still for saves
     hints         that nodes may be taken soon, of each word one
@@ -79,6 +80,7 @@ class Report:
     world_sizes: tuple[int, ...]
     claims: int
     peers_lost: int
+    agents_lost: int
     notices: tuple[str, ...]
     hints: tuple[str, ...]
     cut_short: tuple[str, ...]
@@ -160,6 +162,7 @@ def report(events: Sequence[Event]) -> Report:
         world_sizes=tuple(len(view.workers) for view in seen),
         claims=len(of_kind["claimed"]),
         peers_lost=sum(len(view.lost) for view in seen) + len(restarts),
+        agents_lost=len({event["worker"] for event in of_kind["agent_lost"]}),
         notices=tuple(event["signal"] for event in of_kind["notice"] if event["signal"]),
         hints=tuple(sorted({event["why"] for event in of_kind["hint"]})),
         cut_short=tuple(f"{one['at']}, {one['step']} steps applied: {one['why']}" for one in of_kind["cut_short"]),

@@ -10,7 +10,8 @@ from statistics import median
 from elastic.events import words
 from elastic.report.left_out import LeftOut
 from elastic.report.passed_over import PassedOver
-from elastic.report.view_changes import ChangeKind, ViewChange
+from elastic.report.report import Report
+from elastic.report.view_changes import ChangeKind, ViewChange, recoveries
 
 _EXAMPLES_SHOWN = 8
 
@@ -49,7 +50,7 @@ def sentence(change: ViewChange) -> str:
             went = (
                 f"{on} trained again {words.seconds(cost)} later{_noticed(change)}"
                 if cost is not None
-                else f"{on} formed a view, no step followed"
+                else f"{on} formed a view, and applied no step in it"
             )
             joined = f", {change.joined} of them new" if change.joined else ""
             redone = f", {change.redone} step{'s' if change.redone != 1 else ''} redone" if change.redone else ""
@@ -147,16 +148,27 @@ def shown_of(changes: Sequence[ViewChange], most: int) -> list[ViewChange | int]
     return shown
 
 
-def recoveries(changes: Sequence[ViewChange]) -> str | None:
-    """All losses in one line; None: there were none."""
-    costs = [change.cost_s for change in changes if change.kind == ChangeKind.LOSS and change.cost_s is not None]
-    if not costs:
+def lost(found: Report) -> str:
+    """How many workers were."""
+    live = sum(len(change.lost) for change in found.view_changes if change.kind == ChangeKind.LOSS)
+    said = [words.workers(live)] if live or found.peers_lost == 0 else []
+    if restarts := found.peers_lost - live:
+        said.append(f"{words.counted(restarts, 'time')} one or more, and the launcher started all workers again")
+    if found.agents_lost:
+        said.append(f"the agent of {words.workers(found.agents_lost)} (elastic run) was killed or failed")
+    return "; ".join(said)
+
+
+def recovered(changes: Sequence[ViewChange]) -> str | None:
+    """All recoveries in one line; None: there were none."""
+    found = recoveries(changes)
+    if not found:
         return None
-    spread = (
-        f"median {words.seconds(median(costs))}, longest {words.seconds(max(costs))}"
-        if len(costs) > 1
-        else words.seconds(costs[0])
+    costs = [one.cost_s for one in found]
+    spread = f"median {words.seconds(median(costs))}, longest {words.seconds(max(costs))}"
+    workers = sum(len(loss.lost) for one in found for loss in one.losses)
+    of = "" if workers == len(found) else f", for {workers:,} lost workers (some were lost together)"
+    return (
+        f"{len(found):,}{of}: {spread if len(costs) > 1 else words.seconds(costs[0])} from the fault, or the last step "
+        "before a silent one, to the next step"
     )
-    lost = sum(len(change.lost) for change in changes if change.kind == ChangeKind.LOSS and change.cost_s is not None)
-    of = f" of {words.workers(lost)}" if lost != len(costs) else ""
-    return f"{len(costs)}{of}, from the fault, or the last step before a silent one, to the next step: {spread}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -18,6 +19,8 @@ from elastic.report.view_changes import ChangeKind
 
 _CHANGES_MAX = 24
 _BAR = 28
+_CAUSES_MAX = 12
+_HOSTS_MAX = 8
 _PASSED_MAX = 12
 _STATES = {
     Completion.FINISHED: "bold green",
@@ -36,6 +39,7 @@ def summary(name: str, found: Report, *, now: float | None = None) -> Renderable
         _facts(found),
         Text(),
         _view_changes(found),
+        *_losses(found),
         Text(),
         _ledger(found),
     ]
@@ -76,11 +80,16 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
         shown = list(found.last_values.items())[:6]
         yield "last step", ", ".join(f"{k} {words.number(v) if v is not None else 'not finite'}" for k, v in shown)
     yield "world size", _sizes(found.world_sizes)
-    hints = f"; hints: {'; '.join(found.hints)}" if found.hints else ""
-    yield "starts", f"{found.claims}, {found.peers_lost} lost, {len(found.notices)} notices to leave{hints}"
+    launches = sum(change.kind in (ChangeKind.START, ChangeKind.RESTART) for change in found.view_changes)
+    again = f": begun once, started again {launches - 1} times" if launches > 2 else ": begun once, and once again"
+    yield "starts", f"{launches}{again}" if launches > 1 else str(launches or found.claims)
+    yield "lost", sentences.lost(found)
+    if found.notices or found.hints:
+        told = f"{words.workers(len(found.notices))} told to leave" if found.notices else "nobody told to leave"
+        yield "notices", "; ".join((told, *(f"hint: {hint}" for hint in found.hints)))
     if found.cut_short:
         yield "cut short", "; ".join(found.cut_short)
-    if (recovered := sentences.recoveries(found.view_changes)) is not None:
+    if (recovered := sentences.recovered(found.view_changes)) is not None:
         yield "recoveries", recovered
     yield "saves", saves + (f"; {found.save_failures} failed" if found.save_failures else "")
     if found.accepted:
@@ -137,12 +146,14 @@ def _view_changes(found: Report) -> Table:
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column(overflow="fold")
-    half = _CHANGES_MAX // 2
-    for index, change in enumerate(found.view_changes):
-        if len(found.view_changes) > _CHANGES_MAX and half <= index < len(found.view_changes) - half:
-            if index == half:
-                table.add_row("", "", Text(f"… {len(found.view_changes) - 2 * half} more …", style="dim"))
-            continue
+    changes = list(found.view_changes)
+    faults = [change for change in changes if change.kind not in (ChangeKind.JOIN, ChangeKind.LEAVE)]
+    cut = len(changes) > _CHANGES_MAX
+    shown = [*faults[: _CHANGES_MAX // 2], *faults[_CHANGES_MAX // 2 :][-_CHANGES_MAX // 2 :]] if cut else changes
+    for index, change in enumerate(shown):
+        if cut and index == _CHANGES_MAX // 2:
+            hidden = f"{len(faults) - len(shown)} losses or restarts and {len(changes) - len(faults)} joins or leaves"
+            table.add_row("", "", Text(f"… {hidden} are not shown: --json has them all …", style="dim"))
         style = "red" if change.kind in (ChangeKind.LOSS, ChangeKind.RESTART) else ""
         step = f"step {change.step}" if change.step is not None else ""
         said = Text(words.printable(sentences.sentence(change)), style=style)
@@ -152,6 +163,26 @@ def _view_changes(found: Report) -> Table:
             said,
         )
     return table
+
+
+def _losses(found: Report) -> list[RenderableType]:
+    """Of a run whose losses are too many to be listed one by one."""
+    if len(found.view_changes) <= _CHANGES_MAX:
+        return []
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="Losses by cause", title_justify="left")
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    of_cause: dict[str, list[str]] = {}
+    workers: Counter[str] = Counter()
+    for cause, host, times in sentences.losses_by_cause_and_host(found.view_changes):
+        of_cause.setdefault(cause, []).append(f"{host} {times:,}")
+        workers[cause] += times
+    for cause, times in workers.most_common(_CAUSES_MAX):
+        hosts = ", ".join(of_cause[cause][:_HOSTS_MAX]) + (", …" if len(of_cause[cause]) > _HOSTS_MAX else "")
+        table.add_row(f"{times:,}", Text(words.printable(f"{cause}: {hosts}")))
+    if rest := workers.total() - sum(times for _, times in workers.most_common(_CAUSES_MAX)):
+        table.add_row(f"{rest:,}", Text("of other causes: --json has them all", style="dim"))
+    return [Text(), table] if workers else []
 
 
 def _last_of(title: str, lines: Sequence[str]) -> Table:

@@ -23,6 +23,8 @@ from elastic.events.event import Event
 from elastic.report.ledger import Faults
 from elastic.report.views import ViewSeen, views
 
+AGENT_LOST = "its agent (elastic run) was killed or failed"
+
 
 class ChangeKind(str, Enum):
     """START    the first view
@@ -49,7 +51,8 @@ class ViewChange:
     transfer_s   the longest that a worker gave or took state, and how much state that was
     transfer_bytes
     step         steps applied when it formed; None: unknown
-    lost         worker id -> cause; "" where nobody saw it
+    lost         worker id -> cause; "" where nobody saw it. Others know of a killed agent only that they reach its node
+                 no longer; its workers live on, and say what it was
     redone       steps that came round again
     left_on      what those who left were signal_of, of each word one
     """
@@ -82,6 +85,37 @@ class ViewChange:
         """How much of that passed before all knew of the loss."""
         cost_s = self.cost_s
         return None if cost_s is None or self.detected_s is None else min(self.detected_s, cost_s)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """From the first fault to the next step. losses: several, where others were lost before that step"""
+
+    losses: tuple[ViewChange, ...]
+    trained_t: float
+
+    @property
+    def begun_t(self) -> float:
+        return self.losses[0].begun_t
+
+    @property
+    def cost_s(self) -> float:
+        return max(0.0, self.trained_t - self.begun_t)
+
+
+def recoveries(changes: Sequence[ViewChange]) -> list[Recovery]:
+    """In order; without losses after which their launch applied no step any more."""
+    found: list[Recovery] = []
+    losses: list[ViewChange] = []
+    for change in changes:
+        if change.kind in (ChangeKind.START, ChangeKind.RESTART):
+            losses = []
+        elif change.kind == ChangeKind.LOSS:
+            losses.append(change)
+        if losses and change.trained_t is not None:
+            found.append(Recovery(tuple(losses), change.trained_t))
+            losses = []
+    return found
 
 
 _PROGRESS = frozenset({"view_formed", "loaded", "transfer", "step_applied", "passed_over", "folded"})
@@ -156,6 +190,7 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     seen = views(events)
     faults = Faults(events)
     signal_of = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
+    signal_of |= {event["worker"]: AGENT_LOST for event in events if event["event"] == "agent_lost"}
     gathered = [_Gathered(view) for view in seen]
     at: dict[tuple[str, int], _Gathered] = {}  # (worker, generation) -> its view
     in_view: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
@@ -181,13 +216,14 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults, signal_of:
     same = set(before.view.workers) if before is not None and not restarted else set()
     joined = len([worker for worker in view.workers if worker not in same])
     gone = same - set(view.workers)
-    lost = {worker: one.faults.get(worker, "") for worker in view.lost}
+    causes = one.faults | {worker: said for worker, said in signal_of.items() if said == AGENT_LOST}
+    lost = {worker: causes.get(worker, "") for worker in view.lost}
     detected_s = None
     if before is None:
         kind, begun_t = ChangeKind.START, formed_t
     elif restarted:
         kind, begun_t = ChangeKind.RESTART, before.stood_still_t(()) if before.noticed else before.last_t
-        lost = {worker: one.faults.get(worker, "") for worker in before.view.workers if worker not in view.workers}
+        lost = {worker: causes.get(worker, "") for worker in before.view.workers if worker not in view.workers}
     elif lost or (before.noticed and not joined and not gone):
         kind = ChangeKind.LOSS if lost else ChangeKind.BROKEN
         begun = [before.fault_t(worker, lost, faults) for worker in lost] or [before.stood_still_t(())]

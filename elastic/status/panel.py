@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from elastic.events import words
+from elastic.status.tracker import since
 
 _BAR = 16
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -53,7 +54,7 @@ def _health(status: dict[str, Any], now_t: float) -> Text:
         parts += [(times, "bold yellow"), (f", the last {_ago(passed, now_t)}: {passed['why']}", "dim")]
     if fault := status.get("fault"):
         why = f": {fault['why']}" if fault["why"] else ""
-        parts += [("  lost ", "dim"), f"{status['lost']}", (", the last ", "dim"), _ago(fault, now_t)]
+        parts += [("  lost ", "dim"), f"{status['lost']}{since(status)}", (", the last ", "dim"), _ago(fault, now_t)]
         parts += [f", cost {words.seconds(fault['cost_s'])}", (why, "dim")]
         if fault["unnoticed_s"] > 0.5 * fault["cost_s"]:
             parts += [(f", {words.seconds(fault['unnoticed_s'])} until it was noticed", "dim")]

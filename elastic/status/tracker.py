@@ -61,9 +61,9 @@ class StatusTracker:
         self._faults: list[Event] = []
         self._stuck_s = 0.0
         self._workers: list[str] | None = None
-        self._change: tuple[int, int, int, int] | None = None  # a view to tell of: its size, and how many joined, are
-        # gone, and of them were lost
-        self.status: Status = {"total_steps": total_steps, "lost": 0}
+        self._joined = self._left = self._lost = 0  # in views since the last step
+        self._change = False  # there are such views
+        self.status: Status = {"total_steps": total_steps, "lost": 0}  # since the step at which this worker came
 
     def hear(self, event: Event) -> None:
         """An EventLog's listener."""
@@ -79,6 +79,8 @@ class StatusTracker:
                 self.status["passed_over"] = {"times": before["times"] + 1, "why": event["why"], "t": t}
             case "view_formed":
                 self._formed(event)
+            case "loaded":
+                self.status.setdefault("since", event["step"])
             case "peer_lost":
                 if self._lost_t is None:
                     self._lost_t, self._stood_still_t = t, self._before_t
@@ -104,7 +106,7 @@ class StatusTracker:
         if self._stepping:
             self._step_s = took_s if self._step_s is None else _MEMORY * self._step_s + (1 - _MEMORY) * took_s
         self.status.update(step=event["step"] + 1, epoch=event["epoch"])
-        if self._change is not None:
+        if self._change:
             self._changed(event, t)
         if (
             self._say is not None
@@ -140,29 +142,35 @@ class StatusTracker:
         self.status["generation"] = event.get("generation", 0)
         self.status["balance"] = self._shares / (world_size * -(-self._shares // world_size))
         if before is not None:
-            joined = len(set(workers) - set(before))
             gone = set(before) - set(workers)
-            self._change = world_size, joined, len(gone), len(gone - set(event.get("not_lost", ())))
+            lost = gone - set(event.get("not_lost", ()))
+            self._change = True
+            self._joined += len(set(workers) - set(before))
+            self._lost += len(lost)
+            self._left += len(gone) - len(lost)
 
     def _changed(self, event: Event, t: float) -> None:
-        """The first step after a change of the view."""
-        assert self._change is not None
-        (world_size, joined, gone, lost), self._change = self._change, None
+        """The first step after changes of the view."""
+        joined, left, lost = self._joined, self._left, self._lost
+        self._joined = self._left = self._lost = 0
+        self._change = False
         faults, self._faults = self._faults, []
         lost_t, self._lost_t = self._lost_t, None
-        line = f"step {event['step']}: {words.workers(world_size)}"
+        if lost_t is None:  # nothing failed: they left
+            left, lost = left + lost, 0
+        line = f"step {event['step']}: {words.workers(self.status['world_size'])}"
         if lost_t is not None:
             began_t = self._began_t(lost_t, [fault.get("died_t") for fault in faults])
             causes = sorted({words.short_cause(fault["cause"]) for fault in faults})
             cost_s, unnoticed_s = max(0.0, t - began_t), max(0.0, lost_t - began_t)
-            self.status["lost"] += max(lost, 1)
+            self.status["lost"] += lost
             why = ", ".join(causes)[:_CAUSE_MAX]
             kinds = ", ".join(sorted({cause.partition(":")[0] for cause in causes}))  # the agent has shown the rest
             self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s, "unnoticed_s": unnoticed_s}
-            line += f", {words.seconds(cost_s)} after the loss of {lost or 'a peer'}" + (f" ({kinds})" if kinds else "")
+            what = f"the loss of {lost}" if lost else "a collective failed"
+            line += f", {words.seconds(cost_s)} after {what}" + (f" ({kinds})" if kinds else "")
             line += f", {words.seconds(unnoticed_s)} until it was noticed" if unnoticed_s > 0.5 * cost_s else ""
-        elif gone:
-            line += f", {gone} left"
+        line += f", {left} left" if left else ""
         line += f", {joined} joined" if joined else ""
         if self._say is not None:
             self._say(f"{line}; goodput {words.percent(self._goodput(t))}")
@@ -182,13 +190,20 @@ class StatusTracker:
     def _finished(self, event: Event) -> None:
         if self._say is not None and self._begun_t is not None and self.status["lost"]:
             t = float(event["t"])
-            lost = f"{self.status['lost']} lost on the way, goodput {words.percent(self._goodput(t))}"
-            self._say(f"finished: {event['step']} steps, {lost}; `elastic report` tells more")
+            lost = f"{self.status['lost']} lost{since(self.status) or ' on the way'}"
+            goodput = f"goodput {words.percent(self._goodput(t))}"
+            self._say(f"finished: {event['step']} steps, {lost}, {goodput}; `elastic report` tells more")
 
     def _goodput(self, t: float) -> float:
         """Of this worker, since it began: the share of its time that went into steps and the script's own code."""
         elapsed_s = t - (self._begun_t or t)
         return min(1.0, self._useful_s / elapsed_s) if elapsed_s > 0 else 1.0
+
+
+def since(status: Status) -> str:
+    """What losses are counted from, where that is not the run's beginning: a launch counts its own, and a worker that
+    joined those since then. `elastic report` counts all."""
+    return f" since step {status['since']:,}" if status.get("since") else ""
 
 
 def _value(event: Event) -> list[Any] | None:

@@ -228,6 +228,8 @@ def test_a_killed_agent_leaves_nothing_behind(elastic_cluster: MakeCluster, elas
     run = live(elastic_cluster, [KillAgent(2, At(12, "forward"))], steps=60)
     killed = run.finish(within_s=240)
     assert (killed.exit_code, killed.left_behind) == (-signal.SIGKILL, ())
+    told = {event["event"] for event in killed.events}
+    assert ("agent_lost" in told, told & {"notice", "ended"}) == (True, set()), "nobody told them to leave"
 
     judged(run.start(), elastic_undisturbed(steps=60, seed=7).events)
 

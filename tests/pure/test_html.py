@@ -114,7 +114,7 @@ def test_a_curve_says_how_it_really_ended(wrong: set[int], last: str, said: str)
         for step in range(900)
     ]
     text = " ".join(Parsed(page("run", events)).words)
-    assert f"loss per example: {last}" in text
+    assert f"loss: {last}" in text
     assert ("not finite " in text.replace("not finite at the end", "")) == bool(said)
     assert said in text
 
@@ -181,7 +181,7 @@ def test_no_loss_is_hidden_among_a_long_runs_joins_and_each_is_counted_by_its_ca
     found = report(story.launch(2).events)
     text = page("long", story.events, found)
     assert text.count('<tr class="loss">') == found.peers_lost == 70
-    assert "workers joined or left in order: 1 view" in text
+    assert "1 change: workers joined, or left in order" in text
     assert sum(times for _, _, times in sentences.losses_by_cause_and_host(found.view_changes)) == 70
 
 

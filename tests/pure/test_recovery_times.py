@@ -63,7 +63,7 @@ def test_a_host_that_was_cut_off_silently_costs_from_the_last_step_on() -> None:
     assert told.loss.detected_s == pytest.approx(3.7)
     said = sentences.sentence(told.loss)
     assert "trained again 3.9 s later (3.7 s until it was noticed, 200 ms to go on)" in said
-    assert "3.9 s" in str(sentences.recoveries([told.loss]))
+    assert "3.9 s" in str(sentences.recovered([told.loss]))
 
 
 def test_who_was_cut_off_notices_it_later_and_that_is_nobodys_detection() -> None:

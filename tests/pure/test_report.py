@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from enum import Enum
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from elastic.__main__ import main
 from elastic.events.log import EventLog
@@ -16,7 +19,7 @@ from elastic.report.page import page
 from elastic.report.report import Completion, report
 from elastic.report.sentences import sentence
 from elastic.report.summary import facts
-from elastic.report.view_changes import ChangeKind
+from elastic.report.view_changes import ChangeKind, recoveries
 from elastic_checkpoint.load.diff import DifferenceKind
 from tests.kit.story import Story
 
@@ -145,7 +148,59 @@ def test_who_left_and_on_whose_word_is_said_with_the_view_that_went_on() -> None
         "2 workers left (SIGTERM; a notice to its node: EC2 terminates this Spot Instance): 1 worker"
     )
     assert found.hints == ("EC2 recommends to rebalance",)
-    assert "2 notices to leave; hints: EC2 recommends to rebalance" in dict(facts(found))["starts"]
+    assert dict(facts(found))["notices"] == "2 workers told to leave; hint: EC2 recommends to rebalance"
+
+
+def test_a_killed_agent_is_no_notice_to_leave() -> None:
+    """Its workers live on. One is at a boundary and would leave, the other in an exchange that fails: the run goes on
+    without both, and the report said that one was told to leave, and that the run ended."""
+    story = Story().launch(4).train(2)
+    survivor = {"t": story.events[-1]["t"], "worker": "w0", "generation": 2, "rank": 0, "claim": 1}
+    agent_lost = {**survivor, "generation": 1, "event": "agent_lost", "step": 2}
+    gone = [{**agent_lost, "worker": worker} for worker in ("w2", "w3")]
+    story.regroup([0, 1]).train(4).finish()
+    fault = {"event": "fault_detected", "cause": "its node was lost", "died_t": None, "step": None}
+    events = [*story.events, *gone, *({**survivor, **fault, "lost": worker} for worker in ("w2", "w3"))]
+    found = report(sorted(events, key=lambda event: float(event["t"])))
+
+    assert (found.notices, found.agents_lost, found.peers_lost, found.failures) == ((), 2, 2, ())
+    agent = "its agent (elastic run) was killed or failed"
+    (loss,) = [change for change in found.view_changes if change.kind == "loss"]
+    assert set(loss.lost.values()) == {agent}
+    said = dict(facts(found))
+    assert said["lost"] == "2 workers; the agent of 2 workers (elastic run) was killed or failed"
+    assert "notices" not in said
+    assert said["recoveries"].startswith("1, for 2 lost workers (some were lost together): ")
+
+
+def test_losses_before_the_next_step_are_one_recovery_and_the_counts_agree() -> None:
+    """It said "99 of 103 workers", and a status that two views had passed by counted one loss."""
+    story = Story().launch(4).train(2).regroup([0, 1, 2]).regroup([0, 1]).train(4).regroup([0]).train(6).finish()
+    found = report(story.events)
+    assert found.peers_lost == 3
+    assert [len(one.losses) for one in recoveries(found.view_changes)] == [2, 1]
+    said = dict(facts(found))
+    assert said["lost"] == "3 workers"
+    assert said["recoveries"].startswith("2, for 3 lost workers (some were lost together): median ")
+    first = found.view_changes[1]
+    assert recoveries(found.view_changes)[0].begun_t == first.begun_t
+    assert "applied no step in it" in sentence(first)
+
+
+def test_the_terminal_says_what_it_does_not_list_and_where_it_is() -> None:
+    """It listed the first and the last twelve changes, and "… 184 more …"."""
+    story = Story().launch(3).train(1)
+    for at in range(2, 82, 2):
+        story = story.regroup([0, 1]).train(at).regroup([0, 1], newcomers=1).train(at + 1)
+    found = report(story.events)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary.summary("run", found))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    hidden = re.search(r"(\d+) losses or restarts and (\d+) joins or leaves are not shown: --json has them all", said)
+    assert hidden is not None
+    listed = len(re.findall(r"step \d+ +lost ", said))
+    assert (listed + int(hidden[1]), int(hidden[2])) == (found.peers_lost, 40) == (40, 40)
+    assert re.search(r"Losses by cause\s+40  nobody saw it: w\d", said)
 
 
 def test_who_takes_the_claim_of_a_lost_coordinator_to_save_leaves_for_all() -> None:

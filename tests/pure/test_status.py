@@ -90,6 +90,26 @@ def test_only_those_who_were_lost_are_counted_as_lost() -> None:
     assert shown.statuses[-1]["lost"] == 1
 
 
+def test_who_is_lost_before_the_next_step_is_counted_too() -> None:
+    """The status counted the last view's, and a collective that failed with nobody lost as one."""
+    shown = Shown().view("a", "b", "c", "d").steps(0, 1).then("peer_lost", 1.0).view("a", "b", "c", generation=2)
+    shown.then("peer_lost", 1.0).view("a", "c", "e", generation=3).steps(1, 5)
+    shown.then("peer_lost").view("a", "c", "e", generation=4).steps(5, 9)
+    assert [line.partition(";")[0] for line in shown.lines] == [
+        "step 1: 3 workers, 2.2 s after the loss of 2, 1 joined",
+        "step 5: 3 workers, 250 ms after a collective failed",
+    ]
+    assert shown.statuses[-1]["lost"] == 2
+
+
+def test_a_worker_that_came_later_says_since_when_it_counts() -> None:
+    """`elastic report` counts all, and two numbers for one thing are one too many."""
+    shown = Shown().view("a", "b", generation=3).then("loaded", step=120, epoch=1).steps(120, 121)
+    shown.then("peer_lost", 1.0).view("a", generation=4).steps(121, 125).then("finished", step=125)
+    assert "lost 1 since step 120, the last " in plain(shown.statuses[-1], shown.now)
+    assert shown.lines[-1].startswith("finished: 125 steps, 1 lost since step 120, goodput ")
+
+
 @pytest.mark.parametrize(
     ("died_s", "cost_s", "unnoticed_s"),
     [(None, 3.95, 3.7), (-3600.0, 3.95, 3.7), (3600.0, 0.25, 0.0)],

@@ -30,7 +30,7 @@ from elastic.loop.storage.saver import Saver
 from elastic.membership import environment
 from elastic.membership.exit_statuses import INTERRUPTED, NOT_SAVED
 from elastic.membership.progress import Phase
-from elastic.membership.worker.live import Answer
+from elastic.membership.worker.live import AGENT_ENDED, AgentGone, Answer, RunEnded
 from elastic.membership.worker.missing import missing
 from elastic.preemption.process_notices import ProcessNotices
 
@@ -69,6 +69,7 @@ class Departure:
         self._wait_for_all = wait_for_all
         self._shared_save = SharedSave(session, wait_for_all)
         self._notices = notices
+        self._why: str | None = None  # as it was said first
         self._noticed = self._hint = False
         self._needed = False
         self._had_to_save = self._said_late = False
@@ -78,7 +79,12 @@ class Departure:
     def notice(self) -> str | None:
         """Why this worker should leave, once somebody has said so."""
         live, own = self._context.live, self._notices.leave
-        return own.why if own is not None else live.leave if live is not None else None
+        why = own.why if own is not None else live.leave if live is not None else None
+        if self._why is None and why is not None:
+            # The kernel sends SIGTERM when the agent dies (launch/processes/worker.py): nobody has told us to leave.
+            orphaned = own is not None and why == signal.SIGTERM.name and live is not None and live.agent_is_gone
+            self._why = AGENT_ENDED if orphaned else why
+        return self._why
 
     @property
     def by_s(self) -> float | None:
@@ -90,9 +96,25 @@ class Departure:
     def tell_notice(self) -> None:
         """Records it, once."""
         if self.notice is not None and not self._noticed:
-            self._noticed = True
-            self._context.events.emit(schema.Notice(signal=self.notice, left_s=_left_s(self.by_s)))
+            if self.notice == AGENT_ENDED:
+                self._tell_agent_lost()
+            else:
+                self._noticed = True
+                self._context.events.emit(schema.Notice(signal=self.notice, left_s=_left_s(self.by_s)))
             self._look_at_time(self._session.restorer.saver)
+
+    def tell_end(self, ended: RunEnded) -> None:
+        """Records why no view comes any more."""
+        why = str(ended)
+        if isinstance(ended, AgentGone):
+            self._tell_agent_lost()
+        else:
+            self._context.events.emit(schema.RepeatedFailure(why=why) if ended.repeated else schema.Ended(why=why))
+
+    def _tell_agent_lost(self) -> None:
+        if not self._noticed:
+            self._noticed = True
+            self._context.events.emit(schema.AgentLost(step=self._state.step))
 
     def look_for_hints(self) -> bool:
         """Whether this node may be taken soon, and nothing was saved since somebody said so. Each is recorded once."""

@@ -58,7 +58,9 @@ from elastic.membership.messages.messages import (
 from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode, read
 from elastic.membership.view import View
 from elastic.membership.worker.board import Board
+from elastic_checkpoint import linux
 
+AGENT_ENDED = "the end of its agent"
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said
 _LOOK_S = 1.0
@@ -74,6 +76,13 @@ class RunEnded(ElasticError):
     def __init__(self, message: str, *, repeated: bool = False) -> None:
         super().__init__(message)
         self.repeated = repeated
+
+
+class AgentGone(RunEnded):
+    """The run may go on elsewhere, and without this worker's agent nobody can tell it so."""
+
+    def __init__(self) -> None:
+        super().__init__("the agent of this worker is gone, and nobody else can place it in a view")
 
 
 class LeaveRequested(ElasticError):
@@ -134,6 +143,7 @@ class Live:
 
     def __init__(self, channel: int) -> None:
         self._socket = socket.socket(fileno=os.dup(channel))
+        self._agent = os.getppid()
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._view: NewView | None = None
@@ -260,6 +270,12 @@ class Live:
     def put(self, generation: int, key: str, value: bytes) -> None:
         self._say(Put(worker=ME, generation=generation, key=key, value=base64.b64encode(value).decode()))
 
+    @property
+    def agent_is_gone(self) -> bool:
+        """It was killed, or failed. The kernel tells of that as the agent's thread ends that has started this process;
+        it has another parent only when all of the agent's threads have ended."""
+        return os.getppid() != self._agent or linux.exit_status(self._agent) is not None
+
     def request_leave(self, why: str, by_s: float | None = None) -> None:
         """By a signal to this process; the agent's word comes over the channel. by_s: see `leave_by_s`"""
         with self._changed:
@@ -281,7 +297,7 @@ class Live:
                     raise RunEnded(self._end.why, repeated=self._end.repeated)
                 if self._gone:
                     # The run may go on elsewhere without us: nothing that we hold may be written any more.
-                    raise RunEnded("the agent of this worker is gone, and nobody else can place it in a view")
+                    raise AgentGone
                 if self._past:
                     raise RunIsPast
                 if self._asked == self._generation > 0:
@@ -385,7 +401,7 @@ class Live:
                 self._heard(one)
         with self._changed:
             self._gone = True
-            self._leaves("the end of its agent", time.monotonic() + ORPHAN_S)
+            self._leaves(AGENT_ENDED, time.monotonic() + ORPHAN_S)
             self._changed.notify_all()
         sys.stderr.write("elastic: the agent of this worker is gone; it leaves\n")
         faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
