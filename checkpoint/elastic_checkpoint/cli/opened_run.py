@@ -67,6 +67,7 @@ class OpenedRun:
     def need(self, step: int | None) -> None:
         """Raises `NoCheckpoint`, with what there is, where there is no commit, or none of `step`."""
         if not self.commits:
+            self._history()  # which refuses a run whose commits are gone
             raise self.nothing_here()
         if step is not None and all(id.step != step for id in self.commits):
             steps = sorted({id.step for id in self.commits}, reverse=True)

@@ -26,12 +26,13 @@ DATA = "data"
 COMMITS = "commits"
 
 STEP_MAX = 10**15
+CLAIM_MAX = 10**12  # claims are counted from 1: what has a higher number in its name is none of ours
 
-_CLAIM = re.compile(r"claims/(\d{8,15})\.json")
-_WITHDRAWN = re.compile(r"claims/(\d{8,15})\.withdrawn")
-_COMMIT = re.compile(r"commits/c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})\.json")
-_NAME = re.compile(r"c(\d{8,15})\.s(\d{9,15})-([0-9a-f]{20})")
-_DATA = re.compile(r"data/c(\d{8,15})/s(\d{9,15})-([0-9a-f]{20})/(?:\d{5,9}(?:-\d{1,9})?\.safetensors|note\.json)")
+_CLAIM = re.compile(r"claims/(\d{8,12})\.json")
+_WITHDRAWN = re.compile(r"claims/(\d{8,12})\.withdrawn")
+_COMMIT = re.compile(r"commits/c(\d{8,12})\.s(\d{9,15})-([0-9a-f]{20})\.json")
+_NAME = re.compile(r"c(\d{8,12})\.s(\d{9,15})-([0-9a-f]{20})")
+_DATA = re.compile(r"data/c(\d{8,12})/s(\d{9,15})-([0-9a-f]{20})/(?:\d{5,9}(?:-\d{1,9})?\.safetensors|note\.json)")
 
 
 class CommitId(NamedTuple):

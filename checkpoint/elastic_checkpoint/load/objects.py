@@ -34,8 +34,8 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
             continue
         try:
             size = storage.size(key)
-        except Missing:
-            raise damaged(manifest, index, f"is absent, the manifest says {stored.size:,} bytes") from None
+        except Missing as missing:
+            raise damaged(manifest, index, f"{missing.what}, the manifest says {stored.size:,} bytes") from None
         if size != stored.size:
             raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,} bytes")
 
@@ -45,8 +45,8 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
     """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
     try:
         data = storage.get(manifest.key(index), 0, manifest.objects[index].size + 1)
-    except Missing:
-        raise damaged(manifest, index, "is absent") from None
+    except Missing as missing:
+        raise damaged(manifest, index, missing.what) from None
     check_object(manifest, index, data, len(data))
     return data
 
@@ -68,8 +68,8 @@ def read_or_map(
             return np.frombuffer(mapped, np.uint8)
         data = np.empty(manifest.objects[index].size, np.uint8)
         size = get_into(storage, key, data.data)
-    except Missing:
-        raise damaged(manifest, index, "is absent") from None
+    except Missing as missing:
+        raise damaged(manifest, index, missing.what) from None
     check_object(manifest, index, data.data, size)
     return data
 
@@ -105,8 +105,8 @@ def read_run(storage: Storage, manifest: Manifest, run: Run) -> bytes:
     start, size = run_range(manifest, run)
     try:
         data = storage.get(manifest.key(run[0]), start, size)
-    except Missing:
-        raise damaged(manifest, run[0], "is absent", chunk=run[1]) from None
+    except Missing as missing:
+        raise damaged(manifest, run[0], missing.what, chunk=run[1]) from None
     check_run(manifest, run, data)
     return data
 

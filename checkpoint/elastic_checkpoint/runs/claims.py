@@ -43,10 +43,10 @@ from typing import Any
 
 from elastic_checkpoint.errors import CheckpointError, ClaimHeld, CorruptCheckpoint, RunMovedOn, StorageError
 from elastic_checkpoint.format.envelope import seal
-from elastic_checkpoint.format.names import COMMITS, CommitId, claim_key, id_document, id_from
-from elastic_checkpoint.runs.fence import read_claim_body, withdraw
-from elastic_checkpoint.runs.history import History, Log, read_history, unlisted
-from elastic_checkpoint.storage import AlreadyThere, Storage
+from elastic_checkpoint.format.names import CLAIM_MAX, CLAIMS, COMMITS, CommitId, claim_key, id_document, id_from
+from elastic_checkpoint.runs.fence import is_there, read_claim_body, withdraw
+from elastic_checkpoint.runs.history import History, Log, read_history, uncommitted
+from elastic_checkpoint.storage import AlreadyThere, Missing, Storage
 
 _TIME_MAX_S = 2**37  # the year 6325
 _PAUSE_MAX_S = 2.0
@@ -145,6 +145,8 @@ def take(
             if origin is not None and newest != origin.newest:
                 raise _moved_on(storage, origin, newest)
             source = origin.source if origin is not None else newest
+            if history.highest + 1 >= CLAIM_MAX:
+                raise _no_number_left(storage, history.highest)
             claim = Claim(history.highest + 1, nonce, endpoint, job, world, source, time.time(), storage.url)
             if taking.create(claim, newest):
                 return claim
@@ -174,6 +176,7 @@ class _Taking:
         self._ours: frozenset[int] = frozenset()
         self._unsure: Claim | None = None
         self._highest = 0
+        self._in_the_way = ""
 
     def look(self) -> History:
         """The history, once all of its contenders have been found to be free. Raises `ClaimHeld`."""
@@ -202,8 +205,12 @@ class _Taking:
         try:
             self._storage.put_new(claim_key(claim.number), seal(_body(claim)))
         except AlreadyThere:
-            self._log(f"claim {claim.number} was taken by another writer first")
             self._unsure = None
+            try:
+                self._storage.size(claim_key(claim.number))
+                self._log(f"claim {claim.number} was taken by another writer first")
+            except Missing as missing:  # a listing may lack it, too
+                self._in_the_way = f"; {missing}, and is in the way"
             return False
         self._unsure = None
         self._ours |= {claim.number}
@@ -214,9 +221,10 @@ class _Taking:
         """Before another try, so that of two racers one gets ahead. Raises `StorageError` at the deadline."""
         if time.monotonic() > self._ends_s:
             raise StorageError(
-                f"no claim of {self._storage.url} could be won in {self._tries} tries over {self._deadline_s:g} s\n"
+                f"no claim of {self._storage.url} could be won in {self._tries} tries over {self._deadline_s:g} s"
+                f"{self._in_the_way}\n"
                 f"  state  the newest claim is {self._highest}; nothing of ours was committed\n"
-                "  next   see how many jobs start on this URL, and stop all but one",
+                f"  next   {'remove it' if self._in_the_way else 'see how many jobs start here, and stop all but one'}",
                 operation="claim",
                 key=claim_key(self._highest + 1),
                 attempts=self._tries,
@@ -243,8 +251,14 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
     ends_s, wait_s = time.monotonic() + deadline_s, 0.0
     while True:
         history = read_history(storage, log, without=without)
-        hidden = unlisted(storage, history)
+        saves = uncommitted(storage, history)
+        hidden = [id for id in saves if is_there(storage, id.manifest_key)]  # the listing was stale, or it is brand new
         if not hidden:
+            if saves and not history.lineage:
+                log(
+                    f"{storage.url}: no commit is there, and data of {len(saves)} saves, the last of which is "
+                    f"{saves[-1]}: none of them was ended, or their commits are gone"
+                )
             return history
         if time.monotonic() > ends_s:
             raise StorageError(
@@ -328,6 +342,16 @@ def _moved_on(storage: Storage, origin: Origin, newest: CommitId | None) -> RunM
         "or save to another URL",
         loaded=str(origin.source) if origin.source is not None else None,
         newest=str(newest) if newest is not None else None,
+    )
+
+
+def _no_number_left(storage: Storage, highest: int) -> CheckpointError:
+    return CheckpointError(
+        f"{storage.url}: there is no number for another claim\n"
+        f"  found     an object below {CLAIMS}/ or {COMMITS}/ with the number {highest} in its name\n"
+        f"  expected  numbers that claims have reached, one by one, far below {CLAIM_MAX:,}\n"
+        "  state     nothing was claimed or saved\n"
+        "  next      remove that object, which no job has made"
     )
 
 

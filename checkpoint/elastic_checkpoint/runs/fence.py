@@ -108,8 +108,8 @@ def read_claim_body(storage: Storage, claim: int) -> dict[str, object]:
     """The claim's record, its hash verified. Raises `CorruptCheckpoint`."""
     try:
         return unseal(get_bounded(storage, claim_key(claim), _CLAIM_BYTES_MAX), f"claim {claim_key(claim)}")
-    except Missing:
-        raise CorruptCheckpoint(f"claim {claim_key(claim)} is absent") from None
+    except Missing as missing:
+        raise CorruptCheckpoint(f"claim {missing}") from None
     except TooLarge as error:
         raise CorruptCheckpoint(f"claim {claim_key(claim)}: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -60,10 +60,16 @@ def read_history(
              if nothing is committed under it yet
     known    what was read of claims before, which grows here: for a holder of a claim, who knows that the run is still
              the same. A claim's record never changes, but a run that is removed and made anew has the same numbers
+    raises   CorruptCheckpoint where a claim names a commit, and none is there
     A claim that cannot be read is passed over with a logged reason: its own commits repeat what it resumed from, and
-    without any the run goes on from the claim below it.
+    without any the run goes on from the claim below it. So is what looks like a commit, and has no commit's name.
     """
-    everything = [id for key in storage.list(COMMITS) if (id := commit_id(key)) is not None]
+    everything = []
+    for key in storage.list(COMMITS):
+        if (id := commit_id(key)) is not None:
+            everything.append(id)
+        elif key.startswith(f"{COMMITS}/c"):
+            log(f"{key} is passed over: no commit has such a name")
     listed = claims_listed(storage)
     void = without | listed.withdrawn
     commits = [id for id in everything if id.claim not in void]
@@ -91,9 +97,40 @@ def read_history(
         return max((id for id in commits if id.claim < claim), default=None)
 
     ordered = tuple(lineage(top or None, commits, resumed_from))
+    above = {claim for claim in listed.numbers if claim > counts} if ordered else listed.numbers
+    _look_for_lost(storage, log, above, ordered[0] if ordered else None, read)
     outside = tuple(sorted(set(everything) - set(ordered), reverse=True))
     highest = max(listed.numbers | listed.withdrawn | {id.claim for id in everything}, default=0)
     return History(newest, highest, ordered, outside, tuple(sorted((c for c in claims if c >= counts), reverse=True)))
+
+
+def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitId | None, read: Resumed) -> None:
+    """Says what these claims went on from that is newer than all that is there. Where nothing is, the run must not
+    begin anew: raises CorruptCheckpoint. A commit that is there, and not listed, is not lost.
+
+    newest  commit of the lineage
+    """
+    _read_ahead(storage, sorted(claims - read.keys()), read)
+    for claim in sorted(claims, reverse=True):
+        with contextlib.suppress(CorruptCheckpoint):
+            if claim not in read:
+                read[claim] = read_resumed_from(storage, claim)
+        named = read.get(claim)
+        if named is None or (newest is not None and named <= newest) or is_there(storage, named.manifest_key):
+            continue
+        if newest is None:
+            raise CorruptCheckpoint(
+                f"{storage.url}: its commits are gone\n"
+                f"  found     none that it goes on from, though claim {claim} went on from {named}\n"
+                f"  expected  {named.manifest_key}, or a newer one\n"
+                "  state     nothing was changed; data of saves that lies there is as it was\n"
+                f"  next      bring {COMMITS}/ back, from a copy or as older versions of its objects; to begin anew, "
+                "use another URL, or remove claims/, too",
+                commit=str(named),
+                key=named.manifest_key,
+            )
+        log(f"{storage.url}: {named} is gone, from which claim {claim} went on; the newest that is there is {newest}")
+        return
 
 
 def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
@@ -109,12 +146,10 @@ def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
             list(pool.map(one, numbers))
 
 
-def unlisted(storage: Storage, history: History) -> list[CommitId]:
-    """Commits that are there although the listing behind `history` does not show them: then it was stale, as those of
-    network filesystems may be for a minute, or they are brand new. One listing of the data, and a look for each save
-    that has no commit."""
+def uncommitted(storage: Storage, history: History) -> list[CommitId]:
+    """Saves of which there is data, and no commit in the listing behind `history`. One listing."""
     owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
-    return [id for id in sorted(owners - {*history.lineage, *history.outside}) if is_there(storage, id.manifest_key)]
+    return sorted(owners - {*history.lineage, *history.outside})
 
 
 def list_commits(storage: Storage, history: History, log: Log) -> list[Commit]:
@@ -145,7 +180,7 @@ def read_manifest(storage: Storage, id: CommitId) -> Manifest:
     """The commit's manifest, verified and checked. Raises `CorruptCheckpoint`, also where it is absent."""
     try:
         return parse(get_bounded(storage, id.manifest_key, MANIFEST_BYTES_MAX), id)
-    except Missing:
-        raise CorruptCheckpoint(f"manifest {id.manifest_key} is absent", commit=str(id)) from None
+    except Missing as missing:
+        raise CorruptCheckpoint(f"manifest {missing}", commit=str(id)) from None
     except TooLarge as error:
         raise corrupt_manifest(id, error) from None

@@ -16,6 +16,7 @@ from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format.names import sign_of_life_key
 from elastic_checkpoint.storage import Missing, Storage, put_lightly
 
+_BYTES_MAX = 100  # what else lies there may be of any size
 EVERY_S = 5.0  # a grace of 15 s sees two of them, even if one is late
 
 
@@ -50,6 +51,6 @@ class SignOfLife:
 def read_sign_of_life(storage: Storage, claim: int) -> bytes | None:
     """What changes as long as the claim's holder lives; None where it left no sign."""
     try:
-        return storage.get(sign_of_life_key(claim))
+        return storage.get(sign_of_life_key(claim), 0, _BYTES_MAX)
     except Missing:
         return None

@@ -15,7 +15,17 @@ class AlreadyThere(Exception):
 
 
 class Missing(Exception):
-    """There is no object under the key."""
+    """There is no object under the key.
+
+    what  lies there instead, where something does: "is a FIFO, not a plain file"
+    """
+
+    def __init__(self, key: str, what: str = "is absent") -> None:
+        super().__init__(key, what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} {self.what}"
 
 
 class NotDeleted(OSError):

@@ -19,7 +19,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import fsspec
@@ -35,6 +35,9 @@ _CONFLICT = ("PreconditionFailed", "412")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
 # What filesystems call an object's size, its entity tag and when it was written.
 _TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+
+# Of S3's listings one at least, in each answer.
+_OF_LISTINGS = {"Name", "Prefix", "IsTruncated", "KeyCount", "MaxKeys", "Contents"}
 
 _ABSENT = (404, 410)
 _ONLY_READ = {"http", "https"}
@@ -68,7 +71,7 @@ class FsspecStorage:
             if self._is_there(key):
                 raise AlreadyThere(key)
             filesystem.pipe_file(path, bytes(data), **self._one_request(filesystem))
-        if self.get(key) != data:
+        if self._read_back(key) != data:
             raise AlreadyThere(key)
 
     def put(self, key: str, data: Buffer) -> None:
@@ -124,6 +127,9 @@ class FsspecStorage:
     def list(self, prefix: str) -> dict[str, int]:
         filesystem, path = self._at(prefix) if prefix else self._root()
         filesystem.invalidate_cache()
+        *_, behind = _layers(filesystem)
+        if _is_s3(behind):
+            return _listed_by_s3(behind, path, self._root()[1])
         try:
             found = (
                 _found_by_walking(filesystem, path) if _hides_errors(filesystem) else filesystem.find(path, detail=True)
@@ -131,9 +137,9 @@ class FsspecStorage:
         except OSError as error:  # some filesystems have no FileNotFoundError of their own
             if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOENT:
                 raise
-            if error_code(error) == "NoSuchBucket":
-                raise
             return {}
+        if not found and _ONLY_READ & set(_protocols(behind)):
+            self._refuse_who_has_anything(f"{prefix}/{secrets.token_hex(8)}".lstrip("/"))
         root = self._root()[1]
         sizes = {name[len(root) :].lstrip("/"): info["size"] for name, info in found.items() if info["type"] == "file"}
         return dict(sorted(sizes.items()))
@@ -229,8 +235,23 @@ class FsspecStorage:
         try:
             self._create(key, b"second")
         except AlreadyThere:
-            return self.get(key) == b"first"
+            return self._read_back(key) == b"first"
         return False
+
+    def _read_back(self, key: str) -> bytes:
+        try:
+            return self.get(key)
+        except Missing:
+            raise OSError(
+                f"{key} was just created here, and reading it finds nothing: who writes to a run must see at once what "
+                "was written"
+            ) from None
+
+    def _refuse_who_has_anything(self, key: str) -> None:
+        """Raises OSError where there is an object of this name, which nobody has made: then a login page, or the like,
+        answers whatever is asked, and an empty listing of its says nothing."""
+        if self._is_there(key):
+            raise OSError(f"what answers here has whatever it is asked for, {key}, too: it is no folder of files")
 
     def _create(self, key: str, data: Buffer) -> None:
         filesystem, path = self._at(key)
@@ -335,6 +356,56 @@ def _hides_errors(filesystem: Any) -> bool:
         return type(filesystem)._find is AsyncFileSystem._find
     # Of the instance: one that caches another's files has that one's.
     return getattr(filesystem.find, "__func__", None) is fsspec.AbstractFileSystem.find
+
+
+def _listed_by_s3(filesystem: Any, path: str, root: str) -> dict[str, int]:
+    """See FsspecStorage.list. s3fs's own `find` takes any XML for a listing, and a server without one for an empty one.
+
+    Raises OSError where what answers is no S3, or there is no bucket.
+    """
+    bucket, _, prefix = path.partition("/")
+    asked = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
+    within = len(root) - len(bucket)
+    sizes: dict[str, int] = {}
+    while True:
+        answer = _of_s3(lambda: filesystem.call_s3("list_objects_v2", **asked))
+        for one in answer.get("Contents", ()):
+            if not one["Key"].endswith("/"):  # some tools mark a folder by such an object
+                sizes[one["Key"][within:]] = one["Size"]
+        if not answer.get("IsTruncated"):
+            return dict(sorted(sizes.items()))
+        token = answer.get("NextContinuationToken")
+        if token in (None, asked.get("ContinuationToken")):
+            raise OSError("the server lists a part of what is there, and does not say how to ask for the rest")
+        asked["ContinuationToken"] = token
+
+
+def _of_s3(list_objects: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `list_objects` returns, which is a listing. Raises OSError where it is none: a login page, a console or
+    another service answers, at times with 200, and at times botocore calls that an internal error of the server's."""
+    try:
+        answer = list_objects()
+    except OSError as error:
+        headers = _headers(getattr(error.__cause__, "response", {}))
+        if error_code(error) == "500" and "xml" not in headers.get("content-type", "xml"):
+            raise _no_s3(headers) from error
+        raise
+    if not _OF_LISTINGS & answer.keys():
+        raise _no_s3(_headers(answer))
+    return answer
+
+
+def _headers(response: Any) -> dict[str, str]:
+    found: dict[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return found
+
+
+def _no_s3(headers: Mapping[str, str]) -> OSError:
+    kind, size = headers.get("content-type", "no content type"), headers.get("content-length", "unknown")
+    return OSError(
+        f"what answers is no S3 server: instead of a listing came {kind}, {size} bytes, as from a login page, a "
+        "console or another service"
+    )
 
 
 def _found_by_walking(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:

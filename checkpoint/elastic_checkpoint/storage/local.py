@@ -8,6 +8,8 @@ power, the object is there for sure once the folder was fsynced; before that it 
 `os.link` is what makes `put_new` exclusive: it fails if the name exists, on local disks and on NFS, where "check, then
 write" would race.
 
+Only plain files are objects, and only they are opened: a FIFO would be waited for, and a device read without end.
+
 Large objects go around the page cache where the filesystem can do that (O_DIRECT), and are mapped when they are read.
 Copying 1 GiB into the cache took 0.3 to 2.5 s of a processor that training wants too, beside what the cache held for
 training; writing it directly took 0.05 s of one, and no longer until it was durable (2026-11, ext4, 2 cores).
@@ -33,6 +35,13 @@ TEMPORARY = ".tmp"
 
 _DIRECT_BYTES_MIN = 2**20
 _DIRECT_WRITE_BYTES = 2**25  # in one call; its pages are pinned meanwhile
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class LocalStorage:
@@ -62,7 +71,13 @@ class LocalStorage:
         """See base.put_lightly."""
         path = self._path(key)
         path.parent.mkdir(exist_ok=True)  # below the run's folder, which may have been removed
-        path.write_bytes(data)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        try:
+            _check_plain(key, os.fstat(file))
+            os.ftruncate(file, 0)
+            os.write(file, data)
+        finally:
+            os.close(file)
 
     def make_durable(self, key: str) -> None:
         """See base.make_durable: its bytes, and every entry on the way to it."""
@@ -78,36 +93,26 @@ class LocalStorage:
                 break
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        try:
-            with open(self._path(key), "rb", buffering=0) as file:
-                file.seek(start)
-                return _read(file.fileno(), (os.fstat(file.fileno()).st_size - start) if length is None else length)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise Missing(key) from None
+        with self._opened(key) as (file, size):
+            os.lseek(file, start, os.SEEK_SET)
+            return _read(file, size - start if length is None else min(length, size - start))
 
     def get_into(self, key: str, target: memoryview) -> int:
         """See base.get_into."""
-        try:
-            with open(self._path(key), "rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != len(target):
-                    return size
-                while len(target) and (count := file.readinto(target)):
-                    target = target[count:]
-                return size - len(target)  # less if the file was cut short meanwhile
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise Missing(key) from None
+        with self._opened(key) as (file, size):
+            if size != len(target):
+                return size
+            while len(target) and (count := os.readv(file, [target])):
+                target = target[count:]
+            return size - len(target)  # less if the file was cut short meanwhile
 
     def map(self, key: str) -> memoryview | None:
         """See base.map_object."""
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < _DIRECT_BYTES_MIN or not on_this_machine(file.fileno()):
+            with self._opened(key) as (file, size):
+                if size < _DIRECT_BYTES_MIN or not on_this_machine(file):
                     return None
-                memory = mapped(file.fileno(), size, mmap.MAP_PRIVATE, POPULATE_READ)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise Missing(key) from None
+                memory = mapped(file, size, mmap.MAP_PRIVATE, POPULATE_READ)
         except OSError:  # an older kernel, a file that cannot be read, or is cut short: reading it says why
             return None
         import numpy as np  # as below
@@ -116,7 +121,7 @@ class LocalStorage:
 
     def list(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root, onerror=_unless_absent):
+        for folder, _, names in os.walk(self._path(prefix) if prefix else self.root, onerror=self._unless_absent):
             for name in names:
                 if name.startswith(".") and name.endswith(TEMPORARY):
                     continue
@@ -158,7 +163,7 @@ class LocalStorage:
                 if not (name.startswith(".") and name.endswith(TEMPORARY)):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime >= older_than_s and not _is_being_written(path):
+                    if time.time() - path.lstat().st_mtime >= older_than_s and not _is_being_written(path):
                         path.unlink()
                         removed.append(path.relative_to(self.root).as_posix())
         return tuple(removed)
@@ -171,12 +176,33 @@ class LocalStorage:
 
     def _stat(self, key: str) -> os.stat_result:
         try:
-            found = self._path(key).stat()
+            return _check_plain(key, self._path(key).stat())
         except (FileNotFoundError, NotADirectoryError):
             raise Missing(key) from None
-        if not stat.S_ISREG(found.st_mode):
-            raise Missing(key)
-        return found
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise Missing(key, "is a link that leads back to itself") from None
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
+        """The file, open for reading, and its size. Raises Missing."""
+        self._stat(key)  # opening a device may do something
+        try:
+            file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a FIFO by now
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(key) from None
+        try:
+            yield file, _check_plain(key, os.fstat(file)).st_size
+        finally:
+            os.close(file)
+
+    def _unless_absent(self, error: OSError) -> None:
+        """A folder that may not be read is not an empty one, nor is what is no folder, below the run's."""
+        if not isinstance(error, FileNotFoundError) and not (
+            isinstance(error, NotADirectoryError) and not self.root.is_dir()
+        ):
+            raise error
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")
@@ -207,11 +233,21 @@ class LocalStorage:
                 temporary.unlink()
 
 
+def _check_plain(key: str, found: os.stat_result) -> os.stat_result:
+    """What was found, if it is a plain file. Raises Missing."""
+    if not stat.S_ISREG(found.st_mode):
+        raise Missing(key, f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a plain file")
+    return found
+
+
 def _is_being_written(path: Path) -> bool:
     """Whether its writer lives: clocks are set, and a file that looks old may be under way."""
     try:
-        with open(path, "rb") as file:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(file)
     except BlockingIOError:
         return True
     except FileNotFoundError:
@@ -302,9 +338,3 @@ def _fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(file)
-
-
-def _unless_absent(error: OSError) -> None:
-    """A folder that may not be read is not an empty one."""
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error

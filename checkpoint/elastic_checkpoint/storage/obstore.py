@@ -129,6 +129,8 @@ class ObstoreStorage:
         found = self._do(
             None, lambda store: [one for some in self._obstore.list(store, prefix or None) for one in some]
         )
+        if not found:  # any XML is an empty listing to obstore, a login page's, too
+            return self._s3fs.list(prefix)
         return {one["path"]: int(one["size"]) for one in sorted(found, key=lambda one: str(one["path"]))}
 
     def size(self, key: str) -> int:

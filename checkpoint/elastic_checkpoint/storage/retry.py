@@ -71,6 +71,7 @@ _ADVICE_BY_ERRNO = {
     errno.EDQUOT: "the quota is used up: free some space, or keep fewer checkpoints",
     errno.EROFS: "the filesystem is mounted read-only: mount it writable, or use another URL",
     errno.ENOENT: "create the bucket or mount the folder, or correct the URL",
+    errno.ELOOP: "a link leads back to itself: remove it, or correct the URL",
     errno.ENOTDIR: "a file lies where a folder is needed: correct the URL",
     errno.EISDIR: "a folder lies where a file is needed: correct the URL",
     errno.EFBIG: "this filesystem holds no file so large: use another one, or object storage",
