@@ -89,7 +89,8 @@ class Arguments:
     status      show the run's status, where stderr is a terminal
     timing      say where the time from the command to the first step went
     rdzv        torchrun's configuration of the rendezvous; empty where there is one node
-    ignored     flags, as they were given, that have no effect
+    ignored     flags, as they were given, that --standalone makes void
+    passed_over  variables of torchrun's that mean nothing here, as they are set
     """
 
     script: Script
@@ -117,6 +118,7 @@ class Arguments:
     rdzv: Mapping[str, Any] = field(default_factory=dict)
     logs: LogRules = field(default_factory=LogRules)
     ignored: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
 
 _EPILOG = (
@@ -125,6 +127,7 @@ _EPILOG = (
     "joined later; 130 left in order on Ctrl-C, or interrupted twice, or before this node met the others."
 )
 
+_OF_A_MASTER = ("node_rank", "master_addr", "master_port")
 _UNHEARD = {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -220,11 +223,38 @@ def parser() -> argparse.ArgumentParser:
         "that has the port of its endpoint). Default: any. Those of "
         "gloo are the system's (net.ipv4.ip_local_port_range).",
     )
-    own = {"max_restarts": RESTARTS_MAX, "start_method": "forkserver", "master_port": None, "rdzv_endpoint": None}
+    own = {"max_restarts": RESTARTS_MAX, "start_method": "forkserver", "nnodes": None, "rdzv_endpoint": None}
     for name, value in own.items():
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun's parser takes its defaults from
             made.set_defaults(**{name: value})
+    for name in _OF_A_MASTER:  # an operator sets them for each node
+        made.set_defaults(**{name: _REFUSED[name][0][0]})
     return made
+
+
+def _meet_under_a_launcher(options: Any) -> tuple[str, ...]:
+    """Completes what the command line leaves open, where another launcher has started one agent for each of its tasks,
+    or an operator says how many there are. Returns what of the environment has no meaning here. Raises ConfigError."""
+    tasks = environment.launcher()
+    if options.nnodes is None:
+        options.nnodes = f"1:{tasks.world_size if tasks is not None and not options.standalone else 1}"
+    unused = [f"PET_{name.upper()}" for name in _OF_A_MASTER]
+    most = str(options.nnodes).rpartition(":")[2]
+    if options.rdzv_endpoint is None and options.rdzv_backend in ("static", "c10d") and most != "1":
+        master = [os.environ[name] for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT") if name in os.environ]
+        endpoint = environment.url_and_virtual_workers()[0]
+        if not endpoint and len(master) == 2:
+            endpoint, unused = ":".join(master), unused[:1]
+        if endpoint:
+            options.rdzv_endpoint, options.rdzv_backend = endpoint, "c10d"
+        elif tasks is not None and tasks.world_size > 1:
+            raise ConfigError(
+                f"{tasks.launcher} has started {tasks.world_size} of these, and each would train by itself\n"
+                "  state  nothing was started\n"
+                "  next   say where they meet: ELASTIC_URL=URL in the environment, the run's own, in storage that all "
+                "reach,\n         or --rdzv-backend=c10d --rdzv-endpoint=URL"
+            )
+    return tuple(f"{name}={os.environ[name]}" for name in unused if name in os.environ)
 
 
 def _check_timeouts(conf: Mapping[str, Any]) -> None:
@@ -323,6 +353,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         if getattr(options, name, defaults[0]) not in defaults:
             raise ConfigError(f"--{name.replace('_', '-')} is not supported under elastic run: {instead}")
     is_empty = options.rdzv_endpoint is not None and not options.rdzv_endpoint.strip(" ,")
+    passed_over = _meet_under_a_launcher(options)
     options.rdzv_endpoint = options.rdzv_endpoint or ""
     log_dir, options.log_dir = options.log_dir, os.devnull  # torchrun would make a temporary folder for logs at once
     named = [part.strip() for part in options.rdzv_endpoint.split(",")]
@@ -392,6 +423,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         ports=port_range(options.port_range) if options.port_range is not None else None,
         rdzv_endpoint=config.rdzv_endpoint,
         ignored=_ignored(options, ",".join(one for one in named if one and not is_url(one)), config.max_nodes),
+        passed_over=passed_over,
         rdzv={} if one_node else config.rdzv_configs,
         logs=LogRules(
             log_dir=log_dir,

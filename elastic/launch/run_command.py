@@ -67,6 +67,8 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     try:
         arguments = parse(argv)
         say = Console(quiet=False).warn
+        if arguments.passed_over:
+            say(f"of no effect here, where ranks follow from views: {', '.join(arguments.passed_over)}")
         if arguments.ignored:
             say(f"--standalone is one node, without a rendezvous; of no effect: {', '.join(arguments.ignored)}")
         if arguments.accept:

@@ -136,7 +136,7 @@ class Session:
             self.on_close(watch(self.train_state.applied.weights.reached))
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.threads)
-        if context.launch.master_addr is not None:
+        if context.launch.launcher is not None:
             linux.signal_at_parents_end(signal.SIGTERM)  # nobody would restart it, and its URL would stay claimed
             self.on_close(partial(linux.signal_at_parents_end, 0))
         self.on_close(lambda: torch.set_num_threads(threads_before))

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch.distributed import DistError, Store
@@ -22,7 +23,7 @@ from elastic.loop.assignment import assign_shares
 from elastic.loop.context import Context
 from elastic.membership.progress import Phase
 from elastic.membership.view import View
-from elastic.membership.worker.rendezvous import meet
+from elastic.membership.worker.rendezvous import AtUrl, meet
 from elastic_checkpoint.net.machine import host_address
 from elastic_checkpoint.net.secret import secret_of_run, without_secret
 
@@ -70,7 +71,9 @@ class ViewGroup:
         if launch.rank == 0 and not launch.one_node and secret_of_run() is None:
             self._context.console.warn(_OPEN)
         self._context.moment("form")
-        meeting = meet(launch, self._context.worker_id, timeout_s=_RENDEZVOUS_S)
+        config = self._context.config
+        at_url = partial(AtUrl, config.url, config.storage_options or {}, launch.job)
+        meeting = meet(launch, self._context.worker_id, timeout_s=_RENDEZVOUS_S, at_url=at_url)
         self._form(
             meeting.view,
             launch.rank,

@@ -8,6 +8,7 @@ messages     what is said, as types, and as lines
 
 view         the list of workers that all of this is about
 environment  what a launcher tells a worker; exit_statuses: what a worker and an agent say by theirs
+launchers    which rank a process is. Pure
 progress     what a worker does, in memory that its agent reads; stalls: who hangs, by that. Pure
 hub_file     where newcomers find the hub; written_hub: what is believed of that
 signal_pipe  signals, for whoever waits for something else as well; forked_children: what those do at them

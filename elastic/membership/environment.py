@@ -5,8 +5,7 @@ launch/ hands it on to workers, which find their agent and their channel in it b
 of its own there; integrations/accelerate.py hides the launcher from a library; plan/ and group/nccl.py set what gloo
 and NCCL read; checkpoint reads the run's secret, and hands the rest on to the process that writes.
 
-`elastic run`, plain torchrun and a process on its own are understood. A rank without its world (or the other way
-round) is an error here and not a hang later.
+`elastic run`, torchrun, `srun`, mpiexec (launchers.py) and a process on its own are understood.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from elastic.errors import ConfigError
+from elastic.membership import launchers
 from elastic_checkpoint import linux
 
 if TYPE_CHECKING:
@@ -47,18 +47,17 @@ NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
 ACCEPT, RESCUE = "ELASTIC_ACCEPT", "ELASTIC_RESCUE"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
-_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_READ_AHEAD")
-_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """What one worker's launcher gave it.
 
-    master_addr, master_port  where the ranks meet; None for a process on its own
+    launcher                  who has started it, in words; None: `elastic run`, or nobody
+    master_addr, master_port  where torchrun's ranks meet; None: at the run's URL, if there are several
     agent_hosts_store         torchrun's agent listens there; otherwise rank 0 must
-    job                       torchrun's --rdzv-id where it tells jobs apart, else None
+    job                       the launcher's name of this launch: torchrun's --rdzv-id where it tells jobs apart
     restart                   how often this node's agent has restarted its workers
     observer                  "module:factory:argument", for drills
     channel                   descriptor of the way to the agent of `elastic run`: ranks come from views, not from here
@@ -82,6 +81,7 @@ class Launch:
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    launcher: str | None = None
     master_addr: str | None = None
     master_port: int | None = None
     agent_hosts_store: bool = False
@@ -133,32 +133,36 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
             rescue=env.get(RESCUE) or None,
         )
-    if "RANK" not in env and "WORLD_SIZE" not in env:
+    ranks = launchers.find(env)
+    if ranks is None:
         return Launch(observer=observer, notices=notices(env), grace_s=grace_s(env), rescue=env.get(RESCUE) or None)
-    missing = [name for name in _TORCHRUN if name not in env]
-    if missing:
-        raise ConfigError(
-            f"the environment describes half a launch: RANK={env.get('RANK')} WORLD_SIZE={env.get('WORLD_SIZE')}, but "
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.\n"
-            "  next  start the script with torchrun, or unset RANK and WORLD_SIZE to run it alone"
-        )
-    run_id = env.get("TORCHELASTIC_RUN_ID", "none")
+    of_torchrun = ranks.launcher == launchers.Torchrun.name
     return Launch(
-        rank=int(env["RANK"]),
-        local_rank=int(env["LOCAL_RANK"]),
-        world_size=int(env["WORLD_SIZE"]),
-        local_world_size=int(env["LOCAL_WORLD_SIZE"]),
-        master_addr=env["MASTER_ADDR"],
-        master_port=int(env["MASTER_PORT"]),
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        world_size=ranks.world_size,
+        local_world_size=ranks.local_world_size,
+        launcher=ranks.launcher,
+        master_addr=env["MASTER_ADDR"] if of_torchrun else None,
+        master_port=int(env["MASTER_PORT"]) if of_torchrun else None,
         agent_hosts_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        job=None if run_id == "none" else run_id,
+        job=ranks.job,
         restart=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
         observer=observer,
         notices=notices(env),
         grace_s=grace_s(env),
         rescue=env.get(RESCUE) or None,
-        terminal=env["RANK"] == "0" and env.get("ELASTIC_STATUS") != "0" and _is_terminal(_STDERR, env),
+        terminal=ranks.rank == 0 and env.get("ELASTIC_STATUS") != "0" and _is_terminal(_STDERR, env),
     )
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> launchers.Ranks | None:
+    """Of `elastic run` itself: which of how many tasks it is, of a launcher that is not torchrun. None: nobody's.
+    Raises ConfigError."""
+    env = dict(os.environ if environ is None else environ)
+    for name in launchers.Torchrun.variables:
+        env.pop(name, None)
+    return launchers.find(env)
 
 
 def notices(environ: Mapping[str, str] | None = None) -> str:
@@ -205,8 +209,8 @@ def grace_s(environ: Mapping[str, str] | None = None, parent: bytes | None = Non
 def local_rank(environ: Mapping[str, str] | None = None) -> int:
     """This process's number among those of its node that a launcher has started, as far as one says; else 0."""
     env = os.environ if environ is None else environ
-    found = next((env[name] for name in _LOCAL_RANKS if env.get(name, "").isdigit()), "0")
-    return int(found)
+    names = (one.variables[2] for one in launchers.LAUNCHERS)
+    return int(next((env[name] for name in names if env.get(name, "").isdigit()), "0"))
 
 
 def is_launchers_child(environ: Mapping[str, str] | None = None) -> bool:
@@ -218,7 +222,8 @@ def is_launchers_child(environ: Mapping[str, str] | None = None) -> bool:
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher has started workers beside this one, or may; `elastic run` tells of its own node's alone."""
     env = os.environ if environ is None else environ
-    workers = int(env.get("WORLD_SIZE") or env.get("LOCAL_WORLD_SIZE") or "1")
+    ranks = launchers.find(env) if "ELASTIC_CHANNEL" not in env else None
+    workers = ranks.world_size if ranks is not None else int(env.get("LOCAL_WORLD_SIZE") or "1")
     return workers > 1 or env.get("ELASTIC_SEVERAL_NODES") == "1"
 
 

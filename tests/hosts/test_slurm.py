@@ -90,6 +90,37 @@ def test_a_job_leaves_whole_is_queued_again_and_goes_on(
     assert re.findall(r"^begun (\d+)$", said, re.M) == [str(again) for again in range(len(left) + 1)], said
 
 
+UNDER_SRUN = """
+export ELASTIC_OBSERVER={observer} TMPDIR=/var/tmp OMP_NUM_THREADS=1 ELASTIC_URL={url}
+cd {root}
+srun --mpi=none --kill-on-bad-exit=0 --wait=0 {command}
+echo "ended with $?"
+"""
+
+
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+@pytest.mark.parametrize("agents", [False, True], ids=["ranks", "agents"])
+def test_what_srun_starts_on_two_nodes_is_one_run(
+    slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path, agents: bool
+) -> None:
+    """Neither ranks nor agents are given a flag: they meet by the run's URL."""
+    url, steps = tmp_path / "run", 12
+    command = [sys.executable, *(["-m", "elastic", "run"] if agents else []), str(SCRIPT), str(url), f"--steps={steps}"]
+    observer = f"elastic.drill.inject.injector:observer:{_drill(tmp_path / 'drill').path}"
+    slurm.submit(
+        UNDER_SRUN.format(observer=observer, url=url, root=ROOT, command=" ".join(command)),
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--time=30",
+    )
+    _until(slurm, "an empty queue", lambda: not slurm.states())
+    assert "ended with 0" in slurm.said(), slurm.said()
+    reference = elastic_undisturbed(steps=steps, seed=7).events
+    verdict = review(str(url), read_events(url), steps=steps, reference=reference, lost_max=0)
+    assert verdict.ok, f"{verdict}\n{slurm.said()}"
+    assert _trained_by(read_events(url)) == 2, slurm.said()
+
+
 OWN_LOOP = """
 export TMPDIR=/var/tmp OMP_NUM_THREADS=1 ELASTIC_NOTICES=none
 cd {root}
@@ -114,9 +145,7 @@ def test_a_loop_of_ones_own_leaves_at_a_signal_to_every_process_of_its_step(slur
 
 
 def _job(folder: Path, url: Path, hurry: Path, *, flags: str) -> str:
-    drill = DrillFolder(folder)
-    drill.begin_launch()
-    drill.plan.write_text(Plan().to_json())
+    drill = _drill(folder)
     return JOB.format(
         secret=VARIABLE,
         value=generated_secret(),
@@ -131,6 +160,13 @@ def _job(folder: Path, url: Path, hurry: Path, *, flags: str) -> str:
         script=SCRIPT,
         steps=STEPS,
     )
+
+
+def _drill(folder: Path) -> DrillFolder:
+    drill = DrillFolder(folder)
+    drill.begin_launch()
+    drill.plan.write_text(Plan().to_json())
+    return drill
 
 
 def _is_given(slurm: Slurm, job: str, limit: str) -> bool:

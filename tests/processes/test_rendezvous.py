@@ -20,7 +20,7 @@ from torch.distributed import DistNetworkError, TCPStore
 from elastic.errors import RendezvousTimeout
 from elastic.launch.processes.quiet_torch import say_errors_only
 from elastic.membership.environment import Launch
-from elastic.membership.worker.rendezvous import meet
+from elastic.membership.worker.rendezvous import AtUrl, meet
 from tests.kit.launch import Launch as Program
 from tests.kit.ranks import Died, returned, run_ranks
 
@@ -56,10 +56,12 @@ def launch_of(rank: int, world_size: int, port: int, *, agent_hosts_store: bool 
     )
 
 
-def met(launch: Launch, worker_id: str, *, timeout_s: float = TIMEOUT_S) -> tuple[str, ...] | tuple[str, list[int]]:
+def met(
+    launch: Launch, worker_id: str, *, timeout_s: float = TIMEOUT_S, url: str = ""
+) -> tuple[str, ...] | tuple[str, list[int]]:
     """The view's workers; or the error and who is missing. Leaves together, since rank 0 hosts the store."""
     try:
-        meeting = meet(launch, worker_id, timeout_s=timeout_s)
+        meeting = meet(launch, worker_id, timeout_s=timeout_s, at_url=lambda: AtUrl(url, {}, launch.job))
     except RendezvousTimeout as timeout:
         return str(timeout), timeout.missing
     assert meeting.store is not None
@@ -88,6 +90,33 @@ def test_ranks_meet_where_rank_0_must_host_the_store_itself() -> None:
     views = [tuple(f"w{rank}-{number}" for rank in range(3)) for number in range(2)]
 
     assert returned(run_ranks(arrive, 3, free_port(), False, 2)) == [views] * 3
+
+
+def arrive_by_url(rank: int, world_size: int, url: str, rounds: int) -> list[Any]:
+    launch = Launch(
+        rank=rank, local_rank=rank, world_size=world_size, local_world_size=world_size, launcher="srun", job="7/0"
+    )
+    return [met(launch, f"w{rank}-{number}", url=url) for number in range(rounds)]
+
+
+@pytest.mark.parametrize("before", [b"", b"{", b'{"address": "127.0.0.1", "port": 1}', b'{"port": []}'])
+def test_ranks_of_a_launcher_that_names_no_place_meet_by_the_url(tmp_path: Path, before: bytes) -> None:
+    """Round after round, and whatever lies there of a launch that was killed while it met."""
+    if before:
+        (tmp_path / "elastic" / "ranks").mkdir(parents=True)
+        (tmp_path / "elastic" / "ranks" / "7-0.json").write_bytes(before)
+    views = [tuple(f"w{rank}-{number}" for rank in range(3)) for number in range(2)]
+
+    assert returned(run_ranks(arrive_by_url, 3, str(tmp_path), 2)) == [views] * 3
+    assert [*tmp_path.rglob("*.json")] == []
+
+
+def test_a_rank_whose_folder_nobody_shares_says_so(tmp_path: Path) -> None:
+    alone = Launch(rank=1, local_rank=1, world_size=2, local_world_size=2, launcher="srun")
+    text, missing = met(alone, "w1", timeout_s=1.0, url=str(tmp_path))
+    assert missing == [0]
+    assert f"looked   at {tmp_path}, from" in str(text)
+    assert "they share no folder" in str(text)
 
 
 def publish_and_die(rank: int, world_size: int, port: int) -> None:

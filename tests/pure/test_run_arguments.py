@@ -206,6 +206,58 @@ def test_torchruns_environment_variables_set_flags_too(script: str, monkeypatch:
     assert (found.restarts_max, found.workers) == (9, 2)
 
 
+TASK = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}  # fmt: skip
+TRAIN_JOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node-0-0.job",
+             "PET_MASTER_PORT": "29400"}  # fmt: skip
+URL = {"ELASTIC_URL": "s3://bucket/run"}
+
+
+@pytest.mark.parametrize(
+    ("env", "flags", "nodes", "endpoint", "passed_over"),
+    [
+        (TASK | URL, [], (1, 3), "s3://bucket/run", 0),
+        (TASK | URL, ["--nnodes=2:9"], (2, 9), "s3://bucket/run", 0),
+        (TASK | URL, ["--nnodes=1:1"], (1, 1), "", 0),
+        (TASK | URL, ["--standalone"], (1, 1), "", 0),
+        (TASK, ["--rdzv-backend=c10d", "--rdzv-endpoint=host1:29500"], (1, 3), "host1:29500", 0),
+        (TASK | URL | {"PET_NNODES": "1:8"}, [], (1, 8), "s3://bucket/run", 0),
+        (TRAIN_JOB, [], (2, 2), "job-node-0-0.job:29400", 1),
+        (TRAIN_JOB, ["--nnodes=1:2"], (1, 2), "job-node-0-0.job:29400", 1),
+        (TRAIN_JOB | URL, ["--nnodes=1:2"], (1, 2), "s3://bucket/run", 3),
+        (TRAIN_JOB | {"PET_NNODES": "1"}, [], (1, 1), "", 3),
+        (URL, [], (1, 1), "", 0),
+        (URL, ["--nnodes=1:2"], (1, 2), "s3://bucket/run", 0),
+    ],
+)
+def test_what_the_command_line_leaves_open_is_found_where_a_launcher_or_an_operator_says_it(
+    script: str,
+    env: dict[str, str],
+    flags: list[str],
+    nodes: tuple[int, int],
+    endpoint: str,
+    passed_over: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flag wins over PET_*, and that over what is detected; what means nothing here is passed over, by name."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    found = parse([*flags, script])
+    assert (found.nodes_min, found.nodes_max) == nodes
+    assert (found.rdzv_endpoint if found.rdzv else "") == endpoint
+    assert len(found.passed_over) == passed_over
+    assert {*found.passed_over} <= {f"{name}={value}" for name, value in env.items()}
+
+
+def test_agents_that_a_launcher_has_started_do_not_train_each_by_itself(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in TASK.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"Open MPI has started 3 of these.*\n.*\n.*ELASTIC_URL=URL"):
+        parse([script])
+
+
 def test_no_gpu_is_asked_for(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's LaunchConfig asks whether there is one: on a machine with GPUs no fork of the agent could use them."""
     asked: list[None] = []

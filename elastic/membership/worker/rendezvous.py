@@ -1,13 +1,19 @@
-"""Brings the ranks that torchrun started into one view over a store of their own, or says who is missing.
+"""Brings the ranks that a launcher started into one view over a store of their own, or says who is missing.
 
     rank 0 hosts a fresh store  ->  publishes its address  ->  the others connect, confirm that the world
     size is theirs and their rank is free, and leave their worker id  ->  rank 0 withdraws the address, says go
+
+The address is published in the store of torchrun's agent, or, where the launcher says of no place (`srun`, mpiexec),
+beside the run's checkpoints:
+
+    elastic/ranks/<launch>.json   {"address", "port"}   of rank 0, while its ranks meet
 
 torchrun's own store is used for nothing but that address. It outlives a round of workers and keeps the
 keys of the dead one's groups, and its restart count is one agent's and not the job's; a group that is
 formed there may try to reach the dead (half of the jobs that lost a worker never came back: measured,
 torch 2.13). A worker of an older round that comes to a newer store finds its rank taken or the world
-size changed, and looks for another address until its deadline.
+size changed, and looks for another address until its deadline. So does one that finds the address of a rank 0 that
+is gone: the next one writes over it.
 
 Every wait has a deadline, and its error lists the silent ranks.
 """
@@ -16,11 +22,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import time
 import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Protocol
 
 from torch.distributed import DistError, Store, TCPStore
 
@@ -29,8 +39,12 @@ from elastic.membership.environment import Launch
 from elastic.membership.view import View
 from elastic_checkpoint.net.listener import listen
 from elastic_checkpoint.net.machine import host_address
+from elastic_checkpoint.storage import Missing, TooLarge, get_bounded, open_storage, redact
 
 _PUBLISHED = "elastic/endpoint"
+_FOLDER = "elastic/ranks"
+_NO_NAME = re.compile(r"[^\w.-]")
+_BYTES_MAX = 1 << 12
 _ANY = ""
 _POLL_S = 0.01
 _CONNECT_S = 5.0
@@ -52,41 +66,136 @@ class Meeting:
     store: Store | None
 
 
-def meet(launch: Launch, worker_id: str, *, timeout_s: float) -> Meeting:
-    """The view of the ranks of `launch`. Raises RendezvousTimeout after `timeout_s`."""
+class Place(Protocol):
+    """Where rank 0 says at what address the others find it. poll_s: between two looks"""
+
+    poll_s: float
+
+    def publish(self, address: str, port: int) -> None: ...
+
+    def look(self) -> tuple[str, int] | None:
+        """None: there is none now."""
+
+    def withdraw(self) -> None:
+        """All are in: whoever looks from now on is of another round."""
+
+    def __str__(self) -> str:
+        """In words, after "at"."""
+
+
+class _AtMaster:
+    """MASTER_ADDR and MASTER_PORT, where rank 0 itself listens."""
+
+    poll_s = 5 * _POLL_S
+
+    def __init__(self, address: str, port: int) -> None:
+        self._address = address, port
+
+    def publish(self, address: str, port: int) -> None:
+        pass
+
+    def look(self) -> tuple[str, int] | None:
+        return self._address
+
+    def withdraw(self) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return "{}:{}".format(*self._address)
+
+
+class _AtAgent(_AtMaster):
+    """The same, where torchrun's agent listens; all raise DistError."""
+
+    def __init__(self, address: str, port: int, store: Store) -> None:
+        super().__init__(address, port)
+        self._store = store
+
+    def publish(self, address: str, port: int) -> None:
+        self._store.set(_PUBLISHED, json.dumps({"address": address, "port": port}))
+
+    def look(self) -> tuple[str, int] | None:
+        if not self._store.check([_PUBLISHED]):
+            return None
+        return _address(self._store.get(_PUBLISHED))
+
+    def withdraw(self) -> None:
+        self._store.delete_key(_PUBLISHED)
+
+
+class AtUrl:
+    """Beside the run's checkpoints; all raise StorageError. launch: its name, where it has one"""
+
+    poll_s = 0.3
+
+    def __init__(self, url: str, options: Mapping[str, Any], launch: str | None) -> None:
+        self._url = url
+        self._storage = open_storage(url, dict(options))
+        self._key = f"{_FOLDER}/{_NO_NAME.sub('-', launch or 'ranks')}.json"
+
+    def publish(self, address: str, port: int) -> None:
+        self._storage.put(self._key, json.dumps({"address": address, "port": port}).encode())
+
+    def look(self) -> tuple[str, int] | None:
+        with suppress(Missing, TooLarge, ValueError, KeyError, TypeError):
+            return _address(get_bounded(self._storage, self._key, _BYTES_MAX))
+        return None
+
+    def withdraw(self) -> None:
+        self._storage.delete(self._key)
+
+    def close(self) -> None:
+        self._storage.close()
+
+    def __str__(self) -> str:
+        return redact(self._url)
+
+
+def meet(launch: Launch, worker_id: str, *, timeout_s: float, at_url: Callable[[], AtUrl] | None = None) -> Meeting:
+    """The view of the ranks of `launch`. at_url: where they meet if the launcher says of no place
+
+    Raises RendezvousTimeout after `timeout_s`; StorageError.
+    """
     if launch.world_size == 1:
         return Meeting(View(generation=0, workers=(worker_id,)), None)
     deadline = time.monotonic() + timeout_s
+    if launch.master_addr is None:
+        assert at_url is not None
+        with closing(at_url()) as place:
+            return _meet(launch, worker_id, place, deadline, timeout_s)
+    return _meet(launch, worker_id, None, deadline, timeout_s)
+
+
+def _meet(launch: Launch, worker_id: str, place: Place | None, deadline: float, timeout_s: float) -> Meeting:
     if launch.rank == 0:
-        return _host(launch, worker_id, deadline, timeout_s)
-    agent = _agent_store(launch, deadline)
+        return _host(launch, worker_id, place, deadline, timeout_s)
+    place = place or _torchruns(launch, deadline)
     while True:
-        meeting = _join(launch, worker_id, deadline, agent)
+        meeting = _join(launch, worker_id, deadline, place)
         if meeting is not None:
             return meeting
         if time.monotonic() > deadline:
             raise RendezvousTimeout(
                 f"rank {launch.rank} of {launch.world_size} found no rank 0 within {timeout_s:.0f} s\n"
-                f"  looked   at {launch.master_addr}:{launch.master_port}, from {socket.gethostname()}\n"
-                "  missing  rank 0, or a way to it: its port may be closed between these machines\n"
+                f"  looked   at {place}, from {socket.gethostname()}\n"
+                "  missing  rank 0, or a way to it: its port may be closed between these machines, or they share no "
+                "folder\n"
                 "  next     look at rank 0's log; the launcher restarts this worker if it may",
                 missing=[0],
             )
-        time.sleep(_POLL_S * 5)
+        time.sleep(place.poll_s)
 
 
-def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> Meeting:
-    assert launch.master_port is not None
+def _host(launch: Launch, worker_id: str, place: Place | None, deadline: float, timeout_s: float) -> Meeting:
     address = "127.0.0.1" if launch.one_node else host_address(launch.master_addr)
-    if launch.agent_hosts_store:
+    if launch.agent_hosts_store or launch.master_port is None:
         store = _listen(address, 0, deadline, timeout_s)  # where the others are told to look
     else:
         store = _listen(_ANY, launch.master_port, deadline, timeout_s)  # what MASTER_ADDR means to them is theirs
     store.set("meta", json.dumps({"nonce": uuid.uuid4().hex, "world_size": launch.world_size}))
     store.set("worker/0", worker_id)
-    agent = _agent_store(launch, deadline)
-    if agent is not None:
-        agent.set(_PUBLISHED, json.dumps({"address": address, "port": store.port}))
+    place = place or _torchruns(launch, deadline)
+    place.publish(address, store.port)
     ranks = range(1, launch.world_size)
     while not store.check([f"worker/{rank}" for rank in ranks]):
         if time.monotonic() > deadline:
@@ -98,16 +207,15 @@ def _host(launch: Launch, worker_id: str, deadline: float, timeout_s: float) -> 
                 missing=missing,
             )
         time.sleep(_POLL_S)
-    if agent is not None:  # all are in: whoever looks from now on is of another round
-        agent.delete_key(_PUBLISHED)
+    place.withdraw()
     store.set("go", "")
     return Meeting(_view(store, launch.world_size), store)
 
 
-def _join(launch: Launch, worker_id: str, deadline: float, agent: Store | None) -> Meeting | None:
+def _join(launch: Launch, worker_id: str, deadline: float, place: Place) -> Meeting | None:
     """One try. None: what is published there is not (or no longer) the rank 0 that waits for this worker."""
     try:
-        endpoint = _endpoint(launch, agent)
+        endpoint = place.look()
         if endpoint is None:
             return None
         address, port = endpoint
@@ -130,23 +238,24 @@ def _join(launch: Launch, worker_id: str, deadline: float, agent: Store | None) 
         return None  # the host of an older round, gone or going
 
 
-def _agent_store(launch: Launch, deadline: float) -> Store | None:
-    """The store of torchrun's agent; None where it has none."""
+def _torchruns(launch: Launch, deadline: float) -> Place:
+    """As torchrun says it, or whoever sets its variables."""
     assert launch.master_addr is not None
     assert launch.master_port is not None
     if not launch.agent_hosts_store:
-        return None
+        return _AtMaster(launch.master_addr, launch.master_port)
     begun = time.monotonic()
     while True:
         try:
             socket.create_connection((launch.master_addr, launch.master_port), timeout=_CONNECT_S).close()
-            return TCPStore(
+            store = TCPStore(
                 launch.master_addr,
                 launch.master_port,
                 is_master=False,
                 timeout=_time_left(deadline),
                 wait_for_workers=False,
             )
+            return _AtAgent(launch.master_addr, launch.master_port, store)
         except (DistError, OSError) as failure:
             now = time.monotonic()
             if now > deadline or (isinstance(failure, ConnectionRefusedError) and now > begun + _REFUSED_S):
@@ -159,15 +268,9 @@ def _agent_store(launch: Launch, deadline: float) -> Store | None:
             time.sleep(_POLL_S * 5)
 
 
-def _endpoint(launch: Launch, agent: Store | None) -> tuple[str, int] | None:
-    if agent is None:
-        assert launch.master_addr is not None
-        assert launch.master_port is not None
-        return launch.master_addr, launch.master_port
-    if not agent.check([_PUBLISHED]):
-        return None
-    published = json.loads(agent.get(_PUBLISHED))
-    return published["address"], published["port"]
+def _address(published: bytes) -> tuple[str, int]:
+    found = json.loads(published)
+    return str(found["address"]), int(found["port"])
 
 
 def _listen(address: str, port: int, deadline: float, timeout_s: float) -> TCPStore:
