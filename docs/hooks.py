@@ -35,9 +35,13 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Raises ValueError for links and references to places that the built pages do not have."""
-    if dead := dead_links(Path(config["site_dir"])):
+    """Raises ValueError for links and references to places that the built pages do not have, and for what pages load
+    from another host: they are read from a disk, too."""
+    site = Path(config["site_dir"])
+    if dead := dead_links(site):
         raise ValueError("dead links on the built pages:\n" + "\n".join(dead))
+    if foreign := loaded_from_elsewhere(site):
+        raise ValueError("the built pages load from other hosts:\n" + "\n".join(foreign))
 
 
 def dead_links(site: Path) -> list[str]:
@@ -56,12 +60,24 @@ def dead_links(site: Path) -> list[str]:
     return dead
 
 
+def loaded_from_elsewhere(site: Path) -> list[str]:
+    """ "page: link", of what a browser fetches with the page."""
+    pages = {file: _Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")}
+    return [
+        f"{file.relative_to(site)}: {link}"
+        for file, page in sorted(pages.items())
+        for link in page.loads
+        if urlsplit(link).netloc
+    ]
+
+
 class _Page(HTMLParser):
-    """Where a page links to, and what can be linked to on it."""
+    """Where a page links to, what it loads, and what can be linked to on it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
+        self.loads: list[str] = []
         self.anchors = {""}
         self.feed(text)
 
@@ -71,6 +87,8 @@ class _Page(HTMLParser):
                 self.anchors.add(value)
             elif value and name in ("href", "src"):
                 self.links.append(value)
+                if name == "src" or tag == "link":
+                    self.loads.append(value)
 
 
 def _printed(command: str, arguments: list[str]) -> str:
