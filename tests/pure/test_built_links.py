@@ -19,8 +19,8 @@ def test_a_dead_link_on_a_built_page_is_named(tmp_path: Path) -> None:
 def test_what_a_page_loads_from_another_host_is_named(tmp_path: Path) -> None:
     """The site is read from a disk, too, where nobody may be asked; a link that is followed is the reader's wish."""
     (tmp_path / "a.html").write_text(
-        '<link rel="stylesheet" href="a.css"><script src="https://unpkg.com/shim"></script><img src="//b.example/i.png">'
-        '<a href="https://c.example">c</a>'
+        '<link rel="stylesheet" href="a.css"><script src="https://unpkg.com/shim"></script>'
+        '<img src="//b.example/i.png"><a href="https://c.example">c</a>'
     )
     loaded_from_elsewhere = runpy.run_path("docs/hooks.py")["loaded_from_elsewhere"]
     assert loaded_from_elsewhere(tmp_path) == ["a.html: https://unpkg.com/shim", "a.html: //b.example/i.png"]
