@@ -14,19 +14,22 @@ from rich.text import Text
 from elastic.events import words
 from elastic.status.tracker import since
 
-_BAR = 16
+_BAR = 16  # columns, at most
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def lines(status: dict[str, Any], now_t: float, width: int) -> list[str]:
     """With the terminal's codes for colour. now_t: unix seconds"""
-    return [_coded(line, width) for line in (_progress(status), _health(status, now_t))]
+    return [_coded(line, width) for line in (_progress(status, width), _health(status, now_t))]
 
 
-def _progress(status: dict[str, Any]) -> Text:
+def _progress(status: dict[str, Any], width: int) -> Text:
+    """The bar is as wide as what matters more leaves it: the time that is left is the first that people look for."""
     step, total = status["step"], status["total_steps"]
-    parts: list[str | tuple[str, str]] = [("step ", "dim"), (f"{step:,}", "bold"), (f" of {total:,} ", "dim")]
-    parts += [(_bar(step / total if total else 1.0), "green"), f" {words.percent(step / total if total else 1.0)}"]
+    share = step / total if total else 1.0
+    steps = Text.assemble(("step ", "dim"), (f"{step:,}", "bold"), (f" of {total:,} ", "dim"))
+    parts: list[str | tuple[str, str]] = [f" {words.percent(share)}"]
+    rest: list[str | tuple[str, str]] = []
     if status.get("value"):
         name, value = status["value"]
         shown = (words.number(value), "bold") if value is not None else ("not finite", "bold red")
@@ -34,9 +37,12 @@ def _progress(status: dict[str, Any]) -> Text:
     if status.get("count_per_s"):
         left_s = (total - step) * status["step_s"]
         parts += [("  ", ""), f"{words.seconds(left_s)}", (" left", "dim")] if left_s >= 1 else []
-        parts += [("  ", ""), f"{status['count_per_s']:,.0f}", (" examples/s", "dim")]
-        parts += ["  ", f"{words.seconds(status['step_s'])}", (" a step", "dim")]
-    return Text.assemble(*parts)
+        rest += [("  ", ""), f"{status['count_per_s']:,.0f}", (" examples/s", "dim")]
+        rest += ["  ", f"{words.seconds(status['step_s'])}", (" a step", "dim")]
+    first = Text.assemble(*parts)
+    room = width - 2 - steps.cell_len - first.cell_len  # with an ellipsis behind it
+    bar = _bar(share, min(_BAR, max(room, 0)))
+    return Text.assemble(steps, (bar, "green"), first, *rest)
 
 
 def _health(status: dict[str, Any], now_t: float) -> Text:
@@ -67,10 +73,10 @@ def _ago(what: dict[str, Any], now_t: float) -> str:
     return f"{words.seconds(float(max(0, round(now_t - what['t']))))} ago".replace(".0 ", " ").replace("0 ms", "0 s")
 
 
-def _bar(share: float) -> str:
-    eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
+def _bar(share: float, width: int) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR, "·")
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(width, "·")
 
 
 def _coded(line: Text, width: int) -> str:

@@ -25,6 +25,7 @@ from tests.kit.observed import assert_observed
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "kit" / "programs"
+SAYS_EACH_STEP = "tests.kit.programs.says_each_step"
 WITHIN_S = 240.0
 
 
@@ -40,6 +41,21 @@ def test_where_there_is_no_terminal_each_change_is_a_line(elastic_cluster: Calla
     assert end.output.count("3 workers, 1 joined; goodput ") == 1, end.output
     assert "finished: 40 steps, 1 lost on the way" in end.output
     assert "\x1b" not in end.output
+
+
+@pytest.mark.nightly(sample=1, of="where the status is shown")
+@pytest.mark.parametrize("launcher", ["elastic", "torch.distributed.run", None])
+def test_where_there_is_no_terminal_one_worker_says_how_far_the_run_is(tmp_path: Path, launcher: str | None) -> None:
+    """Nothing for hours looks like a hang; a line of each worker would be as many as there are."""
+    command = [SAYS_EACH_STEP, tmp_path / "run", "--steps=12"]
+    if launcher is not None:
+        flags = [*["run"] * (launcher == "elastic"), "--standalone", "--nproc-per-node=2", "-m"]
+        command = [launcher, *flags, *command]
+    with Launch(str(command[0]), command[1:]) as launch:
+        output = launch.succeed(within_s=WITHIN_S)
+
+    said = re.findall(r"^[\d:]{8}  elastic: step (\d+) of 12,", output, re.M)
+    assert said == [str(step) for step in range(1, 13)], output
 
 
 def read_to_the_end(pid: int, terminal: int) -> bytes:
@@ -59,10 +75,11 @@ def read_to_the_end(pid: int, terminal: int) -> bytes:
 def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     """The script's own lines stay whole, and the terminal is given back."""
     url = tmp_path / "run"
-    pid, terminal = on_a_terminal(url, "--steps=60")
+    pid, terminal = on_a_terminal(url, "--steps=60", program=SAYS_EACH_STEP)
     shown = read_to_the_end(pid, terminal)
 
     assert b" of 60 " in shown
+    assert b"elastic: step" not in shown
     assert b"2 workers" in shown
     assert shown.count(b"\x1b[r") == 1
     assert shown.rindex(b"\x1b[r") > shown.rindex(b" of 60 ")
@@ -88,10 +105,13 @@ def test_the_time_from_the_command_to_the_first_step_is_said_once(tmp_path: Path
 @pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     """Its agent is not ours, and people watch such a run as well; others have only lines to say."""
-    pid, terminal = on_a_terminal(tmp_path / "run", "--steps=60", module="torch.distributed.run")
+    pid, terminal = on_a_terminal(
+        tmp_path / "run", "--steps=60", module="torch.distributed.run", program=SAYS_EACH_STEP
+    )
     shown = read_to_the_end(pid, terminal)
 
     assert b"2 workers" in shown
+    assert b"elastic: step" not in shown
     assert shown.count(b"\x1b[r") == 1
     assert shown.rindex(b"\x1b[r") > shown.rindex(b" of 60 ")
     assert [f"step {step} loss ".encode() in shown for step in range(60)] == [True] * 60
@@ -119,11 +139,12 @@ def test_an_agent_that_is_killed_gives_the_terminal_back(tmp_path: Path) -> None
     assert b"\x1b7\x1b[r\x1b[29;1H\x1b[2K\x1b[30;1H\x1b[2K\x1b8" in shown[shown.rindex(b" of 4,000 ") :]
 
 
-def on_a_terminal(url: Path, *options: str, module: str = "elastic") -> tuple[int, int]:
+def on_a_terminal(
+    url: Path, *options: str, module: str = "elastic", program: str = "tests.kit.programs.small"
+) -> tuple[int, int]:
     """A launcher with two workers, on a terminal of 30 lines: its pid, and the terminal."""
-    script = str(ROOT / "tests" / "kit" / "programs" / "small.py")
     launcher = [sys.executable, "-m", module, *["run"] * (module == "elastic")]
-    command = [*launcher, "--standalone", "--nproc-per-node=2", script, str(url)]
+    command = [*launcher, "--standalone", "--nproc-per-node=2", "-m", program, str(url)]
     pid, terminal = pty.fork()
     if pid == 0:
         environ = {**os.environ, "TERM": "xterm-256color"}

@@ -194,6 +194,18 @@ def test_the_lines_are_short_and_say_what_matters_first() -> None:
         assert all(len(line) < width for line in plain(shown.statuses[-1], shown.now, width).splitlines())
 
 
+@pytest.mark.parametrize("width", [60, 80, 90, 120])
+@pytest.mark.parametrize("total_steps", [100, 100_000])
+def test_the_time_that_is_left_is_kept_before_the_bar_and_examples_per_second(width: int, total_steps: int) -> None:
+    shown = Shown(total_steps=total_steps).view("a", "b").steps(0, 12)
+    line = plain(shown.statuses[-1], shown.now, width).splitlines()[0]
+    left = {100: "22 s left", 100_000: "6 h 56 min left"}[total_steps]
+    assert left in line
+    assert line.startswith(f"step 11 of {total_steps:,} ")
+    assert ("examples/s" in line) or width < 120
+    assert len(line) < width
+
+
 def test_steps_that_were_passed_over_are_said() -> None:
     shown = Shown().view("a").steps(0, 4)
     shown.then("passed_over", 1.0, step=4, first=4, epoch=0, why="the loss is nan").steps(5, 7)
