@@ -47,9 +47,9 @@ busy: $(STAMP)  ## the same tests beside four busy loops: load must not decide
 	@loops=; for i in 1 2 3 4; do timeout 7200 $(BIN)/python -c "while True: pass" & loops="$$loops $$!"; done; \
 	trap "kill $$loops" EXIT; $(PYTEST)
 
-nightly: check docs  ## every test with all its cases, then the soak and the kills
+nightly: check docs  ## every test with all its cases, then the soak, the kills and the counts
 	NIGHTLY=1 $(PYTEST)
-	$(MAKE) soak kills
+	$(MAKE) soak kills counts
 
 oldest: $(OLDEST)/.installed  ## pure tests, runs of one worker, storages and private interfaces with the lowest versions: make oldest TESTS=tests/pure
 	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(or $(TESTS),tests/pure tests/one_process tests/storage $(INTERFACES))
@@ -83,6 +83,11 @@ endif
 kills: $(STAMP)  ## 100 SIGKILLs of trainers, writers and agents at random moments: make kills KILLS=20 KILLS_SEED=7
 	KILLS_SEED=$(or $(KILLS_SEED),$(NEW_SEED)) KILLS=$(or $(KILLS),100) $(BIN)/python -m pytest -s --timeout=3600 tests/processes/test_kills.py
 
+counts: $(STAMP)  ## what disturbs a run, often: make counts COUNT=starts STARTS=20 COUNTS_SEED=7, or STRAYS, STOPS, PEERS, DRILLS with SEED
+	NIGHTLY=1 COUNTS_SEED=$(or $(COUNTS_SEED),$(NEW_SEED)) SEED=$(or $(SEED),$(NEW_SEED)) STRAYS=$(or $(STRAYS),10000) \
+	STARTS=$(or $(STARTS),200) STOPS=$(or $(STOPS),5) PEERS=$(or $(PEERS),60) DRILLS=$(or $(DRILLS),100) \
+	$(BIN)/python -m pytest -s --timeout=43200 $(if $(COUNT),tests/counts/test_$(COUNT).py,tests/counts)
+
 notices: $(STAMP)  ## 100 notices at drawn moments of one run, each whatever it is doing: make notices NOTICES=20 SEED=7
 	SEED=$(or $(SEED),$(NEW_SEED)) NOTICES=$(or $(NOTICES),100) $(BIN)/python -m pytest -s -k any_moment tests/processes/test_random_notices.py
 
@@ -95,4 +100,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly oldest newest soak kills notices gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly oldest newest soak kills counts notices gpu bench clean

@@ -24,7 +24,7 @@ SEGMENT_BYTES = 512 << 10
 SEGMENTS = 4
 PAST_BYTES = 256 << 10
 
-_NAME = re.compile(r"(?P<worker>.+?)(?P<past>\.past)?(?:\.(?P<number>\d{6,}))?\.jsonl")
+_NAME = re.compile(r"(?P<worker>.+?)(?P<past>\.past)?(?:\.(?P<number>\d{6,}))?\.jsonl", re.ASCII)
 
 
 def current(names: Collection[str]) -> dict[str, list[str]]:

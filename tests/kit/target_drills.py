@@ -22,11 +22,12 @@ _WORKERS_MAX = 9  # with those that join
 @dataclass(frozen=True)
 class Target:
     """A program of tests/kit/programs, and sets of its options, of which a seed draws one; with each, after how many
-    steps it ends."""
+    steps it ends. num_workers: that it may have"""
 
     program: str
     variants: tuple[tuple[tuple[str, ...], int], ...]
     evaluates: bool = False
+    num_workers: tuple[int, ...] = (0, 1)
 
 
 TARGETS = {
@@ -34,6 +35,11 @@ TARGETS = {
         "plain.py",
         ((("--short=21",), STEPS), (("--batch-size=48", "--short=42", "--micro-batch-size=3"), STEPS)),
         evaluates=True,
+    ),
+    "streams": Target(
+        "streamed.py",
+        ((("--write", "--virtual-workers=8"), STEPS), (("--write", "--virtual-workers=8", "--plain"), STEPS)),
+        num_workers=(0,),
     ),
     "accelerate": Target("accelerated.py", (((), STEPS),)),
     "fabric": Target("fabricated.py", (((), STEPS),)),
@@ -58,7 +64,7 @@ def target_drill(target: str, seed: int) -> RandomDrill:
     """The drill of this target that has this seed."""
     draw = random.Random(f"random drill of {target} {seed}")
     of_target = TARGETS[target]
-    num_workers = draw.choice((0, 1))
+    num_workers = draw.choice(of_target.num_workers)
     variant, steps = draw.choice(of_target.variants)
     options = Script(
         args=(*variant, f"--steps={STEPS}", f"--unhurried={_WORKERS_MAX}", f"--num-workers={num_workers}"),

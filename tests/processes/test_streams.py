@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan
+from tests.kit.programs.lines import write_lines
 
 MakeCluster = Callable[..., Cluster]
 
@@ -21,11 +21,8 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight files of unlike lengths for six streams, of which some end within a run and some do not."""
-    folder, draw = tmp_path_factory.mktemp("streams"), random.Random(5)
-    for number in range(8):
-        rows = [" ".join(f"{draw.gauss(0, 1):.3f}" for _ in range(4)) for _ in range(5 + 9 * number)]
-        (folder / f"lines-{number}.txt").write_text("\n".join(rows) + "\n" * (number % 2))
+    folder = tmp_path_factory.mktemp("streams")
+    write_lines(folder)
     return folder
 
 

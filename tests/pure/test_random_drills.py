@@ -80,7 +80,8 @@ def test_seeds_draw_every_kind_of_fault_for_every_kind_of_loop() -> None:
     for target, of_target in TARGETS.items():
         of_target_s = [target_drill(target, seed) for seed in range(60)]
         assert of_target_s[:3] == [target_drill(target, seed) for seed in range(3)]
-        assert {fault.name for one in of_target_s for fault in one.plan.faults} >= of_one_machine
+        possible = of_one_machine - ({"kill-loader"} if of_target.num_workers == (0,) else set())
+        assert {fault.name for one in of_target_s for fault in one.plan.faults} >= possible
         assert {one.plan.workers for one in of_target_s} == {2, 3, 5}
         assert min(len(one.plan.faults) for one in of_target_s) >= 6
         for variant, _ in of_target.variants:

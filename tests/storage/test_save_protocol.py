@@ -89,14 +89,17 @@ def test_an_interrupted_save_leaves_no_temporary_file_for_ever(tmp_path: Path, c
     checkpointer(tmp_path).save(1, state(1))
     saved = checkpointer(tmp_path, orphan_grace_s=0, take_over=True)
     saved.claim()
-    left = tmp_path / "data" / ".00000.safetensors.abc.tmp"
+    left = tmp_path / "data" / ".00000.safetensors.0123456789ab.tmp"
     left.write_bytes(b"half")
     os.utime(left, (0, 0))  # long ago: what is younger may belong to a save under way
     (tmp_path / "data" / "c00000001" / "s000000009-01a1fd3aea076c4d9fdc").mkdir()
     orphan = tmp_path / "data" / "c00000001" / "s000000009-01a1fd3aea076c4d9fdc" / "00000.safetensors"
     orphan.write_bytes(b"no manifest names it")
 
-    assert list(saved.sweep()) == ["c00000001.s000000009-01a1fd3aea076c4d9fdc", "data/.00000.safetensors.abc.tmp"]
+    assert list(saved.sweep()) == [
+        "c00000001.s000000009-01a1fd3aea076c4d9fdc",
+        "data/.00000.safetensors.0123456789ab.tmp",
+    ]
     assert not left.exists()
     assert not orphan.parent.exists()
 

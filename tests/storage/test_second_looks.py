@@ -126,8 +126,8 @@ def test_a_file_under_way_is_no_leftover_whatever_the_clock_says(tmp_path: Path)
     with storage._written(target / "x", b"half of it") as temporary:
         assert storage.tidy(-(2.0**40)) == ()
         assert temporary.exists()
-    (target / ".x.abc.tmp").write_bytes(b"its writer is dead")
-    assert storage.tidy(-(2.0**40)) == ("data/.x.abc.tmp",)
+    (target / ".x.0123456789ab.tmp").write_bytes(b"its writer is dead")
+    assert storage.tidy(-(2.0**40)) == ("data/.x.0123456789ab.tmp",)
 
 
 def test_a_withdrawn_claim_never_counts(tmp_path: Path, checkpointer: Make) -> None:

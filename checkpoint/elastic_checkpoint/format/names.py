@@ -28,11 +28,13 @@ COMMITS = "commits"
 STEP_MAX = 10**15
 CLAIM_MAX = 10**12  # claims are counted from 1: what has a higher number in its name is none of ours
 
-_CLAIM = re.compile(r"claims/(\d{8,12})\.json")
-_WITHDRAWN = re.compile(r"claims/(\d{8,12})\.withdrawn")
-_COMMIT = re.compile(r"commits/c(\d{8,12})\.s(\d{9,15})-([0-9a-f]{20})\.json")
-_NAME = re.compile(r"c(\d{8,12})\.s(\d{9,15})-([0-9a-f]{20})")
-_DATA = re.compile(r"data/c(\d{8,12})/s(\d{9,15})-([0-9a-f]{20})/(?:\d{5,9}(?:-\d{1,9})?\.safetensors|note\.json)")
+# ASCII: digits of other scripts are digits to Python, and name objects that are not ours.
+_CLAIM = re.compile(r"claims/(\d{8,12})\.json", re.ASCII)
+_WITHDRAWN = re.compile(r"claims/(\d{8,12})\.withdrawn", re.ASCII)
+_SAVE = r"c(\d{8,12})%ss(\d{9,15})-([0-9a-f]{20})"
+_NAME = re.compile(_SAVE % r"\.", re.ASCII)
+_COMMIT = re.compile(rf"commits/{_NAME.pattern}\.json", re.ASCII)
+_DATA = re.compile(rf"data/{_SAVE % '/'}/(?:\d{{5,9}}(?:-\d{{1,9}})?\.safetensors|note\.json)", re.ASCII)
 
 
 class CommitId(NamedTuple):

@@ -22,6 +22,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import stat
 import time
@@ -31,7 +32,7 @@ from pathlib import Path
 from elastic_checkpoint.memory import POPULATE_READ, mapped, on_this_machine
 from elastic_checkpoint.storage.base import AlreadyThere, Buffer, Missing
 
-TEMPORARY = ".tmp"
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # ours alone: others keep their own `.tmp` files here
 
 _DIRECT_BYTES_MIN = 2**20
 _DIRECT_WRITE_BYTES = 2**25  # in one call; its pages are pinned meanwhile
@@ -123,7 +124,7 @@ class LocalStorage:
         found: dict[str, int] = {}
         for folder, _, names in os.walk(self._path(prefix) if prefix else self.root, onerror=self._unless_absent):
             for name in names:
-                if name.startswith(".") and name.endswith(TEMPORARY):
+                if _TEMPORARY.fullmatch(name):
                     continue
                 path = Path(folder, name)
                 try:
@@ -160,7 +161,7 @@ class LocalStorage:
         for folder, _, names in os.walk(self.root):
             for name in names:
                 path = Path(folder, name)
-                if not (name.startswith(".") and name.endswith(TEMPORARY)):
+                if not _TEMPORARY.fullmatch(name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - path.lstat().st_mtime >= older_than_s and not _is_being_written(path):
@@ -213,7 +214,7 @@ class LocalStorage:
     @contextlib.contextmanager
     def _written(self, target: Path, data: Buffer) -> Iterator[Path]:
         """A fsynced temporary file beside `target`; afterwards the folder is fsynced and the file is gone."""
-        temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}{TEMPORARY}"
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"  # see _TEMPORARY
         content = memoryview(data).cast("B")
         try:
             file = _create(temporary, direct=_is_aligned(content))

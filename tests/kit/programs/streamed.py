@@ -1,6 +1,6 @@
 """Trains on files of lines, which end and begin again: a stream for each virtual worker. Prints a line of digests.
 
-With --plain it is a loop over run.batches(); --lose as in plain.py.
+With --plain it is a loop over run.batches(); --lose as in plain.py. With --write, the files are its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from losing import lose  # type: ignore[import-not-found]  # beside this script
+from lines import write_lines  # type: ignore[import-not-found]  # beside this script
+from losing import lose  # type: ignore[import-not-found]
 from torch import nn
 
 import elastic
@@ -40,8 +41,13 @@ def main(streams_of: Callable[[Path], elastic.Streams], collate_fn: Callable[[li
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--lose", type=int)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
+    parser.add_argument("--write", action="store_true", help="the files, below which the run lies")
+    parser.add_argument("--virtual-workers", type=int, default=6)
+    parser.add_argument("--num-workers", type=int, default=0, help="0: streams are read in the training process")
     options = parser.parse_args()
 
+    if options.write:
+        write_lines(Path(options.url).parent)
     elastic.seed(3)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -54,7 +60,8 @@ def main(streams_of: Callable[[Path], elastic.Streams], collate_fn: Callable[[li
         dataset=streams,
         collate_fn=collate_fn,
         batch_size=14,
-        virtual_workers=6,
+        virtual_workers=options.virtual_workers,
+        num_workers=options.num_workers,
         steps=options.steps,
         save_every=3,
         mode=options.mode,
