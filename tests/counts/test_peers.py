@@ -1,0 +1,207 @@
+"""Whoever reaches the hub of a run that has a secret: the run trains on to the undisturbed weights.
+
+Somebody who sends again what went over the wire; who has another secret; who has the run's own, and says absurd things;
+who calls itself as a node that is there. Each so often: `make counts PEERS=60 COUNTS_SEED=7`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.events.reading import read_events
+from elastic.membership.messages.messages import TO_HUB, TO_LISTENER
+from elastic_checkpoint import Checkpointer, digest
+from elastic_checkpoint.net.secret import VARIABLE, generated_secret
+from elastic_checkpoint.net.transport import TransportError
+from tests.kit.agents import meet
+from tests.kit.launch import Launch
+from tests.kit.peer import Peer, recording
+from tests.kit.sampling import NIGHTLY
+
+SEED = int(os.environ.get("COUNTS_SEED") or 41)
+PEERS = int(os.environ.get("PEERS") or (12 if NIGHTLY else 6))
+PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"
+STEPS = 400
+WITHIN_S = 240.0
+VALUES: list[Any] = [
+    None, True, -1, 0, 7, 2**53, -(2**70), 1.5, "", "a", "\ud800", "x" * 5000, [], [[]], {}, {"a": {"b": [1]}},
+    [None] * 50,
+]  # fmt: skip
+FACTS = ("worker", "node", "generation", "step", "run", "slots", "report", "local_rank", "workers", "nodes", "number")
+RAW = (b"\n" * 100, b"{}\n", b"[]\n", b"\x00\xff" * 50 + b"\n", b'{"say": 7}\n', b"[" * 3000 + b"\n", b"x" * (3 << 20))
+
+
+@dataclass
+class TwoNodes:
+    """A run of two nodes that know one secret; it goes slowly until `hurry` is there."""
+
+    nodes: list[Launch]
+    url: Path
+    secret: str
+    hurry: Path
+    recorded: list[bytes]
+
+    @property
+    def hub(self) -> tuple[tuple[str, int], str]:
+        """Where it is written that the hub is, and what agents of the run know."""
+        found = json.loads((self.url / "elastic" / "hub.json").read_text())
+        return (found["host"], found["port"]), found["nonce"]
+
+    def applied(self) -> int:
+        return sum(event["event"] == "step_applied" for event in read_events(self.url))
+
+    def goes_on(self, after: str) -> None:
+        """Until two more steps are applied by somebody."""
+        before = self.applied()
+        self.nodes[0].wait_for(lambda: self.applied() >= before + 4, f"a step after {after}", within_s=WITHIN_S)
+
+    def names(self) -> list[str]:
+        """Of its nodes, as the hub tells one that joins without a worker."""
+        at, run = self.hub
+        with Peer(at, self.secret) as peer:
+            said = peer.joins("asks-for-names", run)
+            while (roster := next((one for one in said if one["say"] == "roster"), None)) is None:
+                said = peer.hears()
+                assert said, "the hub told nobody's name"
+        return [name for name, *_ in roster["nodes"] if name != "asks-for-names"]
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Iterator[TwoNodes]:
+    secret, url, hurry, recorded = generated_secret(), tmp_path / "run", tmp_path / "hurry", list[bytes]()
+    of_run = ["--max-restarts=1000", *meet("1:4"), PROGRAM, url, f"--steps={STEPS}", f"--slow-until={hurry}"]
+    with contextlib.ExitStack() as stack:
+
+        def node() -> Launch:
+            return stack.enter_context(Launch("elastic", ["run", *of_run], env={VARIABLE: secret}))
+
+        run = TwoNodes([node()], url, secret, hurry, recorded)
+        first = run.nodes[0]
+        first.wait_for((url / "elastic" / "hub.json").exists, "a hub", within_s=WITHIN_S)
+        try:
+            with recording(run.hub[0][1]) as seen:
+                run.nodes.append(node())
+                first.wait_for(lambda: together(url), "a step of both nodes", within_s=WITHIN_S)
+        except PermissionError as refused:
+            pytest.skip(f"needs a user who may see what goes over the loop (root): {refused}")
+        recorded.extend(seen.values())
+        yield run
+
+
+def together(url: Path) -> bool:
+    events = read_events(url)
+    applied = {event["generation"] for event in events if event["event"] == "step_applied"}
+    formed = [event for event in events if event["event"] == "view_formed" and len(event["workers"]) == 2]
+    return any(event["generation"] in applied for event in formed)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = tmp_path_factory.mktemp("undisturbed") / "run"
+    with Launch("tests.kit.programs.small", [url, f"--steps={STEPS}"]) as alone:
+        alone.succeed(within_s=WITHIN_S)
+    return weights(url)
+
+
+def weights(url: Path) -> str:
+    with Checkpointer(url) as runs:
+        found = runs.read()
+    assert found.step == STEPS
+    return digest(found.tree["model"])
+
+
+def test_a_run_trains_on_whoever_reaches_its_hub(two_nodes: TwoNodes, undisturbed: str) -> None:
+    print(f"make counts PEERS={PEERS} COUNTS_SEED={SEED}", flush=True)
+    run, draw, done = two_nodes, random.Random(SEED), Counter[str]()
+    for _ in range(PEERS):
+        for act in ACTS:
+            done[act(run, draw)] += 1
+        run.goes_on(f"{dict(done)}")
+    run.hurry.touch()
+    ends = [node.finish(within_s=WITHIN_S) for node in run.nodes]
+    said = "\n".join(node.output for node in run.nodes)
+    print(f"{dict(done)}; {len(run.recorded)} recorded connections, {len(said)} characters printed", flush=True)
+    assert ends == [0, 0], said
+    assert weights(run.url) == undisturbed
+    assert run.secret not in said
+
+
+def replayed(run: TwoNodes, draw: random.Random) -> str:
+    """All that one connection of the second node's said, or a part of it."""
+    data = draw.choice(run.recorded)
+    with contextlib.suppress(OSError), socket.create_connection(run.hub[0], timeout=5) as peer:
+        peer.sendall(data[: draw.choice((len(data), draw.randrange(1, len(data) + 1)))])
+        peer.shutdown(socket.SHUT_WR)
+        while peer.recv(1 << 16):
+            pass
+    return "connections replayed"
+
+
+def of_another_secret(run: TwoNodes, draw: random.Random) -> str:
+    at, nonce = run.hub
+    with Peer(at, draw.choice((generated_secret(), None))) as peer:
+        assert not any(said.get("say") == "roster" for said in peer.joins("stranger", nonce, slots=1))
+    return "clients of another secret"
+
+
+def absurd(run: TwoNodes, draw: random.Random) -> str:
+    """From somebody who has the secret, and has not said hello."""
+    with contextlib.suppress(OSError, TransportError), Peer(run.hub[0], run.secret) as peer:
+        peer.sends(draw.choice(RAW)) if draw.random() < 0.5 else peer.says(nonsense(draw, [*TO_LISTENER]))
+        peer.hears()
+    return "absurd strangers"
+
+
+def absurd_node(run: TwoNodes, draw: random.Random) -> str:
+    """From a node that has joined, without a worker."""
+    at, nonce = run.hub
+    with contextlib.suppress(OSError, TransportError), Peer(at, run.secret) as peer:
+        peer.joins(f"absurd-{draw.randrange(3)}", nonce)
+        for _ in range(30):
+            peer.says(nonsense(draw, [*TO_HUB, "unheard_of"]))
+        peer.sends(draw.choice(RAW))
+        peer.hears()
+    return "nodes that say absurd things"
+
+
+def nonsense(draw: random.Random, words: list[str]) -> dict[str, Any]:
+    names = (
+        "worker",
+        "node",
+        "generation",
+        "step",
+        "run",
+        "slots",
+        "report",
+        "local_rank",
+        "workers",
+        "nodes",
+        "number",
+    )
+    facts = {name: draw.choice(VALUES) for name in draw.sample(names, draw.randrange(len(names)))}
+    return {"say": draw.choice(words), **facts}
+
+
+def stolen_name(run: TwoNodes, draw: random.Random) -> str:
+    """It calls itself as a node that is there: the hub takes it for that node, whose own connection was lost."""
+    at, nonce = run.hub
+    name = draw.choice(run.names())
+    with Peer(at, run.secret) as peer:
+        peer.joins(name, nonce, slots=draw.choice((0, 1)))
+    return "stolen names"
+
+
+ACTS: tuple[Callable[[TwoNodes, random.Random], str], ...] = (
+    replayed, of_another_secret, absurd, absurd_node, stolen_name,
+)  # fmt: skip
