@@ -167,6 +167,11 @@ class Config:
         }
 
     @property
+    def one_batch_a_step(self) -> bool:
+        """Whether a loop over batches is handed one in each step, at every world size: then its count is of steps."""
+        return (self.mode == "fast" or self.plan.virtual_workers == 1) and self.plan.micro_batch_size is None
+
+    @property
     def goes_back(self) -> bool:
         """Whether a bad step takes the run back to a regular save."""
         return self.on_bad is not None and self.on_bad.action == "rollback"

@@ -12,8 +12,8 @@ from tests.one_process.test_plain_misuse import Plain
 BY_SHARE = "keeps seen, losses from batch to batch by itself, and a batch is a share"
 
 
-def trained(url: Path, *, steps: int) -> None:
-    loop, seen, losses, steps_done, best = Plain(url, epochs=None, steps=steps), 0, [], 0, 9.0
+def trained(url: Path, *, steps: int, mode: str = "exact") -> None:
+    loop, seen, losses, steps_done, best = Plain(url, epochs=None, steps=steps, mode=mode), 0, [], 0, 9.0
     with loop.run as run:
         for _ in run.epochs():
             total = 0.0
@@ -33,6 +33,14 @@ def test_a_new_run_is_told_once_of_what_counts_shares(tmp_path: Path, capsys: py
     said = capsys.readouterr().err
     assert said.count(BY_SHARE.replace("losses", "losses, total")) == 1
     assert "began anew" not in said
+
+
+def test_a_count_in_fast_mode_is_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its body runs once a step, whatever the world size; what goes on begins anew all the same."""
+    trained(tmp_path, steps=6, mode="fast")
+    assert "a batch is a share" not in capsys.readouterr().err
+    trained(tmp_path, steps=12, mode="fast")
+    assert "began anew with it: seen, losses, total" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

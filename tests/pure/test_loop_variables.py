@@ -533,7 +533,7 @@ DEEP = {
 @pytest.mark.parametrize("body", DEEP.values(), ids=DEEP)
 def test_a_source_that_is_too_deep_is_passed_over(body: str) -> None:
     told: list[str] = []
-    variables = LoopVariables(tuple, shares=3, say=told.append, warn=told.append)
+    variables = LoopVariables(tuple, by_share=True, say=told.append, warn=told.append)
 
     class Looks(Run):
         def batches(self) -> Iterator[int]:
@@ -551,16 +551,49 @@ def test_a_source_that_is_too_deep_is_passed_over(body: str) -> None:
     assert told == []
 
 
+METRIC = """
+class Metric:
+    def __call__(self, value): pass
+    def update(self, value): pass
+    def compute(self): pass
+    def reset(self): pass
+metric = Metric()
+"""
+
+
+@pytest.mark.parametrize(
+    ("behind", "names"),
+    [
+        ("metric(y)\nmetric.compute()\nmetric.reset()", []),
+        ("metric.update(y)\nif y:\n    metric.reset()\nelse:\n    metric.reset()", []),
+        ("metric.update(y)", ["metric"]),
+        ("metric.reset()\nmetric.update(y)", []),
+        ("metric.update(y)\nif y:\n    metric.reset()", ["metric"]),
+        ("metric.update(y)\nif y:\n    continue\nmetric.reset()", ["metric"]),
+        ("metric.update(y)\nmetric.reset()\nmetric.update(y)", ["metric"]),
+    ],
+)
+def test_a_metric_that_each_epoch_ends_by_a_reset_is_not_kept(behind: str, names: list[str]) -> None:
+    """It evaluates, and is as it was built wherever a worker comes in."""
+    loop = "for y in range(2):\n    for x in run.batches():\n        pass\n"
+    assert found_in(METRIC + loop + textwrap.indent(behind, "    "), Run())[0] == names
+
+
+def test_a_metric_of_the_batches_is_kept_by_the_share_until_its_reset() -> None:
+    loop = "for y in range(2):\n    for x in run.batches():\n        metric.update(x)\n    metric.reset()"
+    assert found_in(METRIC + loop, Run()) == (["metric"], ["metric"])
+
+
 def test_without_source_nothing_is_found() -> None:
     run = Run()
     exec("n = 0\nfor x in run.batches():\n    n += 1", {"run": run, "__name__": "__main__"})
     assert run.found == Kept([], [])
 
 
-@pytest.mark.parametrize(("shares", "said"), [(1, 0), (2, 1)])
-def test_of_one_share_a_step_nothing_is_counted_by_shares(shares: int, said: int) -> None:
+@pytest.mark.parametrize(("by_share", "said"), [(False, 0), (True, 1)])
+def test_of_one_batch_a_step_nothing_is_counted_by_shares(by_share: bool, said: int) -> None:
     told: list[str] = []
-    variables = LoopVariables(tuple, shares=shares, say=told.append, warn=told.append)
+    variables = LoopVariables(tuple, by_share=by_share, say=told.append, warn=told.append)
 
     def batches() -> Iterator[int]:
         yield 1

@@ -64,7 +64,7 @@ class Looks:
         self._kept_copies = KeptCopies(known, extra, tell=say)
         self._loop_variables: LoopVariables | None = LoopVariables(
             lambda: [*handed, *(one for *_, one in modules(known()))],
-            shares=config.plan.virtual_workers,
+            by_share=not config.one_batch_a_step,
             say=say,
             warn=warn,
         )

@@ -77,6 +77,7 @@ class Turn(ast.NodeVisitor):
     lasting   of the written ones, those that not only the loop's last turn writes, on its way out
     grown     of the written ones, those of which nothing but an element or a method was
     sure      of the written ones, those that every turn writes
+    emptied   metrics that every turn has reset when it ends: one that begins anew holds what it held
     """
 
     there: dict[str, Any]
@@ -88,6 +89,7 @@ class Turn(ast.NodeVisitor):
     lasting: set[str] = field(default_factory=set)
     grown: set[str] = field(default_factory=set)
     sure: set[str] = field(default_factory=set)
+    emptied: set[str] = field(default_factory=set)
     _scope: dict[str, str | None] = field(default_factory=dict)  # names of a function in hand, or a comprehension
     _shared: frozenset[str] = frozenset()  # of these, those of the functions around it
     _module: str = ""  # of the function in hand, where it is another one than the loop's
@@ -96,6 +98,7 @@ class Turn(ast.NodeVisitor):
     _depth: int = 0
     _inner_loops: int = 0
     _sure_before_next: list[set[str]] = field(default_factory=list)  # where a turn ends in its midst
+    _emptied_before_next: list[set[str]] = field(default_factory=list)
     _entered: set[Any] = field(default_factory=set)
     _guards: set[str] = field(default_factory=set)  # names of what a run's guard gave
     # test -> its names, and what was surely written where it held
@@ -103,7 +106,8 @@ class Turn(ast.NodeVisitor):
 
     def kept(self) -> list[str]:
         """What a turn has from one before it."""
-        return [name for name in self.read if name in self.written]
+        emptied = self.emptied.intersection(*self._emptied_before_next)
+        return [name for name in self.read if name in self.written and name not in emptied]
 
     def left_behind(self, statements: Iterable[ast.stmt]) -> list[str]:
         """What these, which come after the loop, have from some turn of it, and not from each one's like the last."""
@@ -139,6 +143,7 @@ class Turn(ast.NodeVisitor):
             self.grown.discard(name)
         self.written[name] = self.written.get(name, False) or self.in_share
         self.lasting.add(name)
+        self.emptied.discard(name)
         if grows:
             self._read(name)
             return
@@ -236,6 +241,8 @@ class Turn(ast.NodeVisitor):
                         self._write(path, grows=True)
                 elif name in _EMPTY and not has_subscript(called.value):
                     self._write(path)
+                    if is_metric(value):
+                        self.emptied.add(path)
                 else:
                     self.visit(called)
                 return
@@ -367,20 +374,23 @@ class Turn(ast.NodeVisitor):
     def _ways(self, *ways: tuple[Sequence[ast.AST], bool, set[str]]) -> list[set[str]]:
         """(statements, whether they run once a step, what is surely written where they run). Returns what is surely
         written at the end of each."""
-        before, in_share = self.sure, self.in_share
-        ends, stay = [], []
+        before, in_share, before_emptied = self.sure, self.in_share, self.emptied
+        ends, stay, emptied = [], [], []
         for statements, once, known in ways:
-            self.sure, self.in_share = before | known, in_share and not once
+            self.sure, self.in_share, self.emptied = before | known, in_share and not once, set(before_emptied)
             lasting = set(self.lasting)
             self.run(statements)
             if statements and self._ends_loop(statements[-1]):
                 self.lasting = lasting
             if statements and isinstance(statements[-1], ast.Continue) and not self._inner_loops:
                 self._sure_before_next.append(self.sure)
+                self._emptied_before_next.append(self.emptied)
             ends.append(self.sure)
             if not statements or not isinstance(statements[-1], _LEAVES):
                 stay.append(self.sure)
+                emptied.append(self.emptied)
         self.sure, self.in_share = set.intersection(*stay) if stay else before, in_share
+        self.emptied = set.intersection(*emptied) if emptied else before_emptied
         return ends
 
     def _ends_loop(self, statement: ast.AST) -> bool:

@@ -44,21 +44,21 @@ class Kept:
 
 class LoopVariables:
     """
-    known   gives what the run carries: what hangs at that is no variable of the script's
-    shares  of a step
-    say     tells people, once for all workers; `warn`, of this worker alone
+    known     gives what the run carries: what hangs at that is no variable of the script's
+    by_share  what counts batches depends on the world size
+    say       tells people, once for all workers; `warn`, of this worker alone
     """
 
     def __init__(
         self,
         known: Callable[[], Iterable[Any]],
         *,
-        shares: int,
+        by_share: bool,
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
         self._known = known
-        self._shares = shares
+        self._by_share = by_share
         self._say = say
         self._warn = warn
 
@@ -79,7 +79,7 @@ class LoopVariables:
                 f"step {first} is the first one {here}, and what the script keeps from turn to turn by itself began "
                 f"anew with it: {listed(found.names)}\n{_NEXT}"
             )
-        elif not first and found.by_share and self._shares > 1:
+        elif not first and found.by_share and self._by_share:
             self._say(
                 f"the script keeps {listed(found.by_share)} from batch to batch by itself, and a batch is a share\n"
                 "  found  how many of those a worker has depends on the world size, and so does what counts them; no "
