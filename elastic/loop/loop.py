@@ -28,6 +28,7 @@ from elastic.loop.context import Context
 from elastic.loop.leaving.deadline import LeaveDeadline
 from elastic.loop.plain.first_losses import Divided, FirstLosses
 from elastic.loop.plain.loop import PlainLoop
+from elastic.loop.plain.mean_over import targets_in
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, Recovery
@@ -357,13 +358,20 @@ class Loop:
     def _warn_of_mean(self, one: Divided, other: Divided) -> None:
         if self._context.config.plan.virtual_workers == 1:
             return  # a share is the whole batch
-        (before, items_before), (now, items) = one, other
+        (before, items_before, batch_before), (now, items, batch) = one, other
         taken = "examples" if self._count is None else "what count= says"
         count, where = "...", "what the loss of that batch divides by"
+        fit = targets_in(batch, now)
+        found = next((name for name in targets_in(batch_before, before) if name in fit), None)
+        targets = found or ("batch['labels']" if isinstance(batch, Mapping) else "batch[1]")
         if now.weighted:
-            count, where = "weight[batch[1]].sum()", "where batch[1] are the targets, and weight those of the classes"
+            count, where = (
+                f"weight[{targets}].sum()",
+                f"where {targets} are the targets, and weight those of the classes",
+            )
         elif now.ignored is not None:
-            count, where = f"(batch[1] != {now.ignored}).sum()", "where batch[1] are the targets"
+            count = f"({targets} != {now.ignored}).sum()"
+            where = f"where {targets} are the targets" if found is None else "the targets that are not left out"
         self._context.console.warn(
             f"the loss is a mean over {before.divisor:g} where the batch has {items_before:g} ({taken}), and over "
             f"{now.divisor:g} where it has {items:g} ({now.node})\n"

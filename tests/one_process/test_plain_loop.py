@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,38 @@ def test_what_the_loss_is_a_mean_over_is_told_and_count_makes_it_the_whole_batch
     told = capfd.readouterr().err
     assert told.count("the loss is a mean over") == 1
     assert ("weight[batch[1]].sum()" if kind == "class weights" else "(batch[1] != -100).sum()") in told
+
+
+class Padded(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Text, padded on the left: a causal model's loss compares what it gives for a word with the next one."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        words = (torch.arange(8) + index) % 10
+        return {"words": words, "labels": torch.where(torch.arange(8) < index % 2 * index % 5, -100, words)}
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_count_that_is_told_fits_the_batch(shift: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It was `batch[1]` of a dict, too, and of labels whose first is never compared."""
+
+    def train(url: Path, **options: Any) -> str:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with run(url, model, optimizer, dataset=Padded(), batch_size=8, virtual_workers=4, epochs=1, **options) as one:
+            for batch in one.batches():
+                optimizer.zero_grad()
+                scores = model(batch["words"])[:, : 8 - shift]
+                F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, shift:].flatten()).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        return capfd.readouterr().err
+
+    (count,) = re.findall(r"next   Run\(count=(lambda batch: .*\.sum\(\))\), the targets", train(tmp_path / "told"))
+    assert ("[:, 1:]" in count) == bool(shift)
+    assert "is a mean over" not in train(tmp_path / "counted", count=eval(count))
 
 
 def test_several_optimizers_step_in_one_update(tmp_path: Path) -> None:

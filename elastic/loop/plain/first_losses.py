@@ -21,8 +21,8 @@ _LOOKED_AT = 8  # nodes
 _ABOUT_ONE = 1.5
 _ROUNDED = 1e-5
 
-Divided = tuple[Mean, float]
-"""A mean, and the number of examples, or what `count` says, in its batch."""
+Divided = tuple[Mean, float, Any]
+"""A mean, the number of examples, or what `count` says, in its batch, and the batch."""
 
 
 class FirstLosses:
@@ -45,7 +45,7 @@ class FirstLosses:
         self._before: list[Divided] = []
         self._undo: Callable[[], None] | None = None
 
-    def watch(self, items: float) -> None:
+    def watch(self, items: float, batch: Any) -> None:
         """From here to `close`, or to the next call of any tensor's `backward`: of a loss over so many examples."""
         if not self._left or self._undo is not None:
             return
@@ -55,7 +55,7 @@ class FirstLosses:
             if self._undo is not None:
                 self._restore()
                 kept = [(one, one.clone()) for one in self._buffers()]
-                self._look(loss, items)
+                self._look(loss, items, batch)
                 for one, value in kept:
                     if not same(one, value):
                         one.copy_(value)
@@ -70,7 +70,7 @@ class FirstLosses:
 
     def close(self) -> None:
         """Whoever has wrapped `backward` in the meantime keeps it: it lets all pass then."""
-        self._left = 0
+        self._left, self._before = 0, []
         self._restore()
 
     def _restore(self) -> None:
@@ -78,25 +78,25 @@ class FirstLosses:
         if undo is not None:
             undo()
 
-    def _look(self, loss: torch.Tensor, items: float) -> None:
+    def _look(self, loss: torch.Tensor, items: float, batch: Any) -> None:
         if self._left == _BATCHES and (node := summed_by(loss, items)) is not None:
             self._sums(node)
             self._left = 0
         if not self._left or not items:
             return
         self._left -= 1
-        now = [(mean, items) for mean in means(loss)]
+        now = [(mean, items, batch) for mean in means(loss)]
         for one, other in zip(self._before, now, strict=False):
             if len(self._before) == len(now) and _apart(one, other):
                 self._left = 0
                 self._divides(one, other)
-                return
-        self._before = now
+                break
+        self._before = now if self._left else []
 
 
 def _apart(one: Divided, other: Divided) -> bool:
     """A divisor that stays while the batch's size changes is a penalty's, say, and nothing of the batch."""
-    (before, items_before), (now, items) = one, other
+    (before, items_before, _), (now, items, _) = one, other
     if before.node != now.node or before.divisor == now.divisor:
         return False
     return not math.isclose(before.divisor * items, now.divisor * items_before, rel_tol=_ROUNDED)

@@ -7,9 +7,11 @@ compiled one), nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 SUM, MEAN = 2, 1  # torch.nn._reduction's numbers
 _LOOKED_AT = 64  # nodes
@@ -63,6 +65,22 @@ def means(loss: Any) -> Iterator[Mean]:
                 yield Mean(float(node._saved_other), name)
         elif name in PASSED:
             waiting += below
+
+
+def targets_in(batch: Any, mean: Mean) -> list[str]:
+    """Where in this batch a cross entropy may have its targets, as code: it divides by as many as are not left out.
+
+    Language models leave out the first of each text; where both fit, that comes first.
+    """
+    held = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
+    whole = [(f"batch[{key!r}]", one) for key, one in held if isinstance(one, torch.Tensor)]
+    shifted = [(f"{name}[:, 1:]", one[:, 1:]) for name, one in whole if one.dim() == 2]
+    return [name for name, one in (*shifted, *whole) if _counts(one, mean)]
+
+
+def _counts(targets: torch.Tensor, mean: Mean) -> bool:
+    ignored = mean.ignored
+    return ignored is not None and not targets.is_floating_point() and int(targets.ne(ignored).sum()) == mean.divisor
 
 
 def _signed(index: int) -> int:

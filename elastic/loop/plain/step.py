@@ -39,7 +39,7 @@ class PlainStep(ScriptStep):
     count         of a batch, what its loss is a mean over; None: its examples
     rehearsal     see there; None: there is none
     look          is called before the first two batches of a step that is looked at closely; None: this one is not
-    on_batch      is called before a batch's loss, a mean over so many, is passed back
+    on_batch      is called before the loss of a batch, which is a mean over so many, is passed back
     on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
     on_pass_over  is called in its place where the step is passed over: the loop's optimizers have nothing to do
     check         raises StepError unless the loop has carried its update out
@@ -60,7 +60,7 @@ class PlainStep(ScriptStep):
         count: Count | None,
         rehearsal: Rehearsal | None,
         look: Callable[[], None] | None,
-        on_batch: Callable[[float], None],
+        on_batch: Callable[[float, Any], None],
         on_exact: Callable[[PlainStep, Agreed], None],
         on_pass_over: Callable[[PlainStep, Agreed], None],
         check: Callable[[PlainStep], None],
@@ -183,7 +183,7 @@ class PlainStep(ScriptStep):
         gradients.at_next_pass(self._pass_begins)
         if self._rehearsal is not None and self._rehearsal.compares:
             gradients.look_at(self._rehearsal.take)
-        self._on_batch(self.items)
+        self._on_batch(self.items, batch)
         step.context.moment("backward", step.share)
 
     def _items(self, batch: Any, examples: int) -> float:
