@@ -69,7 +69,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         prefer(own)
         self._run: Run | None = None
         self._warned = False
-        _stand_as(*place_before_views())
+        stand_before_views()
 
     def follow(self, run: Run) -> None:
         """From here on the main process is the run's coordinator. Call it in the run's with-block.
@@ -129,6 +129,11 @@ def follow(run: Run) -> None:
 
 def _follow_view(run: Run) -> None:
     _stand_as(run.rank, run.local_rank)
+
+
+def stand_before_views() -> None:
+    """Until `follow`, accelerate's main process is the first that the launcher has started."""
+    _stand_as(*place_before_views())
 
 
 def _stand_as(rank: int, local_rank: int) -> None:

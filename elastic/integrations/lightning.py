@@ -46,7 +46,14 @@ from torchmetrics.utilities import prints
 
 from elastic.data.order import Order, Sequential
 from elastic.errors import UNTOUCHED, ConfigError, StepError
-from elastic.integrations.placing import check_arguments, other_than_shuffle, own_device, passes_over, steps_per_epoch
+from elastic.integrations.placing import (
+    check_arguments,
+    other_than_shuffle,
+    own_device,
+    passes_over,
+    place_before_views,
+    steps_per_epoch,
+)
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
@@ -128,6 +135,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self._progress: _Progress | None = None
         self._is_open = False
         self.run: Run | None = None
+        self._stand_as(place_before_views()[0])
 
     def setup_environment(self) -> None:
         """The first to be called: what would come before the run is refused here."""
@@ -197,14 +205,29 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         run.events.hear(lambda event: self._follow_view() if event["event"] == "view_formed" else None)
 
     def _follow_view(self) -> None:
-        run = self.run
+        """Lightning disables the bar of who is not the first as it sets up; who becomes it later draws one."""
+        run, drew = self.run, self.global_rank == 0
         assert run is not None
-        self.global_rank = rank_zero_only.rank = prints.rank_zero_only.rank = run.rank
+        self._stand_as(run.rank)
+        trainer = self.lightning_module.trainer
+        bar = trainer.progress_bar_callback
+        if bar is None or drew == run.is_coordinator:
+            return
+        if drew:
+            bar.disable()
+            return
+        bar.enable()
+        if self._progress is not None and self._progress.is_looping:
+            bar.on_train_start(trainer, self.lightning_module)
+            bar.on_train_epoch_start(trainer, self.lightning_module)
+
+    def _stand_as(self, rank: int) -> None:
+        self.global_rank = rank_zero_only.rank = prints.rank_zero_only.rank = rank
 
     @property
     def is_global_zero(self) -> bool:
-        """Lightning's: rank 0 of all. Here: the run's coordinator, which may change."""
-        return self.run is None or self.run.is_coordinator
+        """Lightning's: rank 0 of all. Here: the run's coordinator, which may change; before the run see placing.py."""
+        return self.global_rank == 0 if self.run is None else self.run.is_coordinator
 
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """A step stays as it is: its shares are moved one by one, as each is computed."""

@@ -34,10 +34,13 @@ def own_device(given: torch.device | str | None) -> torch.device:
 def place_before_views() -> tuple[int, int]:
     """(rank, local rank) of this process before it is in a run's view, for what a script prints, or makes, first.
 
-    `elastic run` gives no ranks: there each node's first worker has rank 0.
+    `elastic run` gives no ranks: there each node's first worker has rank 0, and no replacement, which comes while
+    others print and log.
     """
     launch = environment.read()
-    return (launch.rank if launch.channel is None else launch.local_rank), launch.local_rank
+    if launch.channel is None:
+        return launch.rank, launch.local_rank
+    return (launch.local_rank or int(launch.restart > 0)), launch.local_rank
 
 
 def check_device(run: Run, device: torch.device, whose: str) -> None:

@@ -31,11 +31,11 @@ from accelerate.state import PartialState
 from accelerate.utils import find_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
-from transformers.trainer_callback import ExportableState, TrainerCallback
+from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from elastic.errors import UNTOUCHED, ConfigError, StepError
-from elastic.integrations.accelerate import check_alone, follow, hidden_launch
+from elastic.integrations.accelerate import check_alone, follow, hidden_launch, stand_before_views
 from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
 from elastic.loop.plain.mean_over import mean_over
 from elastic.loop.plain.step import PlainStep
@@ -61,6 +61,8 @@ _LEFT_OUT = -100  # transformers' label of what does not count
 _APART = "means over something else"
 _ELEMENTS = "elements of its inputs"
 _OF_FRAMEWORKS = ("transformers", "accelerate", "elastic")
+_REPORTS = ("transformers.integrations.integration_utils", "transformers.utils.notebook")
+_DRAW = (ProgressCallback, PrinterCallback)
 
 if TYPE_CHECKING:
     _Trainer = Any
@@ -97,8 +99,8 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         self._stack = ExitStack()
         self.run: Run | None = None
         self._progress = _Progress(self)
-        handler = self.callback_handler
-        handler.callbacks.insert(0, _Follower(self))  # before those who read the state
+        self._follower = _Follower(self)
+        self.callback_handler.callbacks.insert(0, self._follower)  # before those who read the state
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """See transformers.Trainer.train. The run resumes by itself: `resume_from_checkpoint` is refused."""
@@ -162,6 +164,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         )
         self.run = self._stack.enter_context(run)
         follow(run)
+        self._follower.put_aside()
         steps.of_run = run.steps()
         return run.step_index // per_epoch, 0
 
@@ -544,21 +547,44 @@ def _counted_otherwise(trainer: Any, step: int) -> StepError:
 
 
 class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
-    """Tells the Trainer what it cannot know: where a run stands that others began."""
+    """Tells the Trainer what it cannot know: where a run stands that others began, and who is the main process.
+
+    transformers' own bars, prints and loggers (W&B, TensorBoard) open what they write to as the training begins, where
+    the main process is. So only the coordinator has them, and who becomes it later has them begin then.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._aside: list[TrainerCallback] = []
+
+    def put_aside(self) -> None:
+        """As the run begins."""
+        handler = self._trainer.callback_handler
+        if not self._trainer.run.is_coordinator:
+            self._aside = [one for one in handler.callbacks if type(one).__module__ in _REPORTS or type(one) in _DRAW]
+            handler.callbacks = [one for one in handler.callbacks if one not in self._aside]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # callbacks of one's own may open now what they need as the coordinator later on
+        state.is_world_process_zero = state.is_local_process_zero = True
         self._trainer._progress.begin_loop()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        state.is_world_process_zero = state.is_local_process_zero = self._trainer.run.is_coordinator
+    def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._follow(args, state, control, named)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """The Trainer counts an epoch's steps from where this process began."""
         state.epoch = state.global_step / len(self._trainer._steps)
-        state.is_world_process_zero = state.is_local_process_zero = self._trainer.run.is_coordinator
+        self._follow(args, state, control, named)
+
+    def _follow(self, args: Any, state: Any, control: Any, named: dict[str, Any]) -> None:
+        trainer = self._trainer
+        state.is_world_process_zero = state.is_local_process_zero = trainer.run.is_coordinator
+        if self._aside and trainer.run.is_coordinator:
+            begun, self._aside = self._aside, []
+            for one in begun:
+                one.on_train_begin(args, state, control, **named)
+            trainer.callback_handler.callbacks.extend(begun)
 
 
 def _check_handler(args: transformers.TrainingArguments) -> None:
@@ -611,8 +637,11 @@ _set_up, _train = PartialState.__init__, transformers.Trainer.train
 
 
 def _set_up_alone(self: Any, *args: Any, **kwargs: Any) -> None:
+    first = not self.initialized
     with hidden_launch():
         _set_up(self, *args, **kwargs)
+    if first:  # later it says who the main process of the run's view is
+        stand_before_views()
 
 
 def _train_together(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -142,6 +142,28 @@ def test_one_worker_prints(elastic_cluster: MakeCluster, program: str) -> None:
         assert len(re.findall(f"^{line}$", end.output, re.M)) == 1, end.output
 
 
+@pytest.mark.parametrize(
+    ("program", "drawn"),
+    [
+        pytest.param("trainer.py", {r" 0/24 \[": 2, r" 24/24 \[": None}, marks=needs_transformers),
+        ("fit.py", {"Sanity Checking DataLoader 0: 100%": 1, "Epoch 2: 100%": None}),
+    ],
+)
+def test_one_worker_draws_and_when_it_is_lost_the_next_one(
+    elastic_cluster: MakeCluster, program: str, drawn: dict[str, int | None]
+) -> None:
+    """Each drew a bar of its own into one terminal, and opened a logger's run; so did who joined. None: at all."""
+    plan = Plan((Kill(0, At(9, "in_backward")),))
+    options = {"script": PROGRAMS / program, "steps": 24, "unhurried": 3, "bars": True}
+    end = elastic_cluster(workers=3, launcher="elastic", plan=plan, **options).finish(within_s=240)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert len(re.findall("^it begins$", end.output, re.M)) == 1, end.output
+    for what, times in drawn.items():
+        found = len(re.findall(what, end.output))
+        assert found == times if times else found, f"{what} {found} times\n{end.output}"
+
+
 def test_accelerate_is_refused_what_it_would_do_itself() -> None:
     from elastic.integrations.accelerate import Accelerator
 

@@ -19,7 +19,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from losing import lose  # type: ignore[import-not-found]  # beside this script
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--check", type=float, default=1.0, help="val_check_interval")
     parser.add_argument("--patience", type=int, help="the first validation stays the best one")
     parser.add_argument("--average", action="store_true", help="weights are averaged as well")
+    parser.add_argument("--bars", action="store_true", help="progress is drawn")
     parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
     parser.add_argument("--torn", action="store_true", help="some examples cannot be read, and are left out")
     parser.add_argument("--num-workers", type=int, default=0)
@@ -170,13 +171,19 @@ def main() -> None:
         gradient_clip_val=1.0,
         val_check_interval=options.check,
         logger=CSVLogger(options.url + "-logs"),
-        callbacks=[*callbacks, EMAWeightAveraging(decay=0.9)] if options.average else callbacks,
+        callbacks=[
+            *callbacks,
+            *([EMAWeightAveraging(decay=0.9)] if options.average else []),
+            *([TQDMProgressBar()] if options.bars else []),
+        ],
         plugins=[Dying(options.url, options.die)],
-        enable_progress_bar=False,
+        enable_progress_bar=options.bars,
         enable_model_summary=False,
         log_every_n_steps=5,
         strategy=ElasticStrategy(options.url, virtual_workers=shares, save_every=3, **bad_examples),  # a run's
     )
+    if trainer.is_global_zero:
+        print("it begins")
     model = Classifier(options.schedule)
     dataset: Any = points(options.steps // 3 * 24 - 7, 1)
     if options.torn:

@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import time
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+os.environ |= {"HF_HUB_OFFLINE": "1"} | ({} if "--bars" in sys.argv else {"TQDM_DISABLE": "1"})
 
 import torch
 from losing import lose  # type: ignore[import-not-found]  # beside this script
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("gpt2", "bert"), default="gpt2")
     parser.add_argument("--best", action="store_true", help="goes back to the best model at the end")
     parser.add_argument("--patience", type=int, help="the first evaluation stays the best one")
+    parser.add_argument("--bars", action="store_true", help="progress is drawn")
     parser.add_argument("--die", type=int, help="the step at whose checkpoint the one who writes it is killed")
     parser.add_argument("--torn", action="store_true", help="some examples cannot be read, and are left out")
     parser.add_argument("--num-workers", type=int, default=0)
@@ -175,6 +177,8 @@ def main() -> None:
         dataloader_num_workers=options.num_workers,
         seed=0,
     )
+    if args.should_log:
+        print("it begins")
     stopping = EarlyStoppingCallback(options.patience or 50, 10.0 if options.patience else 0.0)
     counting, decaying = Counting(), Decaying()
     train: Any = Texts(options.steps // 3 * 24 - 7, 1, classes=classes)
