@@ -63,6 +63,21 @@ def test_one_that_goes_on_is_told_of_all_that_began_anew(
     assert "a batch is a share" not in said
 
 
+def test_a_count_that_begins_at_the_run_s_is_not_begun_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the pages write it, for Accelerate's scripts too."""
+    for steps in (6, 12):
+        loop = Plain(tmp_path, epochs=None, steps=steps)
+        with loop.run as run:
+            completed_steps = run.step_index
+            for _ in run.epochs():
+                for x, y in run.batches():
+                    step(loop, x, y)
+                    if run.stepped:
+                        completed_steps += 1
+        assert completed_steps == steps
+    assert "keeps" not in capsys.readouterr().err
+
+
 def test_a_loop_that_keeps_nothing_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for epochs in (1, 2):
         loop = Plain(tmp_path, epochs=epochs)

@@ -430,6 +430,7 @@ def test_a_batch_that_is_iterated_over_is_a_share() -> None:
     [
         ("if run.stepped:\n    n += 1", []),
         ("if run.stepped and x:\n    n += 1", []),
+        ("if accelerator.sync_gradients:\n    n += 1", []),
         ("if not run.stepped:\n    continue\nn += 1", []),
         ("done = run.stepped\nif done:\n    n += 1", []),
         ("if not run.stepped:\n    pass\nelse:\n    n += 1", []),
@@ -441,7 +442,8 @@ def test_a_batch_that_is_iterated_over_is_a_share() -> None:
 )
 def test_what_a_guard_of_the_run_s_lets_through_is_once_a_step(guard: str, by_share: list[str]) -> None:
     body = textwrap.indent(guard, "    ")
-    assert found_in(f"n = 0\nfor x in run.batches():\n{body}\n", Run()) == (["n"], by_share)
+    given = {"accelerator": SimpleNamespace(sync_gradients=True)}
+    assert found_in(f"n = 0\nfor x in run.batches():\n{body}\n", Run(), **given) == (["n"], by_share)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _GROW = frozenset(
     | {"setdefault", "sort", "subtract", "update"}
 )
 _EMPTY = frozenset({"clear", "reset"})
-_GUARDS = frozenset({"stepped", "updating"})  # of a run: true once a step, on every worker
+_GUARDS = frozenset({"stepped", "updating", "sync_gradients"})  # of a run, and of Accelerate's: true once a step
 _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 

@@ -70,7 +70,8 @@ class LoopVariables:
         The rest: see `kept`.
         """
         try:
-            found = kept(self._known(), whole_turns=whole_turns, over_steps=over_steps)
+            steps = first + 1 if first else None
+            found = kept(self._known(), whole_turns=whole_turns, over_steps=over_steps, steps=steps)
         except Exception:  # it is for telling people alone: a source that cannot be read so is no reason to end a run
             return
         if first and found.names:
@@ -94,11 +95,12 @@ _NEXT = (
 )
 
 
-def kept(known: Iterable[Any], *, whole_turns: bool, over_steps: bool) -> Kept:
+def kept(known: Iterable[Any], *, whole_turns: bool, over_steps: bool, steps: int | None = None) -> Kept:
     """By the loops in which the script waits.
 
     whole_turns  of a loop over batches none is begun in its midst
     over_steps   it is a loop over steps; else over batches
+    steps        the run's, which a count that began at run.step_index has, too; None: no count tells yet where it began
     """
     sources, names, by_share = Sources(), dict[str, None](), dict[str, None]()
     handed = {id(thing) for thing in known if thing is not None}
@@ -110,7 +112,7 @@ def kept(known: Iterable[Any], *, whole_turns: bool, over_steps: bool) -> Kept:
             if any(_is_run(there.get(name)) for name in turn.written):
                 return Kept([*names], [*by_share])  # it begins a run in each turn
             left = turn.left_behind(sources.behind(loop, frame)) if loop is loops[0] else []
-            found = [*_of_the_script(turn, dict.fromkeys((*turn.kept(), *left)), handed)]
+            found = [*_of_the_script(turn, dict.fromkeys((*turn.kept(), *left)), handed, steps)]
             by_share |= dict.fromkeys(name for name in found if turn.written[name])
             names |= dict.fromkeys(found if not (whole_turns and waits) else ())
     return Kept([*names], [*by_share])
@@ -132,9 +134,11 @@ def _is_run(value: Any) -> bool:
     return is_own(type(value)) and type(value).__name__ == "Run"
 
 
-def _of_the_script(turn: Turn, names: Iterable[str], handed: Collection[int]) -> Iterator[str]:
+def _of_the_script(turn: Turn, names: Iterable[str], handed: Collection[int], steps: int | None) -> Iterator[str]:
     for name in names:
         values = at(turn.there, name)
+        if type(values[-1]) is int and values[-1] == steps:
+            continue
         if any(id(value) in handed or _is_of_a_package(value) for value in values):
             continue
         if name not in turn.grown or is_container(values[-1]):
