@@ -7,7 +7,8 @@ Promises  a child is gone when its worker is, however the worker ends: it is kil
           workers, one killed: the others' all-reduce failed after 5.0 s, and so after 0.07 s; 2026-11-21).
           A signal to the whole process group or cgroup, such as Ctrl-C or a scheduler's SIGTERM, does not end
           the children before their worker has finished the step and left.
-          They live until `end`, however many sequences of requests they are given.
+          They live until `end`, however many sequences of requests they are given; or until a result cannot be
+          handed over, by a pickle or for want of a thread or descriptor: it would be waited for in vain.
 Leaves    what is read, and in which order results are wanted, to loader.py and ahead.py; one thread per child to
           DataLoader, which sets it before `Birth` runs.
 """
@@ -16,12 +17,15 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import multiprocessing.queues
 import multiprocessing.util
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,9 +46,11 @@ POLL_S = 0.05  # how late a child's death is noticed, and that nobody wants to w
 READ_AHEAD = 2  # requests per child: one in work, and one for when that is done
 DYING_S = 1.0  # between a process's connections, which the kernel closes first, and its end
 JOIN_S = 5.0  # the kernel needs far less to end a killed process
+UNSENT = 74  # exit code of one that could not hand over a result: EX_IOERR of sysexits.h
 
 # A ticket that is abandoned is noted in its slot; if a later one takes the slot, the earlier is read to its end.
 _SLOTS = 4096
+_MEANS = {UNSENT: ": what it had read could not be handed over, as it says above"}
 _LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -152,7 +158,7 @@ def deaths(processes: Sequence[Any], *, within_s: float = 0) -> str:
     until_s = time.monotonic() + within_s
     while not (dead := [one for one in processes if not one.is_alive()]) and time.monotonic() < until_s:
         time.sleep(0.01)
-    ends = ", ".join(f"pid {one.pid}, exit code {one.exitcode}" for one in dead)
+    ends = ", ".join(f"pid {one.pid}, exit code {one.exitcode}{_MEANS.get(one.exitcode, '')}" for one in dead)
     return f"{len(dead)} of {len(processes)} died ({ends})" if dead else ""
 
 
@@ -216,6 +222,7 @@ class Birth:
             signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEAVE_SIGNALS)
         hang_up_inherited_connections()
+        end_where_unsent()
 
 
 def die_with_parent(parent: int) -> None:
@@ -243,6 +250,29 @@ def hang_up_inherited_connections() -> None:
             if known.family in (socket.AF_INET, socket.AF_INET6):
                 os.dup2(here.fileno(), number, inheritable=False)
             known.detach()
+
+
+class EndsUnsent:
+    """`end_where_unsent` in a loader process, ahead of its own `worker_init_fn`."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker_id: int) -> None:
+        end_where_unsent()
+        if self._then is not None:
+            self._then(worker_id)
+
+
+def end_where_unsent() -> None:
+    """From here on this process ends where it cannot hand over a result, instead of dropping it with a word."""
+    setattr(multiprocessing.queues.Queue, "_on_queue_feeder_error", staticmethod(_end_unsent))  # noqa: B010 no stub has it
+
+
+def _end_unsent(error: Exception, _result: Any) -> None:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(UNSENT)
 
 
 def _stay(signum: int, frame: FrameType | None) -> None:

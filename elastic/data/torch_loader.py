@@ -18,7 +18,14 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from elastic.data.loader_process import DYING_S, JOIN_S, deaths, ended_by_deaths, leave_deaths_to_the_waits
+from elastic.data.loader_process import (
+    DYING_S,
+    JOIN_S,
+    EndsUnsent,
+    deaths,
+    ended_by_deaths,
+    leave_deaths_to_the_waits,
+)
 from elastic.errors import LoaderError, LoaderTimeout
 
 _POLL_S = 1.0  # how late the death of one that ends with status 0 is noticed: the kernel's signal is no error then
@@ -47,7 +54,11 @@ class TorchLoader(DataLoader[Any]):
 
 class _Processes(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: TorchLoader) -> None:
-        super().__init__(loader)
+        own, loader.worker_init_fn = loader.worker_init_fn, EndsUnsent(loader.worker_init_fn)
+        try:
+            super().__init__(loader)
+        finally:
+            loader.worker_init_fn = own
         self._awaited = loader.awaited
         leave_deaths_to_the_waits(self)
 
@@ -78,7 +89,7 @@ class _Processes(_MultiProcessingDataLoaderIter):
                 raise
             raise LoaderError(
                 f"loader processes: {dead}\n{_STATE}"
-                "  next   look for the kernel's out-of-memory killer (dmesg); fewer num_workers need less memory"
+                "  next   see what it said above; if the kernel killed it (dmesg), fewer num_workers need less memory"
             ) from error
 
     def _wait(self) -> Any:

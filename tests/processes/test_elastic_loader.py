@@ -332,3 +332,16 @@ class Slow(Rows):
 def test_a_batch_that_takes_longer_than_a_look_at_the_processes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic.data.torch_loader._POLL_S", 0.1)
     assert sorted(trained_epoch(ElasticLoader(Slow(8), 4, num_workers=1))) == list(range(8))
+
+
+class Unpicklable(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return threading.Lock()
+
+
+def test_a_batch_that_cannot_be_handed_over_is_an_error_and_not_waited_for() -> None:
+    """Python prints why a queue's thread could not pickle it, and drops it; torch waits for it for ever."""
+    loader = ElasticLoader(Unpicklable(12), 2, num_workers=1, collate_fn=list, worker_init_fn=print)
+    with pytest.raises(LoaderError, match="exit code 74: what it had read could not be handed over"):
+        list(loader)
+    assert loader.worker_init_fn is print

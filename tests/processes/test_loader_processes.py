@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,13 @@ def test_processes_of_the_script_s_own_loader_may_outlive_the_run_s(capfd: pytes
         process.join(30)
     assert [process.exitcode for process in processes] == [0]
     assert "listener" not in capfd.readouterr().err
+
+
+def test_a_batch_that_cannot_be_handed_over_is_an_error_and_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    """Python prints why a queue's thread could not pickle it, and drops it; whoever asked would wait for ever."""
+    with loader(Asked(lambda i: threading.Lock() if i == 9 else i), num_workers=1, collate_fn=list) as made:
+        made.open([request(1), request(9)])
+        made.next()
+        with pytest.raises(LoaderError, match=r"exit code 74: what it had read could not be handed over, as it says"):
+            made.next()
+    assert "cannot pickle '_thread.lock' object" in capfd.readouterr().err

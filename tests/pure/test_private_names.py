@@ -108,7 +108,8 @@ ALLOWED = (
     Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/warm/importing.py"),
     Allowed(
         "loader processes that a run ends and restarts",
-        "_utils _workers _worker_pids_set _set_worker_pids _remove_worker_pids _try_put_index _shutdown_workers",
+        "_utils _workers _worker_pids_set _set_worker_pids _remove_worker_pids _try_put_index _shutdown_workers "
+        "_on_queue_feeder_error",
         "elastic/data/loader_process.py",
     ),
     Allowed(
