@@ -28,20 +28,24 @@ def plot_plan(found: Estimate, file: Path) -> None:
     workers = [size.workers for size in found.sizes]
     efficiency = figure.subplots()
     efficiency.plot(workers, [100 * size.efficiency for size in found.sizes], color="tab:blue")
-    efficiency.set(xlabel="workers", ylabel="efficiency, %", ylim=(0, 112), xlim=(0.5, workers[-1] + 0.5))
+    beside = 0.5 * found.job.per_node
+    efficiency.set(xlabel="workers", ylabel="efficiency, %", ylim=(0, 105))
+    efficiency.set(xlim=(max(0, workers[0] - beside), workers[-1] + beside))
+    efficiency.xaxis.get_major_locator().set_params(integer=True)
     if has_knee(found.sizes):
         efficiency.axvline(found.knee.workers, color="tab:gray", linestyle=":", label=f"knee: {found.knee.workers}")
     total_s = found.fleet.length_s
     held = {nodes * found.job.per_node: seconds for nodes, seconds in found.fleet.seconds_by_size().items()}
     shares = [100 * held[count] / total_s for count in held]
-    efficiency.bar(list(held), shares, color="tab:green", alpha=0.3, label="of the time, the fleet has so many, %")
+    label = "share of the time in which the fleet has so many, %"
+    efficiency.bar(list(held), shares, width=1.6 * beside, color="tab:green", alpha=0.3, label=label)
     speedup = efficiency.twinx()
     speedup.plot(workers, [size.speedup for size in found.sizes], color="tab:orange")
     speedup.set(ylabel="speed-up", ylim=(0, None))
     efficiency.yaxis.label.set_color("tab:blue")
     speedup.yaxis.label.set_color("tab:orange")
-    efficiency.legend(loc="upper center", ncols=2, frameon=False)
-    figure.suptitle(f"V = {found.job.virtual_workers}, {found.fleet.name}")
+    efficiency.set_title(f"V = {found.job.virtual_workers}, {found.fleet.name}")
+    figure.legend(*efficiency.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     _write(figure, file)
 
 
@@ -63,7 +67,7 @@ def plot_fleets(found: Sequence[tuple[Trace, Sequence[Outcome]]], file: Path) ->
         axis.set_title(fleet.name, loc="left", fontsize="medium")
         axis.set_title("goodput", loc="right", fontsize="medium")
         axis.invert_yaxis()
-    axes[-1].set_xlabel("of the time, %")
+    axes[-1].set_xlabel("of the time, %; goodput is of the steps that the fleet could have done")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(PARTS), frameon=False)
     _write(figure, file)
 
