@@ -232,7 +232,7 @@ class Loader:
                 raise LoaderError(
                     f"loader processes: {error}, while {_named(request)} were waited for\n"
                     f"  state  the step in hand is not applied\n"
-                    f"  next   see what it said above; if the kernel killed it (dmesg), fewer num_workers need less memory"
+                    f"  next   see what it said above; if it was killed (dmesg), fewer num_workers need less memory"
                 ) from error
             if answer is not None:
                 ticket, result = answer

@@ -89,7 +89,7 @@ class _Processes(_MultiProcessingDataLoaderIter):
                 raise
             raise LoaderError(
                 f"loader processes: {dead}\n{_STATE}"
-                "  next   see what it said above; if the kernel killed it (dmesg), fewer num_workers need less memory"
+                "  next   see what it said above; if it was killed (dmesg), fewer num_workers need less memory"
             ) from error
 
     def _wait(self) -> Any:
