@@ -44,6 +44,13 @@ _OPEN = without_secret(
     give_to="`elastic run` on all nodes",
 )
 
+_NO_THREAD = "can't start new thread"  # Python's words
+_NO_PROCESS = (
+    "no further process or thread could be started: {}\n"
+    "  state  this node has ended; what was committed before is whole\n"
+    "  next   let this user have more processes and threads (`ulimit -u`, pids.max of its control group)"
+)
+
 
 def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None, preloaded: bool | None = None) -> int:
     """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 75 where the run has had
@@ -81,6 +88,11 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
     except ConfigError as wrong:
         print(f"elastic run: {wrong}", file=sys.stderr)
         return _USAGE
+    except (BlockingIOError, RuntimeError) as refused:  # the former of fork alone: nothing else here could block
+        if isinstance(refused, RuntimeError) and str(refused) != _NO_THREAD:
+            raise
+        print(f"elastic run: {_NO_PROCESS.format(refused)}", file=sys.stderr)
+        return _FAILED
     except KeyboardInterrupt:  # before the agent takes signals
         return INTERRUPTED
 
