@@ -5,15 +5,20 @@ data readers, say. A signal that is sent to one of them alone is its own. No han
 signal, so a child looks whether its parent has sent this one (`Process.terminate` says so), or hears of one at that
 time, too: in memory that both share.
 
+Nor does such a handler run while its process waits in C, as a pool's does at a lock, if the signal came just ahead of
+that. So whoever waits for a process that it has ended wakes it, by a signal that does nothing else.
+
 docs/decisions/2026-11-28-what-is-forked-stays-with-its-parent.md
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 import time
+from multiprocessing import connection
 from multiprocessing.popen_fork import Popen
 from types import FrameType
 from typing import Any
@@ -24,7 +29,9 @@ _ALONE_NS = 3 * 10**9  # a signal that the parent has not heard of before or by 
 _LOOK_S = 0.01
 _OPEN = 0  # no signal has this number; a pipe is woken by it (signal_pipe.WOKEN)
 _ENDED, _ENDED_MAX = signal.NSIG, 4096
-_multiprocessings_terminate = Popen.terminate
+_WAKES = signal.SIGURG  # which does nothing where nobody has a handler for it
+_WAKE_S = 0.1
+_multiprocessings_terminate, _multiprocessings_wait = Popen.terminate, Popen.wait
 
 
 class Heard:
@@ -42,6 +49,7 @@ class Heard:
         if self._words is None:
             self._words = memoryview(mmap.mmap(-1, 8 * (_ENDED + _ENDED_MAX))).cast("q")
             Popen.terminate = _terminate  # type: ignore[assignment, method-assign]
+            Popen.wait = _wait  # type: ignore[assignment, method-assign]
         self._words[_OPEN] = 1
 
     def closed(self) -> None:
@@ -56,6 +64,9 @@ class Heard:
     def ends(self, pid: int) -> None:
         if self._words is not None:
             self._words[_ENDED + pid % _ENDED_MAX] = pid
+
+    def has_ended(self, pid: int) -> bool:
+        return self._words is not None and self._words[_ENDED + pid % _ENDED_MAX] == pid
 
     def leave(self) -> memoryview[int]:
         """In a forked child: it is its parent's."""
@@ -89,6 +100,25 @@ class OfParent:
     def _is_alone(self) -> bool:
         ended = self._parents[_ENDED + os.getpid() % _ENDED_MAX] == os.getpid()
         return ended or not self._parents[_OPEN] or os.getppid() != self._parent
+
+
+def wake_at_parents_wait() -> None:
+    """In a forked child that has such handlers."""
+    if _WAKES not in linux.caught_signals():
+        signal.signal(_WAKES, lambda _number, _frame: None)
+
+
+def _wait(popen: Popen, timeout: float | None = None) -> int | None:
+    """multiprocessing's, which wakes a process that `_terminate` has meant until it has ended."""
+    until_s = None if timeout is None else time.monotonic() + timeout
+    while heard.has_ended(popen.pid) and popen.poll() is None:
+        left_s = _WAKE_S if until_s is None else until_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        connection.wait([popen.sentinel], min(left_s, _WAKE_S))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(popen.pid, _WAKES)
+    return _multiprocessings_wait(popen, timeout)
 
 
 def _terminate(popen: Popen) -> None:

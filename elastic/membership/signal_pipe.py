@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from types import FrameType
 
-from elastic.membership.forked_children import OfParent, heard
+from elastic.membership.forked_children import OfParent, heard, wake_at_parents_wait
 
 WOKEN = 0
 _READ = 4096
@@ -95,7 +95,9 @@ class _Fork:
             for pipe in reversed(pipes):
                 pipe.restore()
                 pipe.close()
-            for number in {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
+            if stays := {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
+                wake_at_parents_wait()
+            for number in stays:
                 signal.signal(number, OfParent(parents, signal.getsignal(number)))
         self.end()
 

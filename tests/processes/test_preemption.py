@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,35 @@ def _with_helper(rank: int, world_size: int) -> Any:
 def test_a_forked_helper_ends_at_its_own_sigterm_which_is_no_notice_to_the_loop() -> None:
     (answer,) = run_ranks(_with_helper, 1, within_s=WITHIN_S)
     assert answer == (-signal.SIGTERM, False, True)
+
+
+def _deaf(ready: Any, lock: Any) -> None:
+    """Waits in C when the signal comes, and is not woken by it: as if it had come just ahead of the wait."""
+    threading.Thread(target=time.sleep, args=(WITHIN_S,), daemon=True).start()  # which the kernel gives the signal to
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    ready.set()
+    lock.acquire()
+
+
+def _with_deaf_helper(rank: int, world_size: int) -> Any:
+    fork = multiprocessing.get_context("fork")
+    with elastic.Preemption(notices="none"):
+        ready, lock = fork.Event(), fork.Lock()
+        lock.acquire()
+        helper = fork.Process(target=_deaf, args=(ready, lock), daemon=True)
+        helper.start()
+        ready.wait(WITHIN_S)
+        helper.terminate()
+        helper.join(WITHIN_S / 4)
+        ended = helper.exitcode
+        helper.kill()
+        return ended
+
+
+def test_a_helper_that_waits_at_a_lock_ends_when_its_parent_ends_it() -> None:
+    """A pool's `terminate()` hung once in some hundred times, and so would an exit with a daemon."""
+    (answer,) = run_ranks(_with_deaf_helper, 1, within_s=WITHIN_S)
+    assert answer == -signal.SIGTERM
 
 
 def _told_before_its_helpers(rank: int, world_size: int, to_all: bool) -> Any:
