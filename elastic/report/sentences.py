@@ -155,7 +155,7 @@ def lost(found: Report) -> str:
     if restarts := found.peers_lost - live:
         said.append(f"{words.counted(restarts, 'time')} one or more, and the launcher started all workers again")
     if found.agents_lost:
-        said.append(f"the agent of {words.workers(found.agents_lost)} (elastic run) was killed or failed")
+        said.append(f"the elastic run of {words.workers(found.agents_lost)} was killed or failed")
     return "; ".join(said)
 
 

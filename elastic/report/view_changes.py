@@ -23,7 +23,7 @@ from elastic.events.event import Event
 from elastic.report.ledger import Faults
 from elastic.report.views import ViewSeen, views
 
-AGENT_LOST = "its agent (elastic run) was killed or failed"
+AGENT_LOST = "its elastic run was killed or failed"
 
 
 class ChangeKind(str, Enum):

@@ -164,11 +164,11 @@ def test_a_killed_agent_is_no_notice_to_leave() -> None:
     found = report(sorted(events, key=lambda event: float(event["t"])))
 
     assert (found.notices, found.agents_lost, found.peers_lost, found.failures) == ((), 2, 2, ())
-    agent = "its agent (elastic run) was killed or failed"
+    agent = "its elastic run was killed or failed"
     (loss,) = [change for change in found.view_changes if change.kind == "loss"]
     assert set(loss.lost.values()) == {agent}
     said = dict(facts(found))
-    assert said["lost"] == "2 workers; the agent of 2 workers (elastic run) was killed or failed"
+    assert said["lost"] == "2 workers; the elastic run of 2 workers was killed or failed"
     assert "notices" not in said
     assert said["recoveries"].startswith("1, for 2 lost workers (some were lost together): ")
 
