@@ -20,7 +20,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, decode
+from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, StateMismatch, decode
+from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.dtypes import STORED
 from elastic_checkpoint.format.envelope import seal, unseal
 from elastic_checkpoint.format.manifest import parse
@@ -37,6 +38,18 @@ BIG = 2**61
 def piece(body: dict[str, Any], index: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = body["tensors"]["w"]["pieces"][index]
     return found
+
+
+def alike(count: int) -> list[Any]:
+    """Integers that all have the hash 0: a set of them compares each with each."""
+    return [{"!": "int", "hex": format(number * (2**61 - 1), "x")} for number in range(count)]
+
+
+def nested(depth: int, first: int = 0) -> list[Any]:
+    """Two frozensets of frozensets of such integers, in all 2**depth of them."""
+    if not depth:
+        return alike(first + 2)[first:]
+    return [{"!": "frozenset", "items": nested(depth - 1, 2 * (first + index))} for index in (0, 1)]
 
 
 CHANGES: dict[str, Change] = {
@@ -108,6 +121,15 @@ CHANGES: dict[str, Change] = {
     "tree with a key twice": lambda b: b.update(tree={"!": "dict", "items": [[1, 1], [1, 2]]}),
     "tree with an attribute of torch": lambda b: b.update(tree={"!": "torch.dtype", "name": "load"}),
     "tree with a device of nobody": lambda b: b.update(tree={"!": "torch.device", "name": "rm -rf"}),
+    "tree with a set of one hash": lambda b: b.update(tree={"!": "set", "items": alike(101)}),
+    "tree with a dict of one hash": lambda b: b.update(tree={"!": "dict", "items": [[key, 1] for key in alike(101)]}),
+    "tree with a count of one hash": lambda b: b.update(
+        tree={"!": "Counter", "items": [[key, 1] for key in alike(101)]}
+    ),
+    "tree with frozensets of frozensets of one hash": lambda b: b.update(tree={"!": "set", "items": nested(10)}),
+    "tree with a tuple of frozensets as a key": lambda b: b.update(
+        tree={"!": "dict", "items": [[{"!": "tuple", "items": nested(10)}, 1]]}
+    ),
     "tree with bits missing": lambda b: b.update(tree={"!": "float", "bits": "00"}),
 }
 
@@ -344,3 +366,65 @@ def test_what_is_taken_covers_every_element_once(shape: tuple[int, ...], data: s
     for offsets, sizes in pieces:
         count[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))] += 1
     assert judged(pieces, shape) == bool((count == 1).all())
+
+
+def test_what_has_one_hash_by_chance_is_read(tmp_path: Path, checkpointer: Callable[..., Checkpointer]) -> None:
+    """-1 and -2 have the same, so have 34 powers of two that are floats, and so have tuples of them."""
+    near = range(-3, 30)
+    state = {
+        "powers": {2.0**power for power in range(-1000, 1000)},
+        "places": {(x, y) for x in near for y in near},
+        "edges": {frozenset({x, y}) for x in near for y in near},
+        "counts": {index: index for index in range(10_000)},
+        10**5000: "a key of more digits than Python writes",
+        (10**5000, 1): 10**6000,
+    }
+    runs = checkpointer(tmp_path)
+    runs.save(1, state)
+    assert runs.read().tree == state
+
+
+def test_an_integer_of_many_digits_is_compared_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python writes none of more than 4,300: the command ended with "a defect"."""
+    for name in ("a", "b"):
+        with Checkpointer(tmp_path / name) as runs:
+            runs.save(1, {"n": 10**5000 + (name == "b"), "k": {10**5000: 1, (10**5000,): name}, "t": (1, 10**5000)})
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "defect" not in "".join(capsys.readouterr())
+    with Checkpointer(tmp_path / "a") as runs, pytest.raises(StateMismatch):
+        runs.load({"n": torch.ones(1), "k": (10**5000,), "t": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"state": {}, "param_groups": 5},
+        {"state": {}, "param_groups": [5]},
+        {"state": {}, "param_groups": [{}]},
+        {"state": {}, "param_groups": [{"params": 1.5}]},
+        {"state": {}, "param_groups": [{"params": [[], []]}]},
+        {"state": 1, "param_groups": [{"params": [0, 1]}]},
+        {"state": [], "param_groups": "ab"},
+    ],
+    ids=str,
+)
+def test_what_is_no_optimizers_state_is_named(
+    form: dict[str, Any], tmp_path: Path, checkpointer: Callable[..., Checkpointer]
+) -> None:
+    """They were raw errors of whatever was asked of them."""
+    runs, model = checkpointer(tmp_path), torch.nn.Linear(2, 1)
+    runs.save(1, {"o": form})
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(StateMismatch, match="o: saved a dict that is no optimizer's state"):
+        runs.load({"o": optimizer})
+
+
+def test_each_object_knows_its_tensors(tmp_path: Path) -> None:
+    """Asked for each damaged object; of all of them at once, in time in their number."""
+    with Checkpointer(tmp_path, shard_bytes=64) as runs:
+        commit = runs.save(1, {"a": torch.arange(100.0), "b": torch.ones(3), "c": torch.ones(0), "d": torch.ones(9)})
+    manifest = parse((tmp_path / commit.id.manifest_key).read_bytes(), commit.id)
+    assert len(manifest.objects) > 5
+    for index in range(len(manifest.objects) + 1):
+        lying = tuple(name for name, stored in manifest.tensors.items() if index in stored.objects.tolist())
+        assert manifest.tensors_in(index) == lying

@@ -21,6 +21,10 @@ from elastic_checkpoint.format.marks import PerRank
 if TYPE_CHECKING:
     import torch
 
+# By chance it is few: -1 and -2 are alike, and 34 of the powers of two that are floats.
+_ALIKE_MAX = 100  # members of one hash in one set or dict
+_ALIKE_FROZENSETS_MAX = 1000  # of all members that are frozensets, or hold some
+
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives it
 
 
@@ -53,6 +57,7 @@ class _Decoder:
         self._tensors = tensors
         self._arrays = arrays
         self._laid_out: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}  # tied tensors stay one tensor
+        self._frozensets = self._alike = 0
 
     def value(self, document: Document, depth: int) -> Any:
         if depth > 2 * DEPTH_MAX:
@@ -92,9 +97,10 @@ class _Decoder:
             case "tuple":
                 return tuple(self.value(document["items"], depth + 1))
             case "set":
-                return set(self.value(document["items"], depth + 1))
+                return set(self._hashed(document["items"], depth))
             case "frozenset":
-                return frozenset(self.value(document["items"], depth + 1))
+                self._frozensets += 1
+                return frozenset(self._hashed(document["items"], depth))
             case "dict":
                 return dict(self._pairs(document, depth))
             case "Counter":
@@ -122,10 +128,23 @@ class _Decoder:
                 raise CorruptCheckpoint(f"a value is marked {str(kind)[:40]!r}, which this version does not know")
 
     def _pairs(self, document: dict[str, Any], depth: int) -> list[tuple[Any, Any]]:
-        pairs = [(self.value(key, depth + 1), self.value(item, depth + 1)) for key, item in document["items"]]
+        keys = self._hashed([key for key, _ in document["items"]], depth)
+        pairs = [(key, self.value(item, depth + 1)) for key, (_, item) in zip(keys, document["items"], strict=True)]
         if len(dict(pairs)) != len(pairs):
             raise ValueError("a key occurs twice")
         return pairs
+
+    def _hashed(self, items: list[Document], depth: int) -> list[Any]:
+        """What is to be the members of a set or the keys of a dict. Raises ValueError where so many have the same hash
+        that making it would take time in the square of their number, in C, where no Ctrl-C is heard."""
+        before = self._frozensets
+        members = [self.value(item, depth + 1) for item in items]
+        by_hash = Counter(map(hash, members))
+        if self._frozensets > before:  # comparing two of them compares what they hold, each with each
+            self._alike += len(members) - len(by_hash)
+        if max(by_hash.values(), default=0) > _ALIKE_MAX or self._alike > _ALIKE_FROZENSETS_MAX:
+            raise ValueError(f"of {len(members):,} members or keys too many have the same hash")
+        return members
 
     def _stored(self, name: object) -> torch.Tensor:
         if type(name) is not str or name not in self._tensors:

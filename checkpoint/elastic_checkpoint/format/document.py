@@ -19,4 +19,12 @@ def child(path: str, key: object) -> str:
     """The path of an entry: `.key` for a string, `[3]` for a position or any other key."""
     if isinstance(key, str):
         return f"{path}.{key}" if path else key
-    return f"{path}[{key!r}]"
+    return f"{path}[{shown(key)}]"
+
+
+def shown(value: object) -> str:
+    """Its repr, also where Python writes none: of an integer of more than 4,300 digits, and of what holds one."""
+    try:
+        return repr(value)
+    except ValueError:
+        return hex(value) if isinstance(value, int) else f"<a {type(value).__name__} with an integer of many digits>"

@@ -15,7 +15,7 @@ import numpy as np
 
 from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.decoding import decode, numpy_dtype
-from elastic_checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, child
+from elastic_checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, child, shown
 from elastic_checkpoint.format.dtypes import StoredDtype
 from elastic_checkpoint.format.pieces import StoredTensor
 
@@ -50,10 +50,10 @@ class Value:
 
     def __str__(self) -> str:
         try:
-            shown = repr(decode(json.loads(self.text), {}))
+            text = shown(decode(json.loads(self.text), {}))
         except CorruptCheckpoint:
-            shown = self.text
-        return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+            text = self.text
+        return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def entry(document: Document, tensors: dict[str, StoredTensor]) -> Array | Value:

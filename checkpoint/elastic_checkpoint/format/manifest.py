@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint
@@ -92,7 +93,16 @@ class Manifest:
 
     def tensors_in(self, index: int) -> tuple[str, ...]:
         """Names of the tensors that lie, at least partly, in object `index`."""
-        return tuple(name for name, stored in self.tensors.items() if (stored.objects == index).any())
+        return tuple(self._in_objects.get(index, ()))
+
+    @cached_property
+    def _in_objects(self) -> dict[int, list[str]]:
+        """Of all objects at once: where all of many are damaged, each is asked for."""
+        found: dict[int, list[str]] = {}
+        for name, stored in self.tensors.items():
+            for index in set(stored.objects.tolist()):
+                found.setdefault(index, []).append(name)
+        return found
 
 
 def table(tensors: dict[str, torch.Tensor], shards: Sequence[Shard]) -> bytes:

@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from elastic_checkpoint.errors import StateMismatch
-from elastic_checkpoint.format.document import Tree, child
+from elastic_checkpoint.format.document import Tree, child, shown
 from elastic_checkpoint.format.kinds import is_sharded, is_stateful
 from elastic_checkpoint.format.marks import KEPT
 from elastic_checkpoint.load.aliases import Aliases
@@ -167,7 +167,7 @@ class Match:
         elif isinstance(target, dict | list | tuple):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
         elif type(target) is not type(saved) or target != saved:
-            self.misshaped[path] = f"saved {saved!r:.60}, here {target!r:.60}, and a tuple cannot be changed"
+            self.misshaped[path] = f"saved {shown(saved):.60}, here {shown(target):.60}, and a tuple cannot be changed"
 
     def _note(self, saved: torch.Tensor, target: torch.Tensor) -> None:
         if is_sharded(target):
@@ -252,7 +252,7 @@ class Match:
         self.actions.append((path, lambda: module.load_state_dict(_as_here(saved, here), strict=self.strict)))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: str) -> None:
-        if not isinstance(saved, dict) or not {"state", "param_groups"} <= set(saved):
+        if not _is_of_an_optimizer(saved):
             self.misshaped[path] = f"saved a {type(saved).__name__} that is no optimizer's state, here an optimizer"
             return
         groups = child(path, "param_groups")
@@ -270,7 +270,8 @@ class Match:
             if key in saved["state"] and (param.is_meta or is_lazy(param)):
                 self.misshaped[child(child(path, "state"), key)] = f"here the parameter is {_cannot_hold(param)}"
                 continue
-            for name, value in saved["state"].get(key, {}).items():
+            held_for = saved["state"].get(key)
+            for name, value in held_for.items() if isinstance(held_for, dict) else ():
                 at = child(child(child(path, "state"), key), name)
                 if (
                     name in _ELEMENTWISE
@@ -287,6 +288,19 @@ class Match:
                         dtypes[key, name] = here
         self.used.append(saved)
         self.actions.append((path, lambda: _load_optimizer(optimizer, saved, dtypes)))
+
+
+def _is_of_an_optimizer(saved: Any) -> bool:
+    """Whether it has the form that torch's optimizers give their state_dict()."""
+    if not (isinstance(saved, dict) and isinstance(saved.get("state"), dict)):
+        return False
+    groups = saved.get("param_groups")
+    return isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list)
+        and all(isinstance(key, int | str) for key in group["params"])
+        for group in groups
+    )
 
 
 def _load_optimizer(
