@@ -6,7 +6,7 @@ Of any type, for people give what they like. `Checkpointer` raises it by `refuse
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elastic_checkpoint.errors import CheckpointError
@@ -46,6 +46,30 @@ def choice(name: str, given: Any, *choices: str) -> str | None:
     return f"{name}={given!r}; expected {', '.join(others)} or {last}"
 
 
+def flag(name: str, given: Any) -> str | None:
+    """NumPy's are taken, too. Anything else is likely to mean the opposite: "no" is true."""
+    return None if type(given).__name__ in ("bool", "bool_") else f"{name}={given!r:.60}; expected True or False"
+
+
+def step(name: str, given: Any) -> str | None:
+    """Which checkpoint."""
+    wrong = whole(name, given)
+    if wrong is None and (given is None or given >= 0):
+        return None
+    return f"{name}={given!r:.60}; expected a number of steps, an integer of 0 or more, or None"
+
+
+def whole(name: str, given: Any) -> str | None:
+    """An integer, or None."""
+    if given is None or (isinstance(given, numbers.Integral) and type(given) is not bool):
+        return None
+    return f"{name}={given!r:.60}; expected an integer, or None"
+
+
+def some(name: str, given: Any, what: str) -> str | None:
+    return None if isinstance(given, Iterable) else f"{name}={given!r:.60}; expected {what}"
+
+
 def keeping(keep: Any, keep_every: Any, keep_multiple: Any = None) -> str | None:
     """Which checkpoints stay."""
     return (
@@ -57,4 +81,6 @@ def keeping(keep: Any, keep_every: Any, keep_multiple: Any = None) -> str | None
 
 def options(name: str, given: Any) -> str | None:
     """Shows none of them: they may be confidential."""
-    return None if given is None or isinstance(given, Mapping) else f"{name}={type(given).__name__}; expected a dict"
+    if given is None or (isinstance(given, Mapping) and all(isinstance(key, str) for key in given)):
+        return None
+    return f"{name}={type(given).__name__}; expected a dict from names to values"

@@ -144,6 +144,9 @@ class Checkpointer:
             arguments.choice("replicas", replicas, "compared", "trusted"),
             arguments.choice("per_rank_resized", per_rank_resized, "refuse", "keep"),
             arguments.options("storage_options", storage_options),
+            arguments.flag("take_over", take_over),
+            arguments.some("per_rank", per_rank, "paths of entries"),
+            arguments.some("rank0", rank0, "paths of entries"),
             None if job is None or isinstance(job, str | int) else f"job={job!r}; expected a name, or None",
             None if log is None or callable(log) else f"log={log!r}; expected a function of a line, or None",
         )
@@ -154,7 +157,7 @@ class Checkpointer:
             )
 
             check_group(group)
-        own = Patterns(per_rank, "per_rank")
+        own, of_rank0 = Patterns(per_rank, "per_rank"), Patterns(rank0, "rank0")
         self._resized = per_rank_resized
         self._shard_bytes = shard_bytes
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
@@ -180,7 +183,7 @@ class Checkpointer:
                 self._rules,
                 shard_bytes=shard_bytes,
                 per_rank=own,
-                rank0=Patterns(rank0, "rank0"),
+                rank0=of_rank0,
                 trusted=replicas == "trusted",
                 log=self._log,
             )
@@ -436,6 +439,7 @@ class Checkpointer:
                 raised: the claim was lost, or failures_max saves have failed.
         """
         self._check_open()
+        arguments.refuse(arguments.some("steady", steady, "tensors"), arguments.flag("blocking", blocking))
         if not blocking:
             return self._here().pipeline().begin(step, state, meta or {}, self._context(step, meta or {}), steady)
         try:
@@ -510,6 +514,12 @@ class Checkpointer:
             NoCheckpoint: There is none that is whole, and no `default`.
             CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
+        arguments.refuse(
+            arguments.step("step", step),
+            arguments.flag("strict", strict),
+            arguments.whole("default", default),
+            arguments.flag("resume", resume),
+        )
         loaded = self._tenure.loaded if resume else _ignored
         try:
             return self._load(state, step, strict, cast, functools.partial(loaded, chosen=step is not None))
@@ -568,6 +578,7 @@ class Checkpointer:
 
     def verify(self, *, step: int | None = None) -> Sequence[Verified]:
         """Reads every byte of every commit (or of those of `step`), newest first, and says what is damaged."""
+        arguments.refuse(arguments.step("step", step))
         return verify(self._storage, self._history(), step=step)
 
     def sweep(self) -> Sequence[str]:
@@ -634,6 +645,7 @@ class Checkpointer:
         return self._distributed if self._distributed is not None and self._distributed.active else None
 
     def _search(self, step: int | None) -> Search:
+        arguments.refuse(arguments.step("step", step))
         return Search(self._history, step=step, none=functools.partial(none_whole, self.url), log=self._log)
 
     def _context(self, step: int | None, meta: Mapping[str, Any] = MappingProxyType({})) -> Context:

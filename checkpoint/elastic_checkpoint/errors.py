@@ -151,13 +151,15 @@ class StorageError(CheckpointError):
         operation: Its name, such as "put" or "list".
         key: The object, relative to the run's URL.
         attempts: How often it was tried.
+        hopeless: Whether neither waiting nor anybody's help makes it work: no object of this storage has such a name.
     """
 
-    def __init__(self, message: str, *, operation: str, key: str, attempts: int) -> None:
+    def __init__(self, message: str, *, operation: str, key: str, attempts: int, hopeless: bool = False) -> None:
         super().__init__(message)
         self.operation = operation
         self.key = key
         self.attempts = attempts
+        self.hopeless = hopeless
 
 
 class TornManifest(StorageError):

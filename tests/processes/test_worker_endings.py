@@ -166,3 +166,12 @@ def test_a_script_that_has_closed_stderr_trains(tmp_path: Path) -> None:
         [*command, str(tmp_path / "run")], check=False, timeout=WITHIN_S, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "8 steps\n")
+
+
+def test_a_url_that_is_too_long_is_not_tried_again_by_a_worker(run: Run, tmp_path: Path) -> None:
+    """The replacement tried the claim for 20 s: neither a disk that is emptied nor anybody's rights heal a name."""
+    launch = run(TRAINS, args=(str(tmp_path / ("x" * 300)),))
+    assert launch.finish(within_s=WITHIN_S) == 1
+    assert "File name too long" in launch.output
+    assert "next   use a shorter URL" in launch.output
+    assert "is tried again" not in launch.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elastic_checkpoint import Checkpointer, CheckpointError, StorageError
+from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint, StorageError
 from elastic_checkpoint.storage import open_storage
+from tests.kit.s3 import S3Server
 
 STATE = {"w": torch.ones(2)}
 
@@ -42,6 +44,11 @@ def made(folder: Path) -> tuple[list[str], list[str], int]:
         (b"bytes", "it is of type bytes", "give it as text"),
         (3, "it is of type int", "give it as text"),
         (None, "it is of type NoneType", "give it as text"),
+        ("http//typo", "found     http//typo\\n  expected  http://typo", "write http:// with two slashes"),
+        ("s3//bucket/x", "found     s3//bucket/x\\n  expected  s3://bucket/x", "for a folder, write ./s3"),
+        ("http://[bad", "it is no URL", "correct it"),
+        ("file://", "it names no folder", "give its path"),
+        ("~nobody-of-this-name/x", "there is no user nobody-of-this-name", "write ./~nobody-of-this-name"),
         ("dangling", "dangling is a link to nowhere, which is not there", "make the folder that it leads to"),
         ("file://dangling/run", "dangling is a link to nowhere, which is not there", "make the folder"),
     ],
@@ -56,7 +63,7 @@ def test_a_url_that_nothing_opens_is_refused_before_anything_is_made(
     before = made(tmp_path)
     with pytest.raises(CheckpointError, match=found) as caught:
         Checkpointer(url)
-    for line in ("\n  expected  a folder, or a URL that fsspec opens", "\n  state     nothing was", "\n  next      "):
+    for line in ("\n  expected  ", "\n  state     nothing was", "\n  next      "):
         assert line in str(caught.value)
     assert advice in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -120,6 +127,10 @@ def test_what_is_served_over_http_is_only_read_from(
         ({"replicas": None}, "replicas=None; expected 'compared' or 'trusted'"),
         ({"per_rank_resized": "drop"}, "per_rank_resized='drop'; expected 'refuse' or 'keep'"),
         ({"storage_options": "key"}, "storage_options=str; expected a dict"),
+        ({"storage_options": {1: 2}}, "storage_options=dict; expected a dict from names to values"),
+        ({"take_over": "no"}, "take_over='no'; expected True or False"),
+        ({"per_rank": 3}, "per_rank=3; expected paths of entries"),
+        ({"rank0": [3]}, "rank0= takes paths of entries"),
         ({"job": 7.5}, "job=7.5; expected a name, or None"),
         ({"log": "print"}, "log='print'; expected a function"),
     ],
@@ -154,3 +165,50 @@ def test_a_step_that_names_no_checkpoint_is_refused_before_a_claim_is_taken(
         with pytest.raises(CheckpointError, match=rf"step {step!r} is not an int from 0"):
             runs.save(step, STATE, blocking=blocking)
         assert made(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (lambda runs: runs.load(STATE, step="1"), "step='1'; expected a number of steps, an integer of 0 or more"),
+        (lambda runs: runs.load(STATE, step=1.0), r"step=1.0; expected"),
+        (lambda runs: runs.read(step=-1), "step=-1; expected"),
+        (lambda runs: runs.verify(step="x"), "step='x'; expected"),
+        (lambda runs: runs.load(STATE, default="no"), "default='no'; expected an integer, or None"),
+        (lambda runs: runs.load(STATE, strict="no"), "strict='no'; expected True or False"),
+        (lambda runs: runs.load(STATE, resume=0), "resume=0; expected True or False"),
+        (lambda runs: runs.save(2, STATE, blocking="no"), "blocking='no'; expected True or False"),
+        (lambda runs: runs.save(2, STATE, blocking=False, steady=3), "steady=3; expected tensors"),
+    ],
+)
+def test_what_a_call_cannot_follow_is_named(wrong: Any, expected: str, tmp_path: Path) -> None:
+    """A step of another type was one that there is no checkpoint of; "no" was true; the rest were raw errors."""
+    with Checkpointer(tmp_path) as runs:
+        runs.save(1, STATE)
+        with pytest.raises(CheckpointError, match=f"^{expected}"):
+            wrong(runs)
+        assert [commit.step for commit in runs.list()] == [1]
+
+
+def test_a_name_that_is_too_long_is_not_tried_again(tmp_path: Path, rgw: S3Server) -> None:
+    """Nothing heals it: neither a folder's, nor a part of its path, nor an object's."""
+    for url, options in (
+        (str(tmp_path / ("x" * 300)), {}),
+        (str(tmp_path / ("y/" * 3000)), {}),
+        (f"s3://runs/{'x' * 1100}", rgw.options),
+    ):
+        acts: tuple[Callable[[Checkpointer, dict[str, Any]], object], ...] = (Checkpointer.load, saved)
+        for act in acts:
+            with (
+                Checkpointer(url, storage_options=options, retry_s=600) as runs,
+                pytest.raises((StorageError, NoCheckpoint)) as refused,
+            ):
+                act(runs, STATE)
+            if isinstance(refused.value, StorageError):
+                assert (refused.value.attempts, refused.value.hopeless) == (1, True)
+            else:
+                assert url.startswith("s3://runs/"), "there it can be looked for"
+
+
+def saved(runs: Checkpointer, state: dict[str, Any]) -> object:
+    return runs.save(1, state)

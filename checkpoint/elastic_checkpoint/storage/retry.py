@@ -96,6 +96,7 @@ _ADVICE_BY_NAME = {
     "RequestTimeTooSkewed": "set this machine's clock: it differs too much from the server's",
     "QuotaExceeded": _ADVICE_BY_ERRNO[errno.EDQUOT],
 }
+_OF_NAMES = {"KeyTooLongError", "InvalidBucketName", "InvalidObjectName", "ParamValidationError"}
 # A server's 4xx blames the request, and repeating it is no use, but for these.
 _PASSING_STATUS = (408, 409, 412, 425, 429)
 _PASSING_CODES = {
@@ -241,11 +242,13 @@ class RetryingStorage:
         except Exception as error:
             if not _of_storage(error):
                 raise
-            failed = self._failed(operation, key, attempts, advice(error))
+            failed = self._failed(operation, key, attempts, advice(error), hopeless=_is_hopeless(error))
             # Its own text may hold what was scrubbed from ours: then the chain is cut.
             raise failed from (error if self._scrub(str(error)) == str(error) else None)
 
-    def _failed(self, operation: str, key: str, attempts: Sequence[str], next_step: str | None) -> StorageError:
+    def _failed(
+        self, operation: str, key: str, attempts: Sequence[str], next_step: str | None, *, hopeless: bool
+    ) -> StorageError:
         first = len(attempts) - len(attempts[-_SHOWN:]) + 1
         shown = "\n".join(f"  attempt {first + i}  {text}" for i, text in enumerate(attempts[-_SHOWN:]))
         within_s = max(self._retry_s, self._answer_s or 0.0) if operation in _QUICK else self._retry_s
@@ -258,6 +261,7 @@ class RetryingStorage:
             operation=operation,
             key=key,
             attempts=len(attempts),
+            hopeless=hopeless,
         )
 
 
@@ -275,6 +279,12 @@ def advice(error: BaseException) -> str | None:
         if known is not None:
             return known
     return _REFUSED if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS else None
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    return getattr(error, "errno", None) == errno.ENAMETOOLONG or bool(
+        {error_code(error), type(error).__name__} & _OF_NAMES
+    )
 
 
 def error_code(error: BaseException | None) -> str | None:

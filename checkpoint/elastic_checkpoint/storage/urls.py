@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage.redact import redact
 
 EXPECTED = "a folder, or a URL that fsspec opens, such as s3://bucket/runs/lm7"
 _SCHEMES_OF_FOLDERS = ("file", "local")
-_LIKE_A_PROTOCOL = re.compile(r"([A-Za-z][\w+.-]+)(:/?)(?!//)")
+_LIKE_A_PROTOCOL = re.compile(r"([A-Za-z][\w+.-]+)(//|:/?(?!//))")
 _ALONE = re.compile(r"[a-z]+")  # what fsspec takes for a protocol in a chain, though no :// follows it
 
 
@@ -50,7 +51,12 @@ def refusal(url: object, options: Mapping[str, Any] | None = None) -> Refusal | 
     if not separator:
         return _typo(text) or _to_nowhere(text)
     if protocol in _SCHEMES_OF_FOLDERS:
-        return _to_nowhere(path)
+        return _to_nowhere(path) if path.strip() else _cannot(shown, "it names no folder", "give its path, too")
+    if protocol in ("http", "https"):
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            return _cannot(shown, f"it is no URL: {error}", "correct it")
     if (options or {}).get("client", "s3fs") != "s3fs":
         return None
     if (unknown := unknown_protocol(text)) is not None:
@@ -106,7 +112,7 @@ def _without_package(url: str, shown: str) -> Refusal | None:
 
 
 def _typo(text: str) -> Refusal | None:
-    """One slash too few."""
+    """One slash too few, or no colon."""
     found = _LIKE_A_PROTOCOL.match(text)
     if found is None or found[1] not in _known():
         return None
@@ -116,12 +122,17 @@ def _typo(text: str) -> Refusal | None:
         f"{name}{mark} begins a path here, and would be a folder of that name",
         meant.replace("://", mark, 1),
         meant,
-        f"for a URL, write {name}:// with two slashes; for a folder, write ./{name}:",
+        f"for a URL, write {name}:// with two slashes; for a folder, write ./{name}{mark.rstrip('/')}",
     )
 
 
 def _to_nowhere(path: str) -> Refusal | None:
     """A link on the way to the folder, to what is not there: nothing can be made behind it."""
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        user = path.partition("/")[0]
+        return _cannot(
+            path, f"there is no user {user[1:]}, whose home {user} would be", f"for a folder, write ./{user}"
+        )
     folder = Path(os.path.abspath(os.path.expanduser(path)))
     for part in (folder, *folder.parents):
         if os.path.exists(part):

@@ -377,7 +377,7 @@ class Saver:
                 try:
                     return act()
                 except (elastic_checkpoint.StorageError, elastic_checkpoint.WriterDied) as failure:
-                    if self._clock() + wait_s > until_s:
+                    if self._clock() + wait_s > until_s or getattr(failure, "hopeless", False):
                         raise
                     said = "as before" if known else str(failure)
                     known = True
