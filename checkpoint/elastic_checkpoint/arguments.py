@@ -61,7 +61,7 @@ def step(name: str, given: Any) -> str | None:
 
 def whole(name: str, given: Any) -> str | None:
     """An integer, or None."""
-    if given is None or (isinstance(given, numbers.Integral) and type(given) is not bool):
+    if not isinstance(given, bool) and (given is None or isinstance(given, numbers.Integral)):
         return None
     return f"{name}={given!r:.60}; expected an integer, or None"
 
