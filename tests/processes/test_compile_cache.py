@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,23 +167,24 @@ def test_a_script_that_resets_its_compiler_has_it_all_the_same(start: Callable[.
 
 @pytest.mark.nightly(sample=1, of="what is compiled")
 def test_a_storage_that_hangs_costs_the_wait_for_it_and_one_line(start: Callable[..., Launch], tmp_path: Path) -> None:
-    """A pipe that nobody writes to, in place of an object: whoever opens it waits for ever, here training's first
-    compilation for as long as it may, and then a thread until the process ends."""
+    """Whoever reads one object waits for ever, here training's first compilation for as long as it may, and then a
+    thread until the process ends."""
     secret, url = generated_secret(), tmp_path / "run"
     first = about(start("one", url, secret=secret))
     assert first["misses"] > 0
     (kept,) = objects(url)
-    os.mkfifo(kept.with_name("0" * 8 + "-" + "0" * 32))  # an older one
-    second = start("two", url, "--steps=8", "--read-within=10", secret=secret)
+    older = kept.with_name("0" * 8 + "-" + "0" * 32)
+    older.write_bytes(kept.read_bytes())
+    second = start("two", url, "--steps=8", "--read-within=10", f"--hangs={older.name}", secret=secret)
     assert about(second)["misses"] == 0, "what had come was used"
     assert second.output.count(REFUSED) == 1
     assert "within 10 s" in second.output
 
     kept.unlink()
-    third = start("three", url, "--steps=12", "--read-within=1", secret=secret)
+    third = start("three", url, "--steps=12", "--read-within=1", f"--hangs={older.name}", secret=secret)
     assert about(third)["misses"] > 0
     assert third.output.count("compiled code in the run's storage") == 1
-    assert objects(url) == [], "it hangs where it would keep, too, and the run has ended"
+    assert objects(url) == [older], "it hangs where it would keep, too, and the run has ended"
 
 
 @pytest.mark.nightly(sample=1, of="what is compiled")

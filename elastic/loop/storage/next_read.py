@@ -72,35 +72,50 @@ class Notes:
         self._options = dict(options) if options else None
         self._commit: elastic_checkpoint.Commit | None = None
         self.newest: NextRead | None = None
+        self._lock = threading.Lock()
+        self._waiting: tuple[elastic_checkpoint.Commit, NextRead] | None = None
         self._thread: threading.Thread | None = None
 
     def committed(self, commit: elastic_checkpoint.Commit) -> None:
         """The newest one."""
         self._commit = commit
-        self._write()
+        self._match()
 
     def has_read(self, read: NextRead) -> None:
         """The step that was exchanged last."""
         self.newest = read
-        self._write()
+        self._match()
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+        thread = self._thread
+        if thread is not None:
+            thread.join(_CLOSE_S)
 
-    def _write(self) -> None:
+    def _match(self) -> None:
         commit, read = self._commit, self.newest
         if commit is None or read is None or commit.step != read.step:
             return
         self._commit = None
-        if self._thread is None or not self._thread.is_alive():  # a storage that is slower than saves come: no queue
-            self._thread = threading.Thread(target=self._put, args=(commit, read), name="elastic-note", daemon=True)
-            self._thread.start()
+        with self._lock:
+            begins = self._thread is None
+            self._waiting = commit, read  # a storage that is slower than saves come gets the newest
+            if begins:
+                self._thread = threading.Thread(target=self._write, name="elastic-note", daemon=True)
+                self._thread.start()
 
-    def _put(self, commit: elastic_checkpoint.Commit, read: NextRead) -> None:
-        opened = elastic_checkpoint.Checkpointer(self._url, storage_options=self._options)
-        with suppress(elastic_checkpoint.CheckpointError), opened as storage:  # it is missing then
-            storage.note(commit, asdict(read))
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                waiting, self._waiting = self._waiting, None
+                if waiting is None:
+                    self._thread = None
+                    return
+            commit, read = waiting
+            with suppress(elastic_checkpoint.CheckpointError), self._storage() as storage:  # else it is missing
+                storage.note(commit, asdict(read))
+
+    def _storage(self) -> elastic_checkpoint.Checkpointer:
+        return elastic_checkpoint.Checkpointer(self._url, storage_options=self._options)
 
 
 def reads_otherwise(step: int) -> str:

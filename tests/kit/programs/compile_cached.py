@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 import elastic
 from elastic.loop.compiled import cache
 from elastic.loop.compiled.storage import FOLDER
+from elastic_checkpoint.testing import Faults, Hang, Plan
 
 BATCH, STEPS_MAX = 29, 200
 OPENING = ("open", "os.scandir", "os.listdir")
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true", help="with something that C++ is made for")
     parser.add_argument("--slow-until", type=Path, help="goes slowly until this file is there")
     parser.add_argument("--forgetful", action="store_true", help="calls torch._dynamo.reset() before steps 0 and 2")
+    parser.add_argument("--hangs", help="name of an object that whoever reads waits for, for an hour")
     parser.add_argument("--read-within", type=float, default=cache.READ_WITHIN_S)
     options = parser.parse_args()
     cache.READ_WITHIN_S = options.read_within
@@ -49,8 +51,12 @@ def main() -> None:
     dataset = TensorDataset(torch.randn(BATCH * STEPS_MAX, 8), torch.arange(BATCH * STEPS_MAX) % 3)
     model = nn.Sequential(nn.Linear(8, 3, bias=False), nn.GELU() if options.kernels else nn.Identity())
     forward = model if options.uncompiled else torch.compile(model)
+    url, given = options.url, dict[str, Any]()
+    if options.hangs:
+        url, given = Faults(Plan(Hang(3600, path=f"*/{options.hangs}", on="read"))).around(url, {"auto_mkdir": True})
     with elastic.Run(
-        options.url,
+        url,
+        storage_options=given,
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         dataset=dataset,
