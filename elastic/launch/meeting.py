@@ -1,8 +1,8 @@
 """How the nodes of a run meet: by torchrun's c10d rendezvous at first, and at the hub from then on.
 
     first nodes   meet in a round of the rendezvous, at a host that is named (rendezvous/store.py) or, where all they
-                  have is the run's URL, at one that is written there (rendezvous/written_meeting.py); its rank 0 hosts
-                  the hub and publishes where
+                  have is the run's URL, at one that is written there (rendezvous/written_meeting.py); whoever of them
+                  publishes first that it has the hub, has it, and names all who have met
     later nodes   find that in the rendezvous' store (rendezvous/store.py), or at the run's URL
                   (hub/written_lookup.py), and connect straight to the hub: no new round, no restart
 
@@ -10,11 +10,12 @@ Promises  a node waits for the others no longer than --rdzv-conf join_timeout, a
           A published hub that does not answer may be moving: the node waits a while for the next one, and then for a
           round, too. One that has another secret, or is of another elastic-exact, it does not wait for: nobody else
           would be found there.
-          Where the first of a round is lost before it has published the hub, those who are left meet in another round.
+          A node that is lost while nodes meet holds nobody up. Once there is a hub, each of them knows the others, and
+          where it is lost before the first view, the next of them has it, as later in the run.
+          Signals are heard: torch's store may hold up whoever asks it for as long as its host is away.
 Leaves    who may join, and everything after hello, to the hub.
 
-Of torch 2.13: `create_handler` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
-all, is not documented.
+Of torch 2.13: `create_handler` is public.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -39,19 +40,21 @@ from elastic.launch.hub.announcement import HubAnnouncement, replace_hub
 from elastic.launch.hub.written_lookup import HubLookup, LookupByUrl
 from elastic.launch.net import addresses
 from elastic.launch.rendezvous.caller_names import name_callers_quickly
-from elastic.launch.rendezvous.round import Refusals, Round, participants
+from elastic.launch.rendezvous.round import NoMaster, Refusals, Round, called, participants
+from elastic.launch.rendezvous.round import in_words as named
 from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 from elastic.launch.rendezvous.store import (
     DEFAULT_PORT,
     FoundStore,
     RendezvousEndpoints,
     StoreSearch,
+    StoreSilent,
     is_here,
     leave_word,
     rendezvous_endpoints,
 )
 from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
-from elastic.membership.written_hub import hub_in
+from elastic.membership.written_hub import Nodes, hub_in, nodes_in, written_hub
 from elastic.version import __version__
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.secured import prepare
@@ -60,7 +63,7 @@ from elastic_checkpoint.net.transport import SAME_FOR_ALL
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1
 _SAID_AFTER_S = 1.0  # of a hub's silence: a second look at it has failed
-_HUB_S = 15.0  # from a round to the hub of its first node, which publishes it at once; as torch, which then misses it
+_STORE_S = 12  # see elastic/membership/worker/rendezvous.py
 
 
 class NodesMissing(ElasticError, TimeoutError):
@@ -73,9 +76,10 @@ class Meeting:
     """What a node knows when it has met the others.
 
     listener   other agents connect here: the hub is here, or may come to be
-    connected  to the hub, elsewhere; None: it is here
+    connected  to the hub, elsewhere; None: it is here, or lost
     address    this node's, as the others see it
-    first      how many nodes met in the first round; 0 where that is the hub's to know
+    met        of those who met before there was a hub, name and address, in the order in which they have it; none: this
+               node came later
     announcement  of the hub, should it be here
     find_hub   asks those places once more where the hub is, which may take seconds: a connection to it, or None
     kept       what must live as long as this process: the store may be here, and absence would end our membership
@@ -85,7 +89,8 @@ class Meeting:
     connected: socket.socket | None
     address: str
     nonce: str
-    first: int = 0
+    met: Nodes = ()
+    hub_is_here: bool = False
     announcement: HubAnnouncement | None = None
     find_hub: Callable[[], socket.socket | None] | None = None
     kept: tuple[Any, ...] = field(default=(), repr=False)
@@ -95,6 +100,7 @@ def meet(
     endpoint: str,
     run_id: str,
     *,
+    node: str,
     nodes_min: int,
     nodes_max: int,
     conf: Mapping[str, Any],
@@ -103,7 +109,9 @@ def meet(
     secret: str | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
-    """secret: of the run, see elastic_checkpoint/net/secret.py
+    """
+    node    this one's name
+    secret  of the run, see elastic_checkpoint/net/secret.py
 
     Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
     """
@@ -116,14 +124,10 @@ def meet(
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
     listener = addresses.listen(chosen.address, ports)
     prepare(secret)
-    meets = _Meets(endpoints, run_id, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
-    in_words = _in_words(chosen, local_addr)
+    meets = _Meets(endpoints, run_id, node, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
+    words = _in_words(chosen, local_addr)
     try:
-        meeting = meets.by_url_first()
-        while meeting is None:
-            found = meets.find_store()
-            meeting = meets.at(found, in_words) if isinstance(found, FoundStore) else found
-        return meeting
+        return _heedful(lambda: meets.meet(words))
     except ElasticError:
         meets.settle()
         raise
@@ -138,6 +142,7 @@ class _Meets:
         self,
         endpoints: RendezvousEndpoints,
         run_id: str,
+        node: str,
         chosen: addresses.Chosen,
         listener: socket.socket,
         ports: range | None,
@@ -149,6 +154,9 @@ class _Meets:
     ) -> None:
         self._endpoints = endpoints
         self._run_id = run_id
+        self._node = node
+        self._met: dict[str, Nodes] = {}  # with whom, by the nonce of the hub of those who have
+        self._ending = threading.Event()
         self._address = chosen.address
         self._listener = listener
         self._nodes_min, self._nodes_max = nodes_min, nodes_max
@@ -165,6 +173,18 @@ class _Meets:
         self._by_storage: MeetingSearch | None = None
         self._silent: tuple[dict[str, Any], float] | None = None  # which hub, and since when
         self._silence_is_said = False
+
+    def meet(self, in_words: str) -> Meeting:
+        meeting = self.by_url_first()
+        while meeting is None:
+            found = self.find_store()
+            meeting = self.at(found, in_words) if isinstance(found, FoundStore) else found
+        return meeting
+
+    def _pause(self) -> None:
+        """Raises _Ending."""
+        if self._ending.wait(_POLL_S):
+            raise _Ending
 
     # by the run's URL
 
@@ -196,6 +216,8 @@ class _Meets:
             self._by_storage.settle()
 
     def end(self) -> None:
+        """Nobody wants to meet any more: from here on this node says nothing to the others."""
+        self._ending.set()
         if self._by_url is not None:
             self._by_url.end()
         if self._by_storage is not None:
@@ -214,7 +236,7 @@ class _Meets:
                 if time.monotonic() > self._deadline_s:
                     raise self._no_store(search.failures)
                 self._say_silent()
-                time.sleep(_POLL_S)
+                self._pause()
             return found
         finally:
             if search is not self._by_storage:
@@ -244,29 +266,45 @@ class _Meets:
 
     def at(self, found: FoundStore, in_words: str) -> Meeting | None:
         """None: that store is lost, or the others meet elsewhere by now."""
-        unsigned, store = found.backend, found.store
-        backend = SignedBackend(unsigned, self._run_id, self._secret)
+        backend = SignedBackend(found.backend, self._run_id, self._secret)
+        try:
+            meeting = self._at(found, backend, in_words)
+        except DistError as lost:
+            may_be_back = self._has_other_endpoints or isinstance(lost, StoreSilent)
+            if not may_be_back or time.monotonic() > self._deadline_s:
+                raise self._store_is_gone(found.endpoint or "localhost", lost) from lost
+            meeting = None
+        if meeting is None:
+            backend.close()
+        return meeting
+
+    def _at(self, found: FoundStore, backend: SignedBackend, in_words: str) -> Meeting | None:
+        """Raises DistError where the store is lost."""
         name_callers_quickly()
-        handler = create_handler(store, backend, found.params)
-        looking = store.clone()
+        handler = create_handler(NoMaster(), backend, found.params)
+        looking = found.looking
         where = found.endpoint or "localhost"
         refusals = Refusals(looking, f"elastic/{self._run_id}/refused", self._say)
         round_ = Round(handler.next_rendezvous)
-        kept = (handler, store, looking, round_)
+        kept = (handler, found.store, looking, round_)
         while True:
-            try:
-                written = _written(looking, self._key)
-                if round_.begun:
-                    refusals.tell()
-            except DistError as lost:
-                if self._has_other_endpoints and time.monotonic() < self._deadline_s:
-                    return None
-                raise self._store_is_gone(where, lost) from lost
+            written = _written(looking, self._key)
+            if round_.begun:
+                refusals.tell()
             published = hub_in(written)
+            if published is not None:
+                self._note_met(published)
             if (connected := self._hubs.connect(published)) is not None and published is not None:
                 _met()
                 joined = self._joins(connected, published["nonce"], kept)
-                return self._leave_word(joined, found.endpoint, store)
+                return self._leave_word(joined, found.endpoint, looking)
+            if published is not None and published["nonce"] in self._met and self._hubs.nobody_there:
+                _met()
+                self._say(
+                    "the node with the run's hub was lost before this one came to it\n"
+                    "  state  nothing was started here\n  next   nothing; the next of those who have met has the hub"
+                )
+                return self._leave_word(self._joins(None, published["nonce"], kept), found.endpoint, looking)
             if self._hubs.other_version is not None:
                 raise self._of_another_version(*self._hubs.other_version)
             if (meeting := self.by_url()) is not None:
@@ -280,6 +318,8 @@ class _Meets:
             if self._is_refused or isinstance(error, StateRefused):
                 refusals.leave(self._address)
                 raise self._refused(f"whoever is at {where}: {error}" if error is not None else "")
+            if isinstance(error, RendezvousConnectionError):
+                raise DistError(str(error)) from error
             moves = self._may_move(published)
             if not round_.begun:
                 self._say_silent()
@@ -288,38 +328,28 @@ class _Meets:
                 self._say(f"waiting at {where} for {nodes}, as {in_words}")
                 round_.begin()
             nonce = secrets.token_hex(16)
-            if self._is_first(round_) and not moves and self._publishes(looking, written, nonce):
-                assert round_.info is not None
+            if round_.info is not None and not moves and self._publishes(looking, written, nonce, backend):
                 _met()
-                self._write_hub(nonce)
-                meeting = Meeting(
-                    listener=self._listener,
-                    connected=None,
-                    address=self._address,
-                    nonce=nonce,
-                    first=round_.info.world_size,
-                    kept=kept,
-                )
-                return self._leave_word(meeting, found.endpoint, store)
-            if round_.is_lost(_HUB_S) and not self._is_first(round_) and time.monotonic() < self._deadline_s:
-                self._say(
-                    "the node that was to have the run's hub has met the others, and is not to be reached\n"
-                    "  state  nothing was started here\n  next   nothing; those who are left meet again"
-                )
-                round_.begin()
+                meeting = replace(self._joins(None, nonce, kept), hub_is_here=True)
+                return self._leave_word(meeting, found.endpoint, looking)
             if error is not None or time.monotonic() > self._deadline_s:
                 raise self._did_not_meet(where, backend, error) from error
-            time.sleep(_POLL_S)
+            self._pause()
 
-    def _is_first(self, round_: Round) -> bool:
-        return round_.info is not None and round_.info.rank == 0
-
-    def _publishes(self, store: Any, written: bytes, nonce: str) -> bool:
-        """Whether nobody has meanwhile, since that was written there: the run may have a hub, which has just found this
-        store. Where the store is lost, the next look at it says so."""
+    def _publishes(self, store: Any, written: bytes, nonce: str, backend: Any) -> bool:
+        """Whether nobody has meanwhile, since that was written there: another one of those who have met, or the run has
+        a hub, which has just found this store. Where the store is lost, the next look at it says so."""
+        others = [one for one in participants(backend) or () if one[0] != self._node]
+        self._met[nonce] = ((self._node, self._own), *others)
         with contextlib.suppress(DistError):
             return replace_hub(store, self._key, written, self._where(nonce))
         return False
+
+    def _note_met(self, hub: dict[str, Any]) -> None:
+        """If this node is one of those who have met where that is the hub, or was first."""
+        nodes = nodes_in(hub)
+        if self._node in dict(nodes):
+            self._met.setdefault(hub["nonce"], nodes)
 
     def _may_move(self, hub: dict[str, Any] | None) -> bool:
         """Whether the run's hub, which is published there and does not answer, may be on its way to another node. hub:
@@ -333,28 +363,39 @@ class _Meets:
                 )
         return self._silent is not None and time.monotonic() - self._silent[1] < MOVING_S
 
-    def _joins(self, connected: socket.socket, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
-        return Meeting(listener=self._listener, connected=connected, address=self._address, nonce=nonce, kept=kept)
+    def _joins(self, connected: socket.socket | None, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
+        return Meeting(
+            listener=self._listener,
+            connected=connected,
+            address=self._address,
+            nonce=nonce,
+            met=self._met.get(nonce, ()),
+            kept=kept,
+        )
 
     def _leave_word(self, meeting: Meeting, used: str | None, store: Any | None = None) -> Meeting:
-        """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is."""
+        """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is.
+        store: for a thread of its own from now on"""
         stores = leave_word(self._endpoints.hosts, used, self._params, self._key, self._where(meeting.nonce))
         return replace(
             meeting,
             kept=(*meeting.kept, *stores),
             find_hub=self._finder(meeting.nonce, store),
             announcement=HubAnnouncement(
-                self._endpoints.hosts, self._key, self._where(meeting.nonce), self._endpoints.url
+                self._endpoints.hosts,
+                self._key,
+                self._where(meeting.nonce),
+                self._endpoints.url,
+                at_url=self._by_storage is not None and self._by_url is not None and not self._by_url.hubs.refused,
             ),
         )
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
         """For a node that has met the others, and whose hub is lost before it knows any of them."""
         hubs, url = HubLookup(self._secret, self._own), self._endpoints.url
-        looking = store.clone() if store is not None else None
 
         def find() -> socket.socket | None:
-            for written in (_published_in(looking, self._key), _written_at(url)):
+            for written in (_published_in(store, self._key), _written_at(url)):
                 if written is not None and written["nonce"] == nonce and (found := hubs.connect(written)) is not None:
                     return found
             return None
@@ -362,26 +403,19 @@ class _Meets:
         return find
 
     def _where(self, nonce: str) -> dict[str, Any]:
-        return {"host": self._own[0], "port": self._own[1], "nonce": nonce}
-
-    def _write_hub(self, nonce: str) -> None:
-        """At the URL, for those who come when this machine is lost before the coordinator has written it."""
-        if self._by_storage is None or self._by_url is None or self._by_url.hubs.refused:
-            return
-        url, where = self._by_url.url, self._where(nonce)
-
-        def write() -> None:
-            from elastic.membership import hub_file
-
-            with contextlib.suppress(CheckpointError):
-                hub_file.write(url, None, where)
-
-        threading.Thread(target=write, name="elastic-hub-file", daemon=True).start()
+        """Of the hub, if it is here. Who is found by it knows who has met."""
+        return written_hub(*self._own, nonce, self._met.get(nonce, ()))
 
     def _params(self, endpoint: str) -> RendezvousParameters:
-        conf = {"read_timeout": min(60, int(self._within_s)), **self._conf}
+        conf = {"read_timeout": min(_STORE_S, int(self._within_s)), **self._conf}
         return RendezvousParameters(
-            "c10d", endpoint, self._run_id, self._nodes_min, self._nodes_max, self._address, **conf
+            "c10d",
+            endpoint,
+            self._run_id,
+            self._nodes_min,
+            self._nodes_max,
+            called(self._node, self._own),
+            **conf,
         )
 
     @property
@@ -448,12 +482,38 @@ class _Meets:
     def _did_not_meet(self, where: str, backend: Any, error: Exception | None) -> NodesMissing:
         return NodesMissing(
             f"the nodes of run {self._run_id!r} did not meet within {self._within_s:.0f} s at {where}\n"
-            f"  found     {participants(backend)}, and at least {self._nodes_min} are needed\n"
+            f"  found     {named(participants(backend))}, and at least {self._nodes_min} are needed\n"
             + self._unreachable("hub       ")
             + f"  state     nothing was started here ({error or 'no round was completed'})\n"
             "  next      start the missing nodes with the same --rdzv-id and --rdzv-endpoint, or allow fewer with "
             "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
         )
+
+
+class _Ending(Exception):
+    """This node is not to meet anybody any more."""
+
+
+def _heedful(call: Callable[[], Meeting]) -> Meeting:
+    """In a thread of its own, while this one, to which signals come, does nothing that holds them up."""
+    made: list[Meeting] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            made.append(call())
+        except _Ending:
+            pass
+        except Exception as failure:
+            failed.append(failure)
+
+    thread = threading.Thread(target=run, name="elastic-meet", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_S)
+    if failed:
+        raise failed[0]
+    return made[0]
 
 
 def join_s(conf: Mapping[str, Any]) -> float:

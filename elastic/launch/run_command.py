@@ -94,7 +94,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
         print(f"elastic run: {_NO_PROCESS.format(refused)}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:  # before the agent takes signals
-        return INTERRUPTED
+        end(INTERRUPTED)
 
 
 def _prepare_torch() -> bool:
@@ -168,8 +168,8 @@ def _run(
             with early.interruptible():
                 waits(starter)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
-                meeting = _meet(arguments, secret, say)
-            if meeting is None or meeting.connected is None:  # the hub is here, and so is the coordinator
+                meeting = _meet(arguments, node, secret, say)
+            if meeting is None or meeting.hub_is_here:  # and so is the coordinator
                 read_ahead.begin()
             else:
                 read_ahead.close()
@@ -195,6 +195,7 @@ def _run(
             say=say,
             listener=meeting.listener if meeting else None,
             connected=meeting.connected if meeting else None,
+            met=meeting.met if meeting else (),
             join_s=_join_s(arguments),
             expected=arguments.nodes_max,
             find_hub=meeting.find_hub if meeting else None,
@@ -247,7 +248,7 @@ def _join_s(arguments: Arguments) -> float:
     return join_s(arguments.rdzv)
 
 
-def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) -> Meeting | None:
+def _meet(arguments: Arguments, node: str, secret: str | None, say: Callable[[str], None]) -> Meeting | None:
     """None on one node, which needs no rendezvous, no store and no port for other nodes."""
     if arguments.nodes_max == 1:
         return None
@@ -256,6 +257,7 @@ def _meet(arguments: Arguments, secret: str | None, say: Callable[[str], None]) 
     return meet(
         arguments.rdzv_endpoint,
         arguments.run_id or "none",
+        node=node,
         nodes_min=arguments.nodes_min,
         nodes_max=arguments.nodes_max,
         conf=arguments.rdzv,
@@ -294,7 +296,6 @@ def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes
     return Hub(
         nodes_min=arguments.nodes_min,
         nodes_max=arguments.nodes_max,
-        nodes_first=meeting.first if meeting else 1,
         restarts_max=arguments.restarts_max,
         beacon={"nonce": beacon.nonce, "endpoint": beacon.endpoint(), "hub": hub},
         below_min_s=arguments.wait_s,

@@ -26,6 +26,7 @@ GIVES_UP_S = 5.0  # who waits for a place
 class World:
     """slots: workers per node, by node name; the first node has the hub, until it is lost or leaves.
 
+    met    so many nodes, before there was a hub
     watch  is told what the hub orders   moved: that there is another hub
     """
 
@@ -36,6 +37,7 @@ class World:
         *,
         shares: int = 8,
         has_run: bool = True,
+        met: int = 0,
         watch: Callable[[World, list[Order]], None],
         moved: Callable[[World], None] = lambda world: None,
         **hub: Any,
@@ -45,6 +47,7 @@ class World:
         self.bug_at: int | None = None
         self.others = False  # whether newcomers differ from the run, and accept it
         self.hub = Hub(**hub)
+        self.hub.have_met([[node, "10.0.0.1", 1] for node in list(slots)[:met]])
         self._rules = hub
         self.hub_at = "node0"
         self.hubs = 1

@@ -16,8 +16,10 @@ MID_STEP = "in the exchange of step 7"
 class Stage:
     """A hub, those who talk to it, and what it has answered to the last of them. Workers are called node.slot."""
 
-    def __init__(self, workers: int = 4, *, nodes: int = 1, shares: int = 8, **rules: Any) -> None:
+    def __init__(self, workers: int = 4, *, nodes: int = 1, shares: int = 8, met: str = "", **rules: Any) -> None:
+        """met: nodes, before there was a hub"""
         self.hub = Hub(nodes_max=max(nodes, rules.pop("nodes_max", 1)), **rules)
+        self.hub.have_met([[node, f"10.0.0.{ord(node)}", 1] for node in met])
         self.now_s = 0.0
         self.shares = shares
         self.orders: list[Order] = []

@@ -21,7 +21,7 @@ class Run:
         self.nodes_min = nodes_min
         self.reports = {node: NodeReport() for node in nodes}
         self.heard: dict[str, list[dict[str, Any]]] = {node: [] for node in nodes}
-        self.hub = Hub(nodes_max=len(nodes), nodes_first=len(nodes), nodes_min=nodes_min)
+        self.hub = Hub(nodes_max=len(nodes), nodes_min=nodes_min)
         for node in nodes:
             self.tell(node, "hello", slots=1, address=f"10.0.0.{ord(node)}", port=1)
             self.tell(node, "started", worker=f"{node}0", local_rank=0)

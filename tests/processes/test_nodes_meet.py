@@ -5,31 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
-from tests.kit.agents import HERE, STAY, WITHIN_S, Here, Run, meet, says
-
-IS_LOST_ONCE_ALL_HAVE_MET = """
-    import os, sys
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStoreInfo
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
-    first = "0.0.0.0"  # in the order of their addresses
-    conf = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2}
-    params = RendezvousParameters("c10d", sys.argv[1], "meeting", 3, 3, first, is_host=0, **conf)
-    backend, store = create_backend(params)
-    if sys.argv[2] == "inside of it":
-        RendezvousStoreInfo.build = lambda *args, **facts: os._exit(0)  # what the others wait for in the store
-    info = create_handler(store, backend, params).next_rendezvous()
-    assert info.rank == 0
-    os._exit(0)
-"""
+from tests.kit.agents import HERE, STAY, WITHIN_S, Here, Run, meet
 
 
 @pytest.mark.nightly(sample=1, of="two agents")
@@ -90,32 +69,6 @@ def test_the_hub_moves_to_the_node_that_is_left(run: Run, how: signal.Signals) -
         left.send(signal.SIGTERM)
         status = left.finish(within_s=WITHIN_S)
         assert status == 0 or how == signal.SIGKILL  # a hub that lost a node, and went on with nothing since, failed
-
-
-@pytest.mark.nightly(sample=1, of="two agents")
-@pytest.mark.parametrize("when", ["after torch's round", "inside of it"])
-def test_nodes_meet_again_where_the_first_is_lost_before_anybody_knows_its_hub(
-    run: Run, tmp_path: Path, when: str
-) -> None:
-    """They waited for it for ten minutes and ended with 1. What was to have the hub is played here by a node that ends
-    once all have met; the machine that replaces it comes later."""
-    conf = "keep_alive_interval=1,keep_alive_max_attempt=2,join_timeout=120,read_timeout=5"
-    flags = [*meet("3:3"), f"--rdzv-conf={conf}"]
-    endpoint = flags[2].partition("=")[2]
-    nodes = [run(STAY, *flags), run(STAY, *flags)]
-    for node in nodes:
-        says(node, f"waiting at {endpoint}")
-    is_lost = tmp_path / "lost.py"
-    is_lost.write_text(textwrap.dedent(IS_LOST_ONCE_ALL_HAVE_MET))
-    subprocess.run([sys.executable, is_lost, endpoint, when], check=True, timeout=WITHIN_S)
-    for node in nodes:
-        says(node, "those who are left meet again")
-    nodes.append(run(STAY, *flags))
-    for node in nodes:
-        Here(node).wait(1)
-    for node in nodes:
-        node.send(signal.SIGTERM)
-    assert [node.finish(within_s=WITHIN_S) for node in nodes] == [0, 0, 0]
 
 
 def test_a_range_with_one_port_for_two_is_refused_before_anybody_relies_on_the_node(run: Run) -> None:

@@ -318,18 +318,45 @@ def test_where_the_next_coordinator_is_behind_nobody_is_asked_to_save_for_the_wa
 
 
 def test_a_first_view_waits_for_the_nodes_that_have_met() -> None:
-    stage = Stage(1, nodes=2, nodes_max=3, nodes_min=1, nodes_first=3, start_s=120)
+    """As long as it takes a node to come; and for its workers, once it has, as for any."""
+    stage = Stage(1, nodes=2, nodes_max=3, nodes_min=1, met="ABC", start_s=120)
     stage.begin("A0 B0")
     assert stage.view is None
-    assert stage.later(100).orders == []
+    assert stage.later(4).orders == []
     stage.comes("C", 1)
+    assert stage.later(100).orders == []
     assert stage.begin("C0").view == "A0 B0 C0"
 
 
-def test_a_first_view_does_not_wait_for_ever_for_a_node_that_has_met_and_gone() -> None:
-    stage = Stage(1, nodes=2, nodes_min=1, nodes_first=3, start_s=120)
+def test_a_first_view_waits_five_seconds_for_a_node_that_has_met_and_does_not_come() -> None:
+    """It waited two minutes for one that had died in between."""
+    stage = Stage(1, nodes=2, nodes_min=1, met="ABC", start_s=120)
     stage.begin("A0 B0")
-    assert stage.later(121).view == "A0 B0"
+    assert stage.later(4.9).orders == []
+    assert stage.later(0.2).view == "A0 B0"
+
+
+def test_a_first_view_waits_for_nobody_who_has_met_come_and_gone() -> None:
+    stage = Stage(1, nodes=2, nodes_max=3, nodes_min=1, met="ABC")
+    stage.comes("C", 1)
+    stage.lost("C")
+    assert stage.begin("A0 B0").view == "A0 B0"
+
+
+def test_until_there_is_a_view_the_roster_names_all_who_have_met_and_are_not_lost() -> None:
+    """In the order in which each of them knows the others, so that no two take themselves for the next hub."""
+
+    def roster(stage: Stage) -> list[str]:
+        return [node for node, *_ in stage.only("roster")["nodes"]]
+
+    stage = Stage(1, nodes=1, nodes_max=4, met="ACB")
+    stage.told("D", "hello", slots=1, address="10.0.0.9", port=1)
+    assert roster(stage) == list("ACBD")
+    stage.lost("C")
+    stage.told("B", "hello", slots=1, address=f"10.0.0.{ord('B')}", port=1)
+    assert roster(stage) == list("ABD")
+    stage.begin("A0 B0 D0")
+    assert roster(stage) == list("DB")  # this stage's A listens nowhere
 
 
 def test_a_node_that_comes_later_joins_at_a_boundary() -> None:

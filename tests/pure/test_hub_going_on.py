@@ -184,7 +184,7 @@ def test_while_the_storage_does_not_answer_people_are_told_once_and_the_run_ends
 
 def test_a_run_of_one_node_asks_for_no_claim() -> None:
     """Its storage need not be one that can tell two sides apart, and it has none."""
-    hub = Hub(nodes_max=1, nodes_first=1)
+    hub = Hub(nodes_max=1)
     hub.receive(0.0, "A", {"say": "hello", "slots": 2, "address": "10.0.0.1", "port": 1})
     for rank in (0, 1):
         hub.receive(0.0, "A", {"say": "started", "worker": f"A{rank}", "local_rank": rank})

@@ -188,7 +188,7 @@ def simulate(seed: int) -> World:
         moved=judge.moved,
         nodes_min=nodes_min,
         nodes_max=3,
-        nodes_first=chance.choice([1, count]),
+        met=chance.choice([1, count]),
         restarts_max=10**6,
         start_s=5.0,
         below_min_s=BELOW_MIN_S,

@@ -458,7 +458,7 @@ def test_a_node_says_its_hello_in_full_where_it_is_asked_to(stand: Stand) -> Non
 
 def test_the_hub_of_many_workers_says_one_thing_to_each_node_however_many_come_at_once() -> None:
     """Of all that came in one turn, what follows is decided once: rosters went out for each node that came, to all."""
-    hub, nodes = Hub(nodes_min=1, nodes_max=64, nodes_first=64), [f"n{number}" for number in range(64)]
+    hub, nodes = Hub(nodes_min=1, nodes_max=64), [f"n{number}" for number in range(64)]
     for node in nodes:
         hub.hear(0.0, node, Hello(node=node, slots=1, address="10.0.0.1", port=1))
     orders = hub.follows(0.0)

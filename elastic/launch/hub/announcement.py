@@ -46,21 +46,29 @@ class HubAnnouncement:
     key    in the store
     hub    where this node's agent listens, and the nonce of its run
     url    of the run; None: nobody looks there
+    at_url  what is written there counts: it is not another run's
     """
 
-    def __init__(self, hosts: Sequence[str], key: str, hub: Mapping[str, Any], url: str | None = None) -> None:
+    def __init__(
+        self, hosts: Sequence[str], key: str, hub: Mapping[str, Any], url: str | None = None, *, at_url: bool = True
+    ) -> None:
         self._endpoints = [parse_rendezvous_endpoint(host, DEFAULT_PORT) for host in hosts]
         self._key = key
         self._hub = hub
         self._url = url
+        self._at_url = at_url
+        self._writing = threading.Lock()
         self._ended = threading.Event()
         self._is_over = False
         self._threads: list[threading.Thread] = []
         # what listens there; it may never answer
         self._asks = {endpoint: threading.Lock() for endpoint in self._endpoints}
 
-    def begin(self) -> None:
-        """This node has the hub. A thread for each host."""
+    def begin(self, *, first: bool = False) -> None:
+        """This node has the hub. A thread for each host.
+
+        first  there was no view yet, so that no coordinator writes at the URL where the hub is
+        """
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(
@@ -68,6 +76,8 @@ class HubAnnouncement:
             )
             for endpoint in self._endpoints
         ]
+        if first and self._url is not None and self._at_url:
+            self._threads.append(threading.Thread(target=self._write, name="elastic-announce", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -89,10 +99,16 @@ class HubAnnouncement:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _say_over(self) -> None:
+    def _write(self) -> None:
         from elastic.membership import hub_file  # which loads fsspec
 
-        with contextlib.suppress(Exception):  # fsspec raises what it likes; whoever comes next waits a while
+        with self._writing, contextlib.suppress(Exception):  # fsspec raises what it likes; the coordinator writes later
+            hub_file.write(self._url or "", None, {name: self._hub[name] for name in ("host", "port", "nonce")})
+
+    def _say_over(self) -> None:
+        from elastic.membership import hub_file
+
+        with self._writing, contextlib.suppress(Exception):  # whoever comes next waits a while
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, endpoint: tuple[str, int], ended: threading.Event) -> None:

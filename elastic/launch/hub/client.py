@@ -16,6 +16,7 @@ class HubClient:
     """
     name        of the hub's node, as far as it is known
     connection  to it
+    welcome     it has said that it is the hub
     """
 
     def __init__(self, name: str | None, address: Address) -> None:
@@ -24,10 +25,10 @@ class HubClient:
         self.connection: LoopConnection
         self._pinged_s = time.monotonic()
         self._lease = Lease(self._pinged_s)
-        self._welcome = False  # it has said that it is the hub
+        self.welcome = False
 
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
-        self._welcome = True
+        self.welcome = True
         self.name = next((name for name, at in roster if at == self.address), self.name)
 
     def heard(self) -> None:
@@ -44,9 +45,9 @@ class HubClient:
     def lost_for_s(self, now_s: float) -> float | None:
         """For how long it has been silent, if that is too long."""
         silent_s = self._lease.silent_s(now_s)
-        return silent_s if rules.is_lost(silent_s, welcome=self._welcome) else None
+        return silent_s if rules.is_lost(silent_s, welcome=self.welcome) else None
 
     def where(self, asks: tuple[str | None, int | None]) -> HubIs:
         """What is answered to whoever asks for the hub. asks: where the caller listens"""
         silent_s = self._lease.silent_s(time.monotonic())
-        return rules.answer_of_a_node(self.address, welcome=self._welcome, silent_s=silent_s, asks=asks)
+        return rules.answer_of_a_node(self.address, welcome=self.welcome, silent_s=silent_s, asks=asks)

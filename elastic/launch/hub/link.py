@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -66,7 +66,8 @@ class HubLink:
     """
     make_hub  a hub of this node's; takes_over: from another one
     listener  for other nodes' agents; None on one node
-    connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here
+    connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here, or lost
+    met       who met before there was a hub, in the order in which they become it; none: that is not known here
     join_s    how long to wait for a place in a run that has its most nodes
     expected  how many nodes may well connect at the same time
     find_hub  asks those who know of the run where its hub is, which may take seconds; None: there is nobody to ask
@@ -81,6 +82,7 @@ class HubLink:
         say: Callable[[str], None],
         listener: socket.socket | None = None,
         connected: socket.socket | None = None,
+        met: Sequence[tuple[str, Address]] = (),
         join_s: float = 0.0,
         expected: int = 0,
         find_hub: Callable[[], socket.socket | None] | None = None,
@@ -94,6 +96,7 @@ class HubLink:
         self._say = say
         self._port = AgentPort(this_node, listener, say=say, expected=expected)
         self._connected = connected
+        self._met = tuple(met)  # until there is a view
         self._report = NodeReport()
         self._lists = KnownLists()
         self._parsed: tuple[Message | None, Any] = None, None  # the last order, which may be for several workers
@@ -138,10 +141,14 @@ class HubLink:
         self._port.open(loop, came=self._came, ended=self._ended, where=self._where)
         self._other_search.open(loop)
         self._seeker.open(Dials(loop), reached=self._reached, serve=self._takes_over, in_vain=self._found_nobody)
-        if self._connected is None:
+        if self._met:
+            self._seeker.have_met(self._met)
+        if self._connected is not None:
+            self._seeker.found(self._connected)
+        elif not self._met or self._met[0][0] == self._this_node.node:
             self._serve(takes_over=False)
         else:
-            self._seeker.found(self._connected)
+            self._seeker.begin()
 
     def tell(self, message: Message) -> None:
         self._report.note_said(parse(TO_HUB, message), time.monotonic())
@@ -231,8 +238,9 @@ class HubLink:
             case InFull():
                 if self._client is not None:
                     self._client.connection.say(self._hello(in_full=True))
-            case Roster(nodes=nodes):
+            case Roster(nodes=nodes, generation=generation):
                 self._wait = None
+                self._met = () if generation else self._met
                 self._seeker.welcomed([(name, (address, port)) for name, address, port in nodes])
                 if self._client is not None:
                     self._client.welcomed(self._seeker.roster)
@@ -258,7 +266,7 @@ class HubLink:
         if at is None:  # it is lost already
             self._seeker.begin(pause=True)
         else:
-            self._join(name, at, sock)
+            self._join(name or next((one for one, where in self._met if where == at), None), at, sock)
 
     def _join(self, name: str | None, address: Address, sock: socket.socket) -> None:
         def heard(message: Message) -> None:
@@ -359,6 +367,7 @@ class HubLink:
         """This node's workers hold nothing, for they are in no view: others are ordered once there is a place."""
         nodes = [(name, (address, port)) for name, address, port in said.nodes]
         self._seeker.is_full(nodes)
+        self._met = ()
         if self._client is not None:
             self._client.welcomed(nodes)
         if self._wait is None:
@@ -380,10 +389,12 @@ class HubLink:
         """The hub that it was with is lost, or goes."""
         assert self._client is not None
         name = self._client.name
+        # Before the first view nobody knows of those who do not answer yet: they are given up where nobody is there.
+        is_lost = departed or self._client.welcome or not self._met
         self._end_client()
         if self._run_ended:
             return
-        if name is not None:
+        if name is not None and is_lost:
             self._seeker.lost[name] = departed
         self._seeker.begin()
 
@@ -405,10 +416,11 @@ class HubLink:
         this_node, lost = self._this_node, self._seeker.lost
         self._seeker.stop()
         hub = self._make_hub(takes_over)
+        hub.have_met([[name, *where] for name, where in self._met])
         self._serving = HubServer(hub, this_node.node, self._loop, self._lists, deliver=self._deliver, say=self._say)
         self._serving.knows(self._seeker.met.items())
         if self._announcement is not None:
-            self._announcement.begin()
+            self._announcement.begin(first=bool(self._met) or not takes_over)
         now_s = time.monotonic()
         if takes_over:
             before = ", ".join(f"{node}, which leaves" if departed else node for node, departed in lost.items())

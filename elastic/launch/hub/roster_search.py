@@ -96,6 +96,10 @@ class RosterSearch(Generic[C]):
 
     # what is known
 
+    def have_met(self, nodes: Sequence[tuple[str, Address]]) -> None:
+        """Before there was a hub, which the first of them is. This node is one of them, and may come to be it."""
+        self.newcomer, self.roster, self.met = False, list(nodes), dict(nodes)
+
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
         """The hub is found, and this node is in the run."""
         self.newcomer, self._to_ask, self._since_s = False, None, None

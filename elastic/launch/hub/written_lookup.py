@@ -28,6 +28,7 @@ class HubLookup:
     """
     own      where this agent listens: it may be written there, and is not asked
     refused  who was found there has had another secret than this node, for a while
+    nobody_there  no connection is taken where that is written
     other_version  who was found there is of the run, and of another elastic-exact than this node: where, and which
     """
 
@@ -37,6 +38,7 @@ class HubLookup:
         self._unreachable: dict[str, str] = {}
         self._refused: tuple[str, float] | None = None  # where, and since when
         self.other_version: tuple[str, str | None] | None = None
+        self.nobody_there = False
 
     @property
     def refuses(self) -> bool:
@@ -57,6 +59,7 @@ class HubLookup:
         if hub is None:
             self._refused = None
             return None
+        self.nobody_there = False
         at = hub["host"], hub["port"]
         where = f"{at[0]}:{at[1]}"
         if at == self._own:
@@ -88,7 +91,12 @@ class HubLookup:
         """Where the hub is now."""
         transport, lines = client_side(self._secret), Lines()
         said: list[Message] = []
-        with socket.create_connection(at, timeout=_CONNECT_S) as asked:
+        try:
+            connection = socket.create_connection(at, timeout=_CONNECT_S)
+        except OSError:
+            self.nobody_there = True
+            raise
+        with connection as asked:
             deadline_s = time.monotonic() + _ANSWER_S
             asked.sendall(transport.encrypt(encode(as_message(WhereIsTheHub(run=nonce)))))
             while not said:

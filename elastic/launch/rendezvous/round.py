@@ -1,6 +1,9 @@
 """A round of torch's rendezvous: it is waited for in a thread, and those who wait are told who is refused.
 
-Of torch 2.13: the pickled state that `participants` reads, for an error's text, is not documented.
+Nodes write their own name, address and port where torch has an address, so that all who have met know each other. torch
+then has each node wait for the first of them, for a minute if that is lost; here nobody needs what it would say.
+
+Of torch 2.13: the pickled state that `participants` reads is not documented. Where it is another one, nobody is known.
 """
 
 from __future__ import annotations
@@ -8,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed import DistError, DistStoreError
+from torch.distributed import DistError, Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
+from elastic.launch.net.dialing import Address
 from elastic_checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
 
 _REFUSED_BYTES_MAX = 64
@@ -53,34 +56,52 @@ class Round:
         self.info: RendezvousInfo | None = None
         self.error: Exception | None = None
         self.begun = False
-        self._completed_s = 0.0
 
     def begin(self) -> None:
-        """Once more, too: this node leaves the round before, and those who are left meet without who is lost."""
-        self.begun, self.info, self.error = True, None, None
+        self.begun = True
         threading.Thread(target=self._run, name="elastic-rendezvous", daemon=True).start()
-
-    def is_lost(self, within_s: float) -> bool:
-        """Whether all have met, and the first of them has not done its part since: here within that time, or in torch,
-        whose nodes wait in the store for what it is to say there."""
-        completed_long = self.info is not None and time.monotonic() - self._completed_s > within_s
-        return completed_long or isinstance(self.error, DistStoreError)
 
     def _run(self) -> None:
         try:
-            info = self._wait()
-            self._completed_s, self.info = time.monotonic(), info
+            self.info = self._wait()
         except Exception as error:
             self.error = error
 
 
-def participants(backend: Any) -> str:
-    """Who is at the rendezvous, in words."""
+class NoMaster(Store):
+    """For a handler's store: answers at once what torch asks its first node for, an address that nobody uses here."""
+
+    def set(self, key: str, value: Any) -> None:
+        return
+
+    def get(self, key: str) -> bytes:
+        return b"0"
+
+
+def called(node: str, address: Address) -> str:
+    """What a node writes of itself, where torch has its address."""
+    return f"{node}@{address[0]}:{address[1]}"
+
+
+def participants(backend: Any) -> list[tuple[str, Address]] | None:
+    """Who is at the rendezvous, or was and is lost, in torch's order. None: nobody can be asked."""
     with contextlib.suppress(Exception):  # a private format, and a store that may be gone
         found = backend.get_state()
         if found is None:
-            return "nobody, not even this node yet"
+            return []
         known = pickle.loads(found[0])  # noqa: S301  # torch's own, which it loads itself all the time
-        names = sorted({f"{node.addr} (pid {node.pid})" for node in (*known.participants, *known.wait_list)})
-        return f"{len(names)} nodes: {', '.join(names)}"
-    return "nobody can be asked"
+        return [_named(node.addr) for node in sorted({*known.participants, *known.wait_list})]
+    return None
+
+
+def in_words(found: list[tuple[str, Address]] | None) -> str:
+    if found is None:
+        return "nobody can be asked"
+    nodes = ", ".join(f"{name} at {host}" for name, (host, _) in found)
+    return f"{len(found)} nodes: {nodes}" if found else "nobody, not even this node yet"
+
+
+def _named(written: str) -> tuple[str, Address]:
+    name, _, where = written.rpartition("@")
+    host, _, port = where.rpartition(":")
+    return name, (host, int(port))

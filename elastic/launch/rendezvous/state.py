@@ -10,7 +10,7 @@ import hmac
 from hashlib import sha256
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE
@@ -36,6 +36,11 @@ class SignedBackend(RendezvousBackend):
         self._run_id = run_id
         self._secret = secret
         self._newest: bytes | None = None  # that was signed by the secret, as it is stored
+        self._is_closed = False
+
+    def close(self) -> None:
+        """This node meets elsewhere: a round that waits here, should the store be back, ends."""
+        self._is_closed = True
 
     @property
     def name(self) -> str:
@@ -43,6 +48,7 @@ class SignedBackend(RendezvousBackend):
 
     def get_state(self) -> Found | None:
         """Raises StateRefused."""
+        self._check_open()
         found = self._backend.get_state()
         if found is None:
             return None
@@ -51,8 +57,13 @@ class SignedBackend(RendezvousBackend):
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Raises StateRefused."""
+        self._check_open()
         found = self._backend.set_state(self._signed(state), token)
         return None if found is None else self._read(found)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RendezvousConnectionError("this node meets elsewhere")
 
     def _read(self, found: tuple[bytes, Any, bool]) -> tuple[bytes, Any, bool]:
         """As it is stored: bytes, token, and whether they are what was to be set."""

@@ -7,20 +7,24 @@
 A host that is named and did not come to host the store opens one all the same once it has met the others, and leaves in
 it where it is itself: so a run is found at each of them, whichever is left. Nobody meets there.
 
-Of torch 2.13: `create_backend` is public.
+Of torch 2.13: `create_backend` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
+all, is not documented.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -31,6 +35,7 @@ from elastic.launch.net import addresses
 DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
 _PROBE_S = 1.0  # for one of several hosts to answer
+SILENT_S = 3.0  # so long a store may not answer: a lease, as of a hub (hub/lease.py)
 _FIRST_S = 5.0  # so long the first of several hosts is waited for before another one hosts the store
 
 
@@ -62,12 +67,66 @@ def rendezvous_endpoints(endpoint: str) -> RendezvousEndpoints:
     return RendezvousEndpoints(hosts or (() if urls else ("",)), urls[0] if urls else None)
 
 
+class StoreSilent(DistError):
+    """It does not answer, nor does its machine say that nobody is there."""
+
+
+class PatientStore:
+    """A client of its own whose calls come back, with what torch gives, or after SILENT_S with StoreSilent: torch 2.13
+    waits without an end for a machine that is cut off or without power. From then on each raises that at once. Of one
+    thread at a time."""
+
+    def __init__(self, store: Any) -> None:
+        """Raises DistError. It may take torch a while to connect."""
+        self._store = store.clone()
+        self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_silent = False
+        weakref.finalize(self, self._asked.put, None)
+        threading.Thread(target=_answer, args=[self._asked, self._answers], name="elastic-look", daemon=True).start()
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask(lambda: self._store.check(keys)))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._ask(lambda: self._store.get(key)))
+
+    def set(self, key: str, value: str) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def compare_set(self, key: str, expected: Any, value: str) -> bytes:
+        return bytes(self._ask(lambda: self._store.compare_set(key, expected, value)))
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        if not self._is_silent:
+            self._asked.put(call)
+            with contextlib.suppress(queue.Empty):
+                answer = self._answers.get(timeout=SILENT_S)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+        self._is_silent = True
+        raise StoreSilent(f"it has said nothing for {SILENT_S:g} s")
+
+
+def _answer(asked: queue.SimpleQueue[Callable[[], Any] | None], answers: queue.SimpleQueue[Any]) -> None:
+    while (call := asked.get()) is not None:
+        try:
+            answers.put(call())
+        except Exception as failure:
+            answers.put(failure)
+        del call  # it holds the store
+
+
 @dataclass(frozen=True)
 class FoundStore:
+    """looking: the same store, while others wait with the first"""
+
     endpoint: str
     params: RendezvousParameters
     backend: Any
     store: Any
+    looking: PatientStore
 
 
 class StoreSearch:
@@ -131,10 +190,10 @@ class StoreSearch:
                 backend, store = create_backend(with_config(params, is_host=0))
             else:
                 backend, store = _create(params)
-        except RendezvousError as failure:  # TCPStore waits by itself, and now and then gives up
+            self.found = FoundStore(endpoint, params, backend, store, PatientStore(store))
+        except (RendezvousError, DistError) as failure:  # TCPStore waits by itself, and now and then gives up
             self.failures[endpoint] = failure.__cause__ or failure
             return False
-        self.found = FoundStore(endpoint, params, backend, store)
         return True
 
 

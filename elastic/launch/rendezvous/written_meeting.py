@@ -4,7 +4,7 @@ there where.
     elastic/meetings/000001.json   {"host", "port", "nonce"}   created exclusively; the highest number counts
 
     there is none, or its store   this node opens one, and writes the next number; of several that do, the storage lets
-    has not answered for 5 s      one win, and the others meet there
+    is gone, or silent for 3 s    one win, and the others meet there
     it answers                    this node meets the others there
 
 Promises  what answers there is the store that was written of, by its nonce: a port may be somebody else's by now.
@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousPara
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 from elastic.errors import ConfigError
-from elastic.launch.rendezvous.store import FoundStore, with_config
+from elastic.launch.rendezvous.store import SILENT_S, FoundStore, PatientStore, with_config
 from elastic.membership.written_hub import hub_in
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
@@ -43,7 +43,7 @@ _BYTES_MAX = 1 << 12
 _RETRY_S = 10.0
 _POLL_S = 0.5
 _PROBE_S, _ANSWER_S = 1.0, 5.0  # for a connection, and for a store's first word
-SILENT_S = 5.0  # so long a store may not answer
+_GONE_S = 1.0  # the same where its machine says that nobody is there: what has ended does not come back to that port
 MOVING_S = 30.0  # so long a run's hub may not: a lease, the next one's beginning, and a step of those who form a view
 
 
@@ -76,7 +76,7 @@ class MeetingSearch:
         self._number, self._nonce = 0, ""  # of the meeting that was found
         self._taken = self._superseded = self._was_read = False
         self._probe: _StoreOf | None = None
-        self._silent: tuple[int, float] | None = None  # which meeting's store, and since when
+        self._silent: tuple[int, float, float] | None = None  # which meeting's store, since when, and how long it may
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic-meeting", daemon=True)
         self._thread.start()
@@ -159,21 +159,27 @@ class MeetingSearch:
         return False
 
     def _joined(self, number: int, where: dict[str, Any]) -> FoundStore | None:
+        """None: not yet, or never."""
         endpoint = _endpoint(where["host"], where["port"])
         try:
-            if self._probe is None or not self._probe.hangs(number):
-                socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
+            socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
+            if self._probe is None or self._probe.number != number or self._probe.is_over:
                 self._probe = _StoreOf(number, endpoint, self._params(endpoint), where["nonce"])
-            found = self._probe.within(_ANSWER_S)
+            found = self._probe.take(_POLL_S)
         except (OSError, RendezvousError, DistError, ValueError) as failure:  # the last: no name of a host
             self.failures[endpoint] = failure.__cause__ or failure
-            if self._silent is None or self._silent[0] != number:
-                self._silent = number, time.monotonic()
+            may_be_s = _GONE_S if isinstance(failure, ConnectionRefusedError) else SILENT_S
+            is_known = self._silent is not None and self._silent[0] == number
+            since_s = self._silent[1] if is_known and self._silent is not None else time.monotonic()
+            self._silent = number, since_s, may_be_s
             return None
+        self._silent = None
         return found
 
     def _is_gone(self, number: int) -> bool:
-        return self._silent is not None and self._silent[0] == number and time.monotonic() - self._silent[1] > SILENT_S
+        if self._silent is None or self._silent[0] != number:
+            return False
+        return time.monotonic() - self._silent[1] > self._silent[2]
 
     def _opens(self, storage: Storage, number: int) -> bool:
         """Whether it is this node's by then."""
@@ -197,7 +203,7 @@ class MeetingSearch:
         self._number, self._nonce, self._found = (
             number,
             nonce,
-            FoundStore(endpoint, self._params(endpoint), backend, store),
+            FoundStore(endpoint, self._params(endpoint), backend, store, PatientStore(store)),
         )
         return True
 
@@ -220,7 +226,9 @@ class _StoreOf:
     store at all, and torch 2.13 waits for a server's first word without an end."""
 
     def __init__(self, number: int, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
-        self._number = number
+        self.number = number
+        self.is_over = False
+        self._until_s = time.monotonic() + _ANSWER_S
         self._found: FoundStore | None = None
         self._failure: Exception = TimeoutError("what listens there is no rendezvous' store")
         self._thread = threading.Thread(
@@ -228,14 +236,11 @@ class _StoreOf:
         )
         self._thread.start()
 
-    def hangs(self, number: int) -> bool:
-        """At the place of that number."""
-        return self._number == number and self._thread.is_alive()
-
-    def within(self, seconds: float) -> FoundStore:
-        """Raises OSError, RendezvousError, DistError, ValueError."""
-        self._thread.join(seconds)
-        if self._found is None:
+    def take(self, within_s: float) -> FoundStore | None:
+        """None: it may answer yet. Raises OSError, RendezvousError, DistError, ValueError."""
+        self._thread.join(within_s)
+        self.is_over = not self._thread.is_alive()
+        if self._found is None and (self.is_over or time.monotonic() > self._until_s):
             raise self._failure
         return self._found
 
@@ -244,7 +249,7 @@ class _StoreOf:
             backend, store = create_backend(with_config(params, is_host=0))
             if not (store.check([_NONCE]) and store.get(_NONCE) == nonce.encode()):
                 raise ConnectionError("another run has a store there")
-            self._found = FoundStore(endpoint, params, backend, store)
+            self._found = FoundStore(endpoint, params, backend, store, PatientStore(store))
         except (OSError, RendezvousError, DistError, ValueError) as failure:
             self._failure = failure
 

@@ -69,7 +69,8 @@ class Admission:
     def tell_roster(self) -> None:
         """Who is to be the hub once this one is gone. Once for all that changed it."""
         self._nodes.changed = False
-        nodes, generation = self._nodes.listening(), self._workers.generation
+        generation = self._workers.generation
+        nodes = self._nodes.roster(begun=generation > 0)
         if nodes:
             inside = self._workers.nodes
             outside = [node for node, *_ in nodes if node not in inside]

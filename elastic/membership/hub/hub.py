@@ -17,6 +17,7 @@ Who says what, when, and what follows is one table: docs/internals/protocol.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from elastic.membership.hub.admission import WITHOUT, Admission
 from elastic.membership.hub.claiming import Claiming
@@ -72,6 +73,7 @@ from elastic.membership.succession.node_report import number_of
 _OF_AGENTS = (Started, Unstarted, Sighted, Noted, Bye, Ping)
 _NOT_LOST_MAX = 256  # of those not in the next view that it names: with more, a status counts some of them as lost
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
+_COMES_S = 5.0  # a node that has met the others has so long to come, once a worker is ready: it takes a second
 
 
 class Hub:
@@ -79,7 +81,6 @@ class Hub:
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
     nodes_max     how many nodes the run has at once; one more waits for a place
-    nodes_first   how many nodes the first view waits for, `start_s` at most
     restarts_max  see endings.py; window_s: for how long a restart counts
     beacon        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
@@ -95,7 +96,6 @@ class Hub:
         *,
         nodes_min: int = 1,
         nodes_max: int = 1,
-        nodes_first: int = 1,
         restarts_max: int = 3,
         window_s: float = 3600.0,
         beacon: Message | None = None,
@@ -106,7 +106,7 @@ class Hub:
         stall_s: float = 600.0,
         takes_over: bool = False,
     ) -> None:
-        self._nodes_min, self._nodes_first = nodes_min, nodes_first
+        self._nodes_min = nodes_min
         self._start_s, self._gather_s, self._below_min_s = start_s, gather_s, below_min_s
         self._ending_s, self._stall_s = ending_s, stall_s
         self._restarts_max, self._window_s = restarts_max, window_s
@@ -217,7 +217,7 @@ class Hub:
         """
         self._takeover.lost(node)
         self._going_on.is_away(node)
-        self._nodes.refused.discard(node)
+        self._nodes.is_lost(node)
         if dead:
             self._going_on.dead(node)
         if refuses:
@@ -249,6 +249,14 @@ class Hub:
         orders = self.follows(now_s)
         self._admission.next_hub = next_hub
         return orders
+
+    def have_met(self, nodes: Sequence[Sequence[Any]]) -> None:
+        """Before this hub was there, and no view is known: each is waited for a while, and any may become the hub.
+
+        nodes  of each [name, address, port], in the order in which they do
+        """
+        self._nodes.have_met(nodes)
+        self._takeover.before_any_view = bool(nodes)
 
     def expect(self, nodes: Iterable[str]) -> None:
         """After a takeover: what these know is waited for, if they come soon."""
@@ -421,9 +429,8 @@ class Hub:
             if self._shortage.waits(now_s, there):
                 self._release.save_for_the_wait(survivors)
             return
-        nodes = len({worker.node for worker in there})
         waited_s = now_s - min(worker.since_s for worker in there)
-        if self.generation == 0 and nodes < self._nodes_first and waited_s < self._start_s:
+        if self.generation == 0 and self._nodes.to_come and waited_s < _COMES_S:
             return
         chosen = self._chosen(survivors, newcomers)
         if not self._claiming.is_noted(now_s, self._next_generation, {worker.node for worker in chosen}):

@@ -22,6 +22,8 @@ class Nodes:
         self.most = most
         self.changed = False
         self.refused: set[str] = set()
+        self._met: dict[str, list[Any]] = {}  # before there was a hub, and where they listen
+        self._have_come: set[str] = set()  # or are lost
         self._here: dict[str, None] = {}
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
         self._awaited = Counter[Slot]()  # slots whose worker was ordered and has not been started yet
@@ -39,12 +41,27 @@ class Nodes:
         """The hub's own, which came first, comes last."""
         return list(reversed(self._here))
 
+    def have_met(self, nodes: Iterable[Sequence[Any]]) -> None:
+        """Before there was a hub. nodes: of each [name, address, port]"""
+        self._met = {name: [name, address, port] for name, address, port in nodes}
+
+    @property
+    def to_come(self) -> bool:
+        """Whether some of those who have met have not been here yet."""
+        return not self._have_come.issuperset(self._met)
+
+    def is_lost(self, node: str) -> None:
+        """Nor does it wait for a place."""
+        self.refused.discard(node)
+        self._have_come.add(node)
+
     def has_room(self, node: str, to_come: Iterable[str]) -> bool:
         """to_come: whose places newcomers do not take"""
         return len({*self._here, *to_come} - {node}) < self.most
 
     def comes(self, node: str, address: str | None, port: int | None) -> None:
         self.refused.discard(node)
+        self._have_come.add(node)
         self._here[node] = None
         if address is not None and port is not None:
             self._where[node] = address, port
@@ -60,6 +77,15 @@ class Nodes:
     def listening(self) -> list[list[Any]]:
         """Of each that listens, name, address and port."""
         return [[node, *self._where[node]] for node in self._here if node in self._where]
+
+    def roster(self, *, begun: bool) -> list[list[Any]]:
+        """The same. Before the first view also those who have met and are yet to come: each of them knows all.
+
+        begun  whether there was a view
+        """
+        gone = self._have_come.difference(self._here)
+        met = [] if begun else [one for name, one in self._met.items() if name not in gone]
+        return [*met, *(one for one in self.listening() if one not in met)]
 
     def next_hub(self) -> HubIs:
         """Of those that are here; where nobody listens, it is to be looked for."""

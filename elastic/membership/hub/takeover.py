@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 _ALONE_S = 10.0  # a hub that took over, and to which nobody of any view has come by then, begins anew with newcomers
+_BEGUN_S = 5.0  # the same where no view is known to anybody who has met
 _COMES_S = 1.5  # a node of the last view has so long to come to a hub that has taken over
 
 
@@ -17,11 +18,13 @@ class Takeover:
     """takes_over: from a hub that is gone, or goes; else nobody is waited for
 
     above  the newest generation that there was, as far as was reported
+    before_any_view  who has met before there was a hub knows of none
     """
 
     def __init__(self, takes_over: bool) -> None:
         self.is_one = takes_over
         self.above = 0
+        self.before_any_view = False
         self._since_s: float | None = None
         self._expected: set[str] = set()
         self._not_awaited: set[str] = set()
@@ -66,4 +69,5 @@ class Takeover:
             return False
         since_s = now_s - self._since_s
         to_come = self._expected.difference(here, self._not_awaited)
-        return bool(to_come and since_s < _COMES_S) or (not knows_a_view and since_s < _ALONE_S)
+        alone_s = _BEGUN_S if self.before_any_view else _ALONE_S
+        return bool(to_come and since_s < _COMES_S) or (not knows_a_view and since_s < alone_s)

@@ -8,7 +8,7 @@ seeks    it was lost: the next of the roster is asked, and the next, until one o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from elastic.launch.hub import rules
@@ -66,6 +66,7 @@ class Agent:
         self._started = 0
         self.starting = 0
         self.first = True
+        self.met: tuple[str, ...] = ()  # before there was a hub, until there is a view
         self._seeker: RosterSearch[Wire] = RosterSearch(
             name, self.own, lambda: Search(self), clock=lambda: self.now_s, within_s=SEEK_S
         )
@@ -97,8 +98,11 @@ class Agent:
 
     # its life
 
-    def begins(self, at: str | None) -> None:
-        """at: the node with the hub"""
+    def begins(self, at: str | None, *, met: Iterable[str] = ()) -> None:
+        """at: the node with the hub   met: see HubLink"""
+        self.met = tuple(met)
+        if self.met:
+            self._seeker.have_met([(name, (name, 1)) for name in self.met])
         if at is None:
             self._serve(takes_over=False)
             self.starts()
@@ -110,7 +114,10 @@ class Agent:
         """Where the rendezvous, or what lies beside the checkpoints, says that the hub is."""
 
         def answered(wire: Wire | None, refused: bool) -> None:
-            if wire is None:
+            if wire is None and self.met:
+                self._is_sent = True
+                self._seeker.begin()
+            elif wire is None:
                 self.ends("the hub that it was sent to refuses")
             elif self._is_sent:
                 wire.close(self.machine)
@@ -136,6 +143,11 @@ class Agent:
     def starts(self) -> None:
         self.starting += 1
         self.machine.after(0.3 + 1.5 * self._world.chance.random(), self._spawns)
+
+    def _starts_first(self) -> None:
+        """Once it has come to a hub, or is it."""
+        if not self._started and not self.starting and (self._seeker.newcomer or self.met):
+            self.starts()
 
     def _spawns(self) -> None:
         if not self.starting:
@@ -207,6 +219,7 @@ class Agent:
         match message["say"]:
             case "roster":
                 self._welcome = True
+                self.met = () if message["generation"] else self.met
                 roster = [(name, (address, port)) for name, address, port in message["nodes"]]
                 self._seeker.welcomed(roster)
                 if self.at_hub is not None:
@@ -253,6 +266,7 @@ class Agent:
 
     def _join_hub(self, name: str | None, at: Address | None, wire: Wire) -> None:
         address = at or (wire.other(self.machine).name, 1)
+        name = name or (address[0] if address[0] in self.met else None)
 
         def heard(message: Message) -> None:
             if self.at_hub is not None and self.at_hub[2] is wire:
@@ -268,8 +282,7 @@ class Agent:
         self.at_hub = name, address, wire
         wire.hears(self.machine, heard, ended)
         wire.say(self.machine, hello)
-        if not self._started and not self.starting and self._seeker.newcomer:
-            self.starts()
+        self._starts_first()
         self._answer_callers()
 
     def _hello(self) -> Message:
@@ -285,10 +298,11 @@ class Agent:
     def _seek(self, *, departed: bool = False) -> None:
         assert self.at_hub is not None
         name, _, _ = self.at_hub
+        is_lost = departed or self._welcome or not self.met
         self._leave_hub()
         if self.over:
             return
-        if name is not None:
+        if name is not None and is_lost:
             self._seeker.lost[name] = departed
         self._seeker.begin()
 
@@ -314,10 +328,12 @@ class Agent:
     def _serve(self, *, takes_over: bool) -> None:
         self._seeker.stop()
         self.serving = self._world.hub(self, takes_over=takes_over)
+        self.serving.have_met([[name, name, 1] for name in self.met])
         self._attached, self._orders = {}, deque()
         self._handed_over_s = None
         self.listens.update(self._seeker.met)
         if takes_over:
+            self._starts_first()
             self._met_s = self.now_s
             self.serving.expect(name for name, _ in self._seeker.roster)
             for node, departed in self._seeker.lost.items():

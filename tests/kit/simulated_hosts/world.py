@@ -62,7 +62,6 @@ class World:
         self.storage_fails_s = 3.0
         self._storage_down, self.storage_changed_s = False, 0.0
         self._nodes_min = nodes_min
-        self._nodes_first = len(nodes)
         self._groups: dict[tuple[Any, ...], Group] = {}
         self.line: list[Trained] = []
         self.trained_s = 0.0
@@ -77,7 +76,7 @@ class World:
         self.log: list[str] = []
         self.agents = {name: Agent(self, name) for name in nodes}
         for name in nodes:
-            self.agents[name].begins(None if name == nodes[0] else nodes[0])
+            self.agents[name].begins(None if name == nodes[0] else nodes[0], met=nodes)
 
     # what the agents ask for
 
@@ -87,7 +86,6 @@ class World:
         return Hub(
             nodes_min=self._nodes_min,
             nodes_max=16,
-            nodes_first=self._nodes_first,
             restarts_max=10**6,
             beacon=beacon,
             start_s=20.0,
