@@ -43,9 +43,15 @@ class Counting(Relay):
         return f"http://127.0.0.1:{self.port}"
 
     def data(self, url: str) -> Counter[str]:
-        """Of the run's data objects."""
+        """Of the run's data objects: what was noted beside them, nobody reads ahead."""
         folder = f"{url.removeprefix('s3:/')}/data/"
-        return Counter({key: number for key, number in self.gets.items() if key.startswith(folder)})
+        return Counter(
+            {
+                key: number
+                for key, number in self.gets.items()
+                if key.startswith(folder) and key.endswith(".safetensors")
+            }
+        )
 
     def passes(self, data: bytes, *, up: bool) -> None:
         if up:

@@ -19,6 +19,7 @@ from elastic.loop.compiled.storage import BYTES_MAX, FOLDER, LABEL, OBJECTS_MAX,
 from elastic.state.compiled_artifacts import Piece
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.secret import VARIABLE, generated_secret, lasting_key, secret_of_one_launch
+from elastic_checkpoint.testing import Faults, Hang, Plan
 from tests.kit.s3 import S3Server
 from tests.kit.traffic import watched
 
@@ -235,14 +236,13 @@ def test_an_object_that_never_opens_costs_the_wait_for_it(tmp_path: Path) -> Non
     opened(tmp_path).keep(pieces("a"))
     opened(tmp_path).keep(pieces("b"))
     first, _ = objects(tmp_path)
-    first.unlink()
-    os.mkfifo(first)
-    came = arriving(opened(tmp_path).read, 0.5)
+    faults = Faults(Plan(Hang(60, path=f"*/{first.name}", on="read")))
+    url, options = faults.around(str(tmp_path))
+    came = arriving(CompiledStorage(url, options, key=KEY, machine={"cpu": "one"}).read, 0.5)
     assert [piece.key for piece in next(came)] == ["b"]
     with pytest.raises(TimeoutError):
         next(came)
-    with first.open("wb"):  # whoever waits for it goes on
-        pass
+    faults.heal()  # whoever waits for it goes on
 
 
 def test_an_object_that_goes_while_it_is_looked_for_is_compiled_again(tmp_path: Path) -> None:
