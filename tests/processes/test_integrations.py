@@ -150,9 +150,10 @@ def test_one_worker_prints(elastic_cluster: MakeCluster, program: str) -> None:
     ],
 )
 def test_one_worker_draws_and_when_it_is_lost_the_next_one(
-    elastic_cluster: MakeCluster, program: str, drawn: dict[str, int | None]
+    elastic_cluster: MakeCluster, program: str, drawn: dict[str, int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each drew a bar of its own into one terminal, and opened a logger's run; so did who joined. None: at all."""
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)  # programs that are imported by other tests set it
     plan = Plan((Kill(0, At(9, "in_backward")),))
     options = {"script": PROGRAMS / program, "steps": 24, "unhurried": 3, "bars": True}
     end = elastic_cluster(workers=3, launcher="elastic", plan=plan, **options).finish(within_s=240)

@@ -57,17 +57,17 @@ def notes(url: Path) -> dict[int, NextRead]:
     return {note.step: note for note in found if note is not None}
 
 
-def in_rank(rank: int, world_size: int, port: int, url: str, scale: float) -> str:
+def in_rank(rank: int, world_size: int, port: int, url: str, scale: float, until: int | None = None) -> str:
     as_worker_of_torchrun(rank, world_size, port)
     try:
-        return train(url, scale=scale)
+        return train(url, scale=scale, until=until)
     except IdentityMismatch as refused:
         return str(refused)
 
 
 def test_other_data_is_refused_in_the_first_step_by_every_worker(tmp_path: Path, port: int) -> None:
-    whole = train(tmp_path / "whole")
-    train(tmp_path / "run", until=3)
+    (whole,) = returned(run_ranks(in_rank, 1, port, str(tmp_path / "whole"), 1.0))
+    returned(run_ranks(in_rank, 1, port, str(tmp_path / "run"), 1.0, 3))
     assert sorted(notes(tmp_path / "run")) == [0, 2]
     commits = sorted((tmp_path / "run" / "commits").iterdir())
 
