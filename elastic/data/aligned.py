@@ -27,7 +27,7 @@ def aligned(batch: Any, *, into_objects: bool = True) -> Any:
         on_cpu = batch.is_cpu and batch.layout is torch.strided
         return _moved(batch) if on_cpu and batch.data_ptr() % _BYTES else batch
     if isinstance(batch, dict):
-        changed = _changed(batch.items(), into_objects)
+        changed = _changed(dict.items(batch), into_objects)  # whatever a kind of its own makes of that
         return _copied(batch, changed) if changed else batch
     if isinstance(batch, (tuple, list)):
         changed = _changed(enumerate(batch), into_objects)

@@ -222,8 +222,9 @@ def is_launchers_child(environ: Mapping[str, str] | None = None) -> bool:
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher has started workers beside this one, or may; `elastic run` tells of its own node's alone."""
     env = os.environ if environ is None else environ
-    ranks = launchers.find(env) if "ELASTIC_CHANNEL" not in env else None
-    workers = ranks.world_size if ranks is not None else int(env.get("LOCAL_WORLD_SIZE") or "1")
+    workers = int(env.get("WORLD_SIZE") or env.get("LOCAL_WORLD_SIZE") or "1")
+    if "WORLD_SIZE" not in env and "ELASTIC_CHANNEL" not in env and (ranks := launchers.find(env)) is not None:
+        workers = ranks.world_size
     return workers > 1 or env.get("ELASTIC_SEVERAL_NODES") == "1"
 
 

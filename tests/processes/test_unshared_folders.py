@@ -13,8 +13,8 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"
 
 
 def test_a_folder_that_has_a_history_of_its_own_is_not_taken_for_the_coordinator_s(tmp_path: Path) -> None:
-    """It has a claim of that number, and newer ones. Two sides of a cut network would each take the next claim of its
-    own folder, and both go on."""
+    """It has a claim of that number, and newer ones, where the other node is the coordinator, as either may be. Two
+    sides of a cut network would each take the next claim of its own folder, and both go on."""
     for node in ("one", "two"):
         (tmp_path / node).mkdir()
     for _ in range(3):
@@ -27,7 +27,6 @@ def test_a_folder_that_has_a_history_of_its_own_is_not_taken_for_the_coordinator
         one.wait_for(lambda: is_open(port), "a place to meet", within_s=WITHIN_S)
         with Launch("elastic", command, cwd=tmp_path / "two") as two:
             said = one.succeed(within_s=WITHIN_S) + two.succeed(within_s=WITHIN_S)
-    assert (tmp_path / "one" / "run" / "claims" / "00000001.json").exists(), said
     assert "does not see the claim that rank 0 wrote" in said
     assert "the folder is not shared" in said
 

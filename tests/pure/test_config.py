@@ -205,7 +205,15 @@ def test_half_of_a_launch_is_an_error_here_and_not_a_hang_later() -> None:
 
 def test_a_launch_is_read_from_what_torchrun_sets() -> None:
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "job-7", "TORCHELASTIC_RESTART_COUNT": "2"}
-    expected = Launch(rank=3, local_rank=1, world_size=4, local_world_size=2, master_addr="node-a", master_port=29500)
+    expected = Launch(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        launcher="torchrun",
+        master_addr="node-a",
+        master_port=29500,
+    )
 
     assert environment.read({}) == Launch()
     assert environment.read(TORCHRUN) == expected

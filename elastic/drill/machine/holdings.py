@@ -28,7 +28,8 @@ from elastic_checkpoint import linux
 GIVEN_UP = ("a peer hung up", "a peer was lost while the group was formed")
 OF_A_GROUP = 5
 OF_A_WRITER = {"descriptors": 4, "sockets": 1, "threads": 1}
-OF_A_CLAIM = {"descriptors": 0, "sockets": 0, "threads": 1}  # of a worker that has become coordinator: its sign of life
+# Of a worker that has become coordinator: its sign of life, and tqdm's monitor where it draws a trainer's bar now.
+OF_A_CLAIM = {"descriptors": 0, "sockets": 0, "threads": 2}
 OF_A_STORE = {"descriptors": 16, "sockets": 12, "threads": 8}  # a pool of ten connections, and who looks up names
 KINDS = ("sockets", "threads", "descriptors")
 _SHARED = ("/dev/shm/", "/memfd:")  # batches from loader processes come and go; what stays is found elsewhere
