@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 OLDEST_PYTHON ?= python3.10
 OLDEST := build/oldest
 NEWEST := build/newest
+DEPLOY_TOOLS := build/deploy-tools
 INTERFACES = $$(grep -o 'tests/processes/[a-z_*]*\.py' docs/internals/private-interfaces.md | sort -u)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -69,6 +70,19 @@ $(NEWEST)/.installed: pyproject.toml setup.py constraints.txt
 	$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check --constraint $(NEWEST)/constraints.txt --editable '.[test]'
 	touch $@
 
+deploy-tools: $(DEPLOY_TOOLS)/.installed  ## what knows the files of deploy/: linters, validators, schemas, kubectl
+
+$(DEPLOY_TOOLS)/.installed: tests/deploy/tools.txt
+	$(PYTHON) -m venv --clear $(DEPLOY_TOOLS)
+	$(DEPLOY_TOOLS)/bin/python -m pip install -qq --disable-pip-version-check --requirement tests/deploy/tools.txt
+	touch $@
+
+deploy-check: $(STAMP) deploy-tools  ## the files of deploy/, strictly: no cluster, no container, no account
+	DEPLOY=1 $(PYTEST) tests/deploy
+
+deploy-nightly: $(STAMP) deploy-tools  ## these, and what needs a server, an image or a cluster: make deploy-nightly TESTS=tests/deploy/kubernetes
+	DEPLOY=1 NIGHTLY=1 $(PYTEST) --timeout=3600 $(or $(TESTS),tests/deploy)
+
 soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
 ifneq ($(or $(DRILLS),$(if $(HOSTS)$(FAULTS),,200)),)
 	SEED=$(or $(SEED),$(NEW_SEED)) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
@@ -100,4 +114,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly oldest newest soak kills counts notices gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly oldest newest deploy-tools deploy-check deploy-nightly soak kills counts notices gpu bench clean

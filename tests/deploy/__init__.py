@@ -1,0 +1,1 @@
+"""The files of deploy/, each run or strictly checked by what knows its kind: `make deploy-check`, or at night."""
