@@ -1,4 +1,7 @@
-"""Jobs of a real Slurm: told to end, taken for others, or at their limit, they leave whole, queue again and go on."""
+"""Jobs of a real Slurm: told to end, taken for others, or at their limit, they leave whole, queue again and go on.
+
+Those of deploy/slurm lose a node, too, and grow.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ from tests.kit.host_runs import ROOT, SCRIPT
 from tests.kit.hosts import Hosts
 from tests.kit.slurm import HOST, Slurm, missing
 
+DEPLOY = ROOT / "deploy/slurm"
 STEPS, WITHIN_S, POLL_S = 160, 240.0, 0.2
 LEFT = 75
 
-# As docs/how-to/run-a-spot-fleet.md has it, which test_spot_page.py follows, but of one job of several nodes.
+# Its nodes meet at a host that is named, and it has a number for its --rdzv-id, where deploy/slurm has neither.
 JOB = """
 export {secret}={value} ELASTIC_OBSERVER={observer} TMPDIR=/var/tmp OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 cd {root}
@@ -44,7 +48,7 @@ exit $status
 
 @pytest.fixture
 def slurm(hosts: Callable[[int], Hosts], tmp_path: Path) -> Slurm:
-    lab = hosts(1)
+    lab = hosts(2)
     if (why := missing()) is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"slurm: {why}")
     return Slurm(lab, tmp_path / "slurm")
@@ -88,6 +92,45 @@ def test_a_job_leaves_whole_is_queued_again_and_goes_on(
     assert last == "0", said
     assert said.count("this node has left (") == 2 * len(left), said
     assert re.findall(r"^begun (\d+)$", said, re.M) == [str(again) for again in range(len(left) + 1)], said
+
+
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+@pytest.mark.timeout(900)
+def test_a_job_loses_a_node_grows_is_preempted_and_goes_on(
+    slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path
+) -> None:
+    """deploy/slurm/job.sbatch and grow.sbatch, as they stand, are one run, whichever of their nodes has it."""
+    url, hurry = tmp_path / "run", tmp_path / "hurry"
+    env = {
+        "RUN": str(url),
+        "NODES_MAX": "3",
+        "GRACE_S": "60",
+        VARIABLE: generated_secret(),
+        "ELASTIC_OBSERVER": f"elastic.drill.inject.injector:observer:{_drill(tmp_path / 'drill').path}",
+        "TMPDIR": "/var/tmp",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    script = [str(SCRIPT), str(url), f"--steps={STEPS}", "--save-every=50", f"--slow-until={hurry}"]
+    placed = ["--time=30", "--cpus-per-task=1", f"--chdir={ROOT}"]
+
+    slurm.submit_file(DEPLOY / "job.sbatch", *placed, arguments=script, env=env)
+    _wait(slurm, url, "steps of both nodes", lambda events: _trained_by(events) == 2)
+    slurm.lose(2)
+    _wait(slurm, url, "a step of the other one", lambda events: _worlds(events)[-1] == 1)
+    slurm.bring_back(2)
+    slurm.submit_file(DEPLOY / "grow.sbatch", *placed, arguments=script, env=env)
+    _wait(slurm, url, "steps of the node that came back", lambda events: _trained_by(events) == 3)
+    slurm.submit("sleep 1", "--partition=urgent", "--nodes=2", "--cpus-per-task=2")
+    _wait(slurm, url, "both to have left", lambda events: sum(event["event"] == "left" for event in events) == 2)
+    _wait(slurm, url, "both jobs to go on", lambda events: _trained_by(events) >= 5)
+    hurry.touch()
+    _until(slurm, "an empty queue", lambda: not slurm.states())
+
+    events = read_events(url)
+    undisturbed = elastic_undisturbed(steps=STEPS, seed=7).events
+    verdict = review(str(url), events, steps=STEPS, reference=undisturbed, lost_max=1, redone_max=1)
+    assert verdict.ok, f"{verdict}\n{slurm.said()}"
+    assert slurm.ended() == {"COMPLETED"}, f"{slurm.ended()}\n{slurm.said()}"
 
 
 UNDER_SRUN = """
@@ -176,6 +219,12 @@ def _is_given(slurm: Slurm, job: str, limit: str) -> bool:
     except ElasticError:
         return False
     return True
+
+
+def _worlds(events: list[Event]) -> list[int]:
+    """How many workers each step was shared by, in the order in which they were applied."""
+    applied = [event for event in events if event["event"] == "step_applied"]
+    return [event["world_size"] for event in sorted(applied, key=lambda event: event["t"])]
 
 
 def _trained_by(events: list[Event]) -> int:

@@ -25,7 +25,10 @@ from tests.kit import slurm, systemd
 from tests.kit.hosts import Hosts
 from tests.processes.test_docs import HOW_TO, ROOT, blocks, run, without_numbers
 
-PAGE = HOW_TO / "run-a-spot-fleet.md"
+PAGE = HOW_TO / "run-a-spot-fleet.md"  # which shows these files:
+UNIT, USER_DATA, ARRAY = (
+    ROOT / "deploy" / name for name in ("systemd/elastic.service", "systemd/user-data", "slurm/array.sbatch")
+)
 WITHIN_S, POLL_S = 240.0, 0.2
 STEPS = 300
 CLOUD, PORT = 4, 9000  # the host that has the bucket, and from which somebody watches
@@ -75,23 +78,21 @@ def test_what_a_fleet_costs(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_the_unit_runs_the_command_that_the_page_shows() -> None:
-    lines = named("elastic.service").replace("\\\n", "").splitlines()
+    lines = UNIT.read_text().replace("\\\n", "").splitlines()
     (unit,) = (line for line in lines if line.startswith("ExecStart="))
-    runs = unit.removeprefix("ExecStart=/opt/train/.venv/bin/").replace("${RUN}", "$RUN")
+    runs = re.sub(r"\$\{(\w+)\}", r"$\1", unit.removeprefix("ExecStart=/opt/train/.venv/bin/"))
     assert shlex.split(runs) == shlex.split(shown("elastic run --nnodes").replace("\\\n", ""))
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze: apt-get install systemd")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    (tmp_path / "elastic.service").write_text(
-        named("elastic.service").replace("/opt/train/.venv/bin/elastic", "/bin/true")
-    )
+    (tmp_path / "elastic.service").write_text(UNIT.read_text().replace("/opt/train/.venv/bin/elastic", "/bin/true"))
     assert run(["systemd-analyze", "verify", "./elastic.service"], tmp_path) == ""
 
 
 def test_a_run_that_no_variable_names_is_not_begun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(named("train.py"))
-    said = run(f"unset RUN; {shown('elastic run --nnodes')}", tmp_path, status=2)
+    said = run(f"unset RUN; NODES_MAX=8 WORKERS=1; {shown('elastic run --nnodes')}", tmp_path, status=2)
     assert "--rdzv-endpoint is empty" in said
 
 
@@ -121,10 +122,10 @@ class Fleet:
         for host in hosts:
             self._booted += 1
             folder = self._folder / f"machine-{self._booted}"
-            told = named("user-data").replace("/etc/elastic.env", str(folder / "elastic.env"))
+            told = USER_DATA.read_text().replace("/etc/elastic.env", str(folder / "elastic.env"))
             told = re.sub(r"\$\(aws secretsmanager [^)]*\)", self._secret, told)
             told = re.sub(rf"^{untold}=.*", f"{untold}=", told, flags=re.M) if untold else told
-            unit = named("elastic.service").replace("/etc/elastic.env", str(folder / "elastic.env"))
+            unit = UNIT.read_text().replace("/etc/elastic.env", str(folder / "elastic.env"))
             unit = unit.replace("/opt/train", str(self.image)).replace("RestartSec=30", "RestartSec=1")
             of_image = {**self.credentials, "TMPDIR": "/var/tmp", "PYTHONUNBUFFERED": "1", **environment}
             self._machines[host] = systemd.Machine(self.hosts, host, folder, unit, told, environment=of_image)
@@ -287,19 +288,18 @@ def test_a_machine_that_is_told_too_little_switches_itself_off(fleet: Fleet, unt
 
 
 @pytest.mark.nightly(sample=1, of="drills of hosts")
-def test_an_array_of_jobs(hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_of_jobs(hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     """A job that matters more takes both machines; the tasks leave, queue again, and go on."""
-    lab = hosts(1)
+    lab = hosts(2)
     if (why := slurm.missing()) is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"slurm: {why}")
     (tmp_path / "train.py").write_text(unhurried(tmp_path))
     url = tmp_path / "run"
-    for key, value in (("RUN", str(url)), (VARIABLE, generated_secret()), ("TMPDIR", "/var/tmp")):
-        monkeypatch.setenv(key, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {"RUN": str(url), VARIABLE: generated_secret(), "TMPDIR": "/var/tmp", "PATH": path}
     scheduler = slurm.Slurm(lab, tmp_path / "slurm")
-    job = named("job.sh").removeprefix("#!/bin/bash\n").replace("array=1-8", "array=1-2")
-    scheduler.submit(job, "--cpus-per-task=2", f"--chdir={tmp_path}")
+    placed = ["--array=1-2", "--cpus-per-task=2", f"--chdir={tmp_path}"]
+    scheduler.submit_file(ARRAY, *placed, arguments=["train.py", str(url)], env=env)
     _until(scheduler, "steps of both", lambda: len(workers_that_trained(url)) == 2)
     scheduler.submit("sleep 1", "--partition=urgent", "--nodes=2", "--cpus-per-task=2")
     _until(scheduler, "both to have left", lambda: scheduler.said().count("this node has left (") == 2)

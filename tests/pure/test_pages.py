@@ -22,7 +22,7 @@ from elastic.report import command as report
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 LIVING = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"]
 """Those that say how it is, and not how it was on a day."""
 
