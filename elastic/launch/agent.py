@@ -37,6 +37,7 @@ from elastic.launch.net import event_loop
 from elastic.launch.node.departure import NodeDeparture
 from elastic.launch.node.end import NodeEnd
 from elastic.launch.node.hints import Hints
+from elastic.launch.node.kubeflow import TrainJobStatus
 from elastic.launch.node.notice_hook import NoticeHook
 from elastic.launch.node.notices import NodeNotices
 from elastic.launch.node_rules import NodeRules
@@ -118,6 +119,7 @@ class Agent:
         self._failures = ShownFailures(say)
         self._hostname = socket.gethostname()
         self._terminal = StatusTerminal(sys.stderr.fileno()) if rules.status else None
+        self._train_job = TrainJobStatus(rules.train_job, say=say) if rules.train_job is not None else None
         self._starter = starter
         starter.started = self._started
 
@@ -238,8 +240,8 @@ class Agent:
         streams = self._logs.open(local_rank, restart)
         worker = NodeWorker(self._loop, local_rank, streams, heard=self._heard, channel_ended=self._channel_ended)
         self._workers[worker.token] = worker
-        shows, ahead = self._terminal is not None, self._read_ahead.descriptor
-        self._starter.start(worker.request(self._rules, restart, status=shows, read_ahead=ahead))
+        taken, ahead = bool(self._terminal or self._train_job), self._read_ahead.descriptor
+        self._starter.start(worker.request(self._rules, restart, status=taken, read_ahead=ahead))
 
     def _started(self, token: str, pid: int) -> None:
         worker = self._workers[token]
@@ -263,8 +265,9 @@ class Agent:
             return
         match said:
             case RunStatus():
-                if self._terminal is not None:
-                    self._terminal.show(said.status)
+                for takes in (self._terminal, self._train_job):
+                    if takes is not None:
+                        takes.show(said.status)
                 return
             case Ready():
                 if not worker.ready:
@@ -458,6 +461,8 @@ class Agent:
         self._loop.end_turn()
         if self._terminal is not None:
             self._terminal.close()
+        if self._train_job is not None:
+            self._train_job.close()
         self._starter.close()
         self._notices.close(self._loop, gone=self._departure.begun and not self._end.killed)
         for worker in self._workers.values():

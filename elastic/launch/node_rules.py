@@ -18,6 +18,7 @@ class NodeRules:
     grace_s  from such a signal to SIGKILL, as far as somebody has said
     several_nodes  the run may have some
     status   show the run's status on stderr, which is a terminal
+    train_job  and tell the operator of a Kubeflow TrainJob (node/kubeflow.py)
     """
 
     node: str
@@ -30,6 +31,7 @@ class NodeRules:
     leave_status: int = 0
     grace_s: float | None = None
     status: bool = False
+    train_job: tuple[str, str, str] | None = None
     several_nodes: bool = False
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError
 from elastic.launch.processes.early_signals import EarlySignals, LeftEarly
-from elastic.membership.environment import ACCEPT, RESCUE
+from elastic.membership.environment import ACCEPT, RESCUE, train_job
 from elastic.membership.exit_statuses import INTERRUPTED
 from elastic.status.console import Console
 from elastic.status.unread_output import drop_unread_output
@@ -213,6 +213,7 @@ def _run(
             grace_s=arguments.grace_s,
             several_nodes=arguments.nodes_max > 1,
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
+            train_job=train_job(environ),
         )
         logs = Logs(arguments.logs, say=say)
         return Agent(rules, hub, logs, starter, notices, hook, read_ahead, say=say, timing=timing).run(early.take)

@@ -111,7 +111,7 @@ class Session:
             total_steps=config.plan.total_steps,
             shares=config.plan.virtual_workers,
             show=context.live.status if context.live is not None and launch.status else show,
-            say=context.console.say if not launch.status and show is None else None,
+            say=context.console.say if not launch.shown and show is None else None,
         )
         context.events.hear(tracker.hear)
         if launch.observer is not None:

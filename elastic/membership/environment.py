@@ -47,6 +47,7 @@ NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
 ACCEPT, RESCUE = "ELASTIC_ACCEPT", "ELASTIC_RESCUE"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
+_OF_TRAIN_JOB = ("KUBEFLOW_TRAINER_STATUS_URL", "KUBEFLOW_TRAINER_STATUS_CA_CERT", "KUBEFLOW_TRAINER_STATUS_TOKEN")
 _DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_READ_AHEAD")
 
 
@@ -66,7 +67,8 @@ class Launch:
     address                   what a view's group listens on
     token                     the end of the worker's id, where its agent has chosen one
     ordered                   unix seconds, when that agent asked for this worker
-    status                    that agent shows the run's status
+    status                    that agent takes the run's status
+    shown                     and shows it on its terminal
     terminal                  this worker shows it itself, on stderr: rank 0 under torchrun, on a terminal
     several_nodes             the agent's run may have some
     node                      the agent's name for its own
@@ -95,6 +97,7 @@ class Launch:
     token: str | None = None
     ordered: float | None = None
     status: bool = False
+    shown: bool = False
     terminal: bool = False
     several_nodes: bool = False
     node: str = ""
@@ -126,6 +129,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             token=env.get("ELASTIC_TOKEN"),
             ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,
             status=env.get("ELASTIC_STATUS") == "1",
+            shown=env.get("ELASTIC_SHOWN") == "1",
             several_nodes=env.get("ELASTIC_SEVERAL_NODES") == "1",
             node=env.get("ELASTIC_NODE", ""),
             notices="none",
@@ -232,6 +236,14 @@ def url_and_virtual_workers(environ: Mapping[str, str] | None = None) -> tuple[s
     """(URL, virtual workers) of a run whose script names it by a word alone; "" and 0 where nobody says."""
     env = os.environ if environ is None else environ
     return env.get("ELASTIC_URL", ""), int(env.get("ELASTIC_VIRTUAL_WORKERS", "0"))
+
+
+def train_job(environ: Mapping[str, str] | None = None) -> tuple[str, str, str] | None:
+    """Where the operator of a Kubeflow TrainJob takes its progress: a URL, and the files of its certificate and of a
+    token. None: there is none, or one that takes no progress."""
+    env = os.environ if environ is None else environ
+    url, certificate, token = (env.get(name, "") for name in _OF_TRAIN_JOB)
+    return (url, certificate, token) if url else None
 
 
 def beginning_with(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:

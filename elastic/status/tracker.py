@@ -123,6 +123,10 @@ class StatusTracker:
             self.status["value"] = _value(event)
         if self._step_s:
             self.status.update(step_s=self._step_s, count_per_s=count / self._step_s)
+        self._give(t)
+
+    def _give(self, t: float) -> None:
+        assert self._show is not None
         self._show({**self.status, "t": t, "goodput": self._goodput(t)})
 
     def _progress(self, event: Event) -> str:
@@ -188,6 +192,8 @@ class StatusTracker:
         return min(max(min(lost_t, *seen) - stuck_s, self._stood_still_t), lost_t)
 
     def _finished(self, event: Event) -> None:
+        if self._show is not None and event.get("rank") == 0 and "step" in self.status:
+            self._give(float(event["t"]))
         if self._say is not None and self._begun_t is not None and self.status["lost"]:
             t = float(event["t"])
             lost = f"{self.status['lost']} lost{since(self.status) or ' on the way'}"

@@ -5,4 +5,5 @@ notice_hook  --on-notice
 hints        the run saves, and nobody leaves
 departure    when the node leaves, why, and how long its workers may take
 end          the agent's exit status
+kubeflow     the run's progress, where the node is one of a TrainJob
 """

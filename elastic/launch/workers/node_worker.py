@@ -75,7 +75,7 @@ class NodeWorker:
         return f"worker {self.id or self.token} (local rank {self.local_rank})"
 
     def request(self, rules: NodeRules, restart: int, *, status: bool, read_ahead: int | None) -> Request:
-        """What it is started with. restart: how many workers had its slot before; status: the terminal shows it;
+        """What it is started with. restart: how many workers had its slot before; status: somebody here takes it;
         read_ahead: a descriptor, see read_ahead.py"""
         env = {
             "LOCAL_RANK": str(self.local_rank),
@@ -88,6 +88,8 @@ class NodeWorker:
         }
         if status:
             env["ELASTIC_STATUS"] = "1"
+        if rules.status:
+            env["ELASTIC_SHOWN"] = "1"
         if rules.several_nodes:
             env["ELASTIC_SEVERAL_NODES"] = "1"
         if rules.address is not None:
