@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 Change = Callable[[Manifest], None]
 
 KUBERNETES = DEPLOY / "kubernetes"
-JOBS = ["base", "overlays/spot", "jobset.yaml", "kubeflow/runtime.yaml"]
+JOBS = ["base", "overlays/spot", "overlays/folder", "jobset.yaml", "kubeflow/runtime.yaml"]
 """Which have a podFailurePolicy."""
 MANIFESTS = [*JOBS, "overlays/1.20", "pytorchjob.yaml", "kubeflow/trainjob.yaml"]
 UNKNOWN_TO_1_20 = {
@@ -192,6 +192,8 @@ def test_a_pod_is_the_same_in_every_manifest(name: str) -> None:
             container.pop(its_own, None)
         container["env"] = [one for one in container["env"] if one["name"].startswith("ELASTIC_")]
         found.pop("restartPolicy", None)
+        if of == "overlays/folder":
+            assert found["volumes"].pop()["name"] == container["volumeMounts"].pop()["name"] == "runs"
         if of == "overlays/spot":
             found["tolerations"] = found["tolerations"][:2]
             del found["affinity"]["nodeAffinity"]
