@@ -19,6 +19,7 @@ from elastic.data.file_streams import Samples
 from elastic.data.records import RecordDataset
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError, DataFileError, IdentityMismatch, StepError
+from elastic_checkpoint import linux
 from tests.kit.stream_runs import train_on
 
 
@@ -108,6 +109,33 @@ def test_a_step_that_comes_again_and_another_process_read_the_same() -> None:
     other.load_state_dict(streams.state_dict())
     assert [other[index] for index in (9, 10)] == first[2:4]  # one stream alone
     assert step(other, 1) == first
+
+
+def test_a_stream_that_another_worker_reads_now_is_closed_here(tmp_path: Path) -> None:
+    """A survivor goes through views without end, and in each of them it has other streams than before."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("line\n" * 9)
+
+    def opened() -> list[str]:
+        return sorted(link for link in linux.descriptors().values() if link.startswith(str(tmp_path)))
+
+    files = [str(file) for file in sorted(tmp_path.iterdir())]
+    here, there = Streams.lines(files, str), Streams.lines(files, str)
+    for streams in (here, there):
+        streams.assign(share_sizes(7, 7, 3))
+    step(here, 0)
+    settled(here)
+    there.load_state_dict(here.state_dict())
+    assert opened() == files
+
+    told = {}
+    for streams, worker, indices in ((here, 0, (7, 8)), (there, 1, (9, 10)), (there, 2, (11, 12, 13))):
+        assert [streams[index] for index in indices]
+        told |= {name: torch.from_numpy(numbers) for name, numbers in streams.carried(worker).items()}
+    here.settle(told)
+
+    assert opened() == files  # each once: two of them by the other worker
+    assert [here[index] for index in (14, 15)]  # and its own goes on
 
 
 def test_positions_of_any_length_survive_as_numbers() -> None:
