@@ -72,15 +72,15 @@ $(NEWEST)/.installed: pyproject.toml setup.py constraints.txt
 
 deploy-tools: $(DEPLOY_TOOLS)/.installed  ## what knows the files of deploy/: linters, validators, schemas, kubectl
 
-$(DEPLOY_TOOLS)/.installed: tests/deploy/tools.txt
-	$(PYTHON) -m venv --clear $(DEPLOY_TOOLS)
-	$(DEPLOY_TOOLS)/bin/python -m pip install -qq --disable-pip-version-check --requirement tests/deploy/tools.txt
+build/deploy-%/.installed: tests/deploy/%.txt
+	$(PYTHON) -m venv --clear build/deploy-$*
+	build/deploy-$*/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
 	touch $@
 
 deploy-check: $(STAMP) deploy-tools  ## the files of deploy/, strictly: no cluster, no container, no account
 	DEPLOY=1 $(PYTEST) tests/deploy
 
-deploy-nightly: $(STAMP) deploy-tools  ## these, and what needs a server, an image or a cluster: make deploy-nightly TESTS=tests/deploy/kubernetes
+deploy-nightly: $(STAMP) deploy-tools build/deploy-ray/.installed build/deploy-sky/.installed  ## these, and what needs a server, an image or a cluster: make deploy-nightly TESTS=tests/deploy/kubernetes
 	DEPLOY=1 NIGHTLY=1 $(PYTEST) --timeout=3600 $(or $(TESTS),tests/deploy)
 
 soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
