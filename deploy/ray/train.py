@@ -114,7 +114,7 @@ class Fleet:
 
     def _start(self, name: str) -> None:
         options = self._options
-        actor = Agent.options(
+        actor = Agent.options(  # type: ignore[attr-defined]  # what the decorator has made of it
             num_cpus=options.cpus,
             num_gpus=options.gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False),

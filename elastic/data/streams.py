@@ -201,7 +201,7 @@ class Streams:
             number, position = json.loads(packed[4:end])
             self._positions[worker] = number, position
             if (reader := self._readers.get(worker)) is not None and reader.number < number:
-                del self._readers[worker]  # another worker has this stream by now: what is open there, a file, is closed
+                del self._readers[worker]  # another worker has this stream by now: what is open here is closed
 
     def state_dict(self) -> dict[str, Any]:
         """The positions after the last step that was exchanged, of all virtual workers, as JSON."""

@@ -17,9 +17,9 @@ def check_words(message: Any) -> None:
         if not (value := getattr(message, name)):
             continue
         words = getattr(kind, "".join(part.capitalize() for part in name.split("_")), None)
-        is_known = isinstance(words, type) and issubclass(words, Enum) and len(words) > 1  # the first: undefined
-        if is_known and value not in words.__members__:
-            sys.exit(f"{name}: {value} is none of {', '.join(words.__members__)}")
+        known = words.__members__ if isinstance(words, type) and issubclass(words, Enum) else {}
+        if len(known) > 1 and value not in known:  # the first: undefined
+            sys.exit(f"{name}: {value} is none of {', '.join(known)}")
         for part in value if hasattr(value, "append") else [value]:
             if hasattr(type(part), "meta"):
                 check_words(part)

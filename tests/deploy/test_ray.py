@@ -62,7 +62,7 @@ def test_agents_come_and_go_with_the_nodes_of_a_cluster(tmp_path: Path) -> None:
 
     run, seen = tmp_path / "run", tmp_path / "fleet"
     elastic = shutil.which("elastic", path=str(Path(sys.executable).parent))
-    fleet = [python, ROOT / "tests/deploy/ray_cluster.py", DEPLOY / "ray/train.py", seen]
+    fleet: list[object] = [python, ROOT / "tests/deploy/ray_cluster.py", DEPLOY / "ray/train.py", seen]
     fleet += [f"--elastic={elastic}", "--nodes-max=4", run, script, run, seen]
     environ = {**os.environ, VARIABLE: generated_secret(), "ELASTIC_NOTICES": "none"}
     said = subprocess.run(

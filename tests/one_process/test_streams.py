@@ -128,7 +128,7 @@ def test_a_stream_that_another_worker_reads_now_is_closed_here(tmp_path: Path) -
     there.load_state_dict(here.state_dict())
     assert opened() == files
 
-    told = {}
+    told: dict[str, Any] = {}
     for streams, worker, indices in ((here, 0, (7, 8)), (there, 1, (9, 10)), (there, 2, (11, 12, 13))):
         assert [streams[index] for index in indices]
         told |= {name: torch.from_numpy(numbers) for name, numbers in streams.carried(worker).items()}
