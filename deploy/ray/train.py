@@ -16,7 +16,9 @@ Tried with Ray 2.60.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -42,15 +44,18 @@ class Agent:
     """One `elastic run` on one node. It leaves when this actor ends, however that does."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="elastic-ray-")
-        self._notice = os.path.join(self._folder.name, "notice")
+        self._notice = os.path.join(tempfile.gettempdir(), f"elastic-notice-{secrets.token_hex(8)}")
 
     def run(self, flags: list[str], command: list[str], variables: dict[str, str]) -> int:
         """Returns the agent's exit status. variables: for its environment, beside what the node has"""
         told = ["setpriv", "--pdeathsig", "TERM", *flags, f"--notices=auto,file:{self._notice}", *command]
-        with ThreadPoolExecutor(1) as alive:
-            # The kernel sends that signal when the thread that has started the agent ends: this one waits for it.
-            return alive.submit(subprocess.call, told, env={**os.environ, **variables}).result()
+        try:
+            with ThreadPoolExecutor(1) as alive:
+                # The kernel sends that signal when the thread that has started the agent ends: this one waits for it.
+                return alive.submit(subprocess.call, told, env={**os.environ, **variables}).result()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._notice)
 
     def leave(self, within_s: float | None, why: str) -> None:
         """Tells the agent that this node is to go."""

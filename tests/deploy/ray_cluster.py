@@ -1,6 +1,7 @@
 """Runs deploy/ray/train.py on a Ray cluster of this machine's, whose nodes come and go: ray_cluster.py ARGUMENTS...
 
-In Ray's own environment. Three raylets; one is killed, another one added, and one drained; then the run is let finish.
+In Ray's own environment. Three raylets; one is killed, another one added, and one drained; then the program is told to
+end and started again, and the run is let finish.
 What it does and sees goes to standard output, a line of JSON each; everything else to standard error.
 
     kill    once three nodes train      waits until two do
@@ -31,7 +32,8 @@ def main(train: str, seen: Path, *arguments: str) -> int:
     fleet: subprocess.Popen[bytes] | None = None
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
-        fleet = subprocess.Popen([sys.executable, train, f"--address={cluster.address}", *arguments], stdout=sys.stderr)
+        command = [sys.executable, train, f"--address={cluster.address}", *arguments]
+        fleet = subprocess.Popen(command, stdout=sys.stderr)
         until(fleet, lambda: world_size(seen) == 3)
         cluster.remove_node(nodes[0], allow_graceful=False)
         until(fleet, lambda: world_size(seen) == 2)
@@ -42,7 +44,10 @@ def main(train: str, seen: Path, *arguments: str) -> int:
         drain(cluster.address, nodes[1].node_id)
         until(fleet, lambda: world_size(seen) == 2)
         say(drained=nodes[1].node_id)
+        fleet.terminate()
+        say(told=fleet.wait(WITHIN_S))
         (seen / "hurry").touch()
+        fleet = subprocess.Popen(command, stdout=sys.stderr)
         status = fleet.wait(WITHIN_S)
         say(status=status)
         return status

@@ -70,7 +70,13 @@ def test_agents_come_and_go_with_the_nodes_of_a_cluster(tmp_path: Path) -> None:
     )
     assert said.returncode == 0, said.stderr[-6000:]
     did = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
-    assert [next(iter(one)) for one in did] == ["killed", "added", "drained", "status"]
+    assert [next(iter(one)) for one in did] == ["killed", "added", "drained", "told", "status"]
+    assert did[-2:] == [{"told": 75}, {"status": 0}]
     assert trained(seen) == trained(tmp_path / "alone")
-    sizes = [event["world_size"] for event in read_events(run) if event["kind"] == "view"]
-    assert sizes
+
+    events = read_events(run)
+    views = {tuple(event["workers"]): event["world_size"] for event in events if event["event"] == "view_formed"}
+    sizes = list(views.values())
+    assert [3, 2, 3, 2] in [sizes[at : at + 4] for at in range(len(sizes))]
+    notices = [event["signal"].rpartition(": ")[2] for event in events if event["event"] == "notice"]
+    assert notices[0] == "Ray drains the node"
