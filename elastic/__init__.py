@@ -21,7 +21,7 @@ events                what a run records; report: drawn from it afterwards; stat
 plan                  what a run should cost
 integrations          frameworks with loops of their own
 drill                 faults on purpose; demo: some of them, on a script of ours
-docs_command          `elastic docs`
+docs_command          `elastic docs`; doctor: `elastic doctor`
 """
 
 from typing import TYPE_CHECKING, Any

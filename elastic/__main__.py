@@ -22,6 +22,7 @@ _COMMANDS = {
     "drill": ("elastic.drill.command", "runs a script with faults and without, and judges that nothing was lost"),
     "report": ("elastic.report.command", "what became of a run, from its events"),
     "checkpoint": ("elastic_checkpoint.cli", "a run's checkpoints: ls, verify, digest, diff, export, import, sweep"),
+    "doctor": ("elastic.doctor.command", "what a run needs of this machine and of its URL, looked at, and what to do"),
     "docs": ("elastic.docs_command", "a page of the documentation, such as those that errors name"),
     "plan": (
         "elastic.plan.plan_command",

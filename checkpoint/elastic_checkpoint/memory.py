@@ -7,7 +7,7 @@ import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastic_checkpoint.mounts import mounts
 
@@ -15,6 +15,13 @@ POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: what cannot be read is a
 
 # Where a file's bytes are this machine's own, so that nobody else takes them away between two looks at them.
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"}
+
+# What a control group calls its limit, its use, and of that what the kernel would give up: second version, or first.
+_OF_VERSION = {
+    True: ("memory.max", "memory.current", "inactive_file"),
+    False: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+_NO_LIMIT = 2**62  # the first version's word for none is a number
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
@@ -57,16 +64,38 @@ def free_bytes() -> int:
     """How much memory can still be had: of the machine, and of the control groups that this process is in."""
     found = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines()}
     free = int(found["MemAvailable"]) * 1024
-    for folder in _control_groups():
-        try:
-            maximum = (folder / "memory.max").read_text().strip()
-            used = int((folder / "memory.current").read_text())
-            cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())["inactive_file"]
-        except (OSError, ValueError, KeyError):
-            continue  # the root group, or one without a memory controller
-        if maximum != "max":
-            free = min(free, int(maximum) - used + int(cached))
-    return max(0, free)
+    return max(0, min([free, *(limit.most - limit.used for limit in group_limits())]))
+
+
+class GroupLimit(NamedTuple):
+    """Of memory, in bytes. used: without what the kernel would give up for more"""
+
+    most: int
+    used: int
+
+
+def group_limits(filesystem: Path = Path("/")) -> list[GroupLimit]:
+    """Those that the control groups of this process have, of either version, from its own up to the root.
+
+    filesystem  its root, for tests
+    """
+    found = []
+    for number, controllers, path in control_groups(filesystem):
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        most, used, cached = _OF_VERSION[number == "0"]
+        root = filesystem / "sys/fs/cgroup" / ("" if number == "0" else "memory")
+        own = root / path.strip("/")
+        for folder in [own, *(parent for parent in own.parents if parent.is_relative_to(root))]:
+            try:
+                bytes_max = (folder / most).read_text().strip()
+                bytes_used = int((folder / used).read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                if bytes_max != "max" and int(bytes_max) < _NO_LIMIT:
+                    found.append(GroupLimit(int(bytes_max), bytes_used - int(stat[cached])))
+            except (OSError, ValueError, KeyError):
+                continue  # the root group, or one without a memory controller
+    return found
 
 
 def control_groups(filesystem: Path = Path("/")) -> list[tuple[str, str, str]]:
@@ -79,16 +108,6 @@ def control_groups(filesystem: Path = Path("/")) -> list[tuple[str, str, str]]:
     except OSError:
         return []
     return [(parts[0], parts[1], parts[2]) for line in lines if len(parts := line.split(":", 2)) == 3]
-
-
-def _control_groups() -> list[Path]:
-    """This process's groups of the second version, from its own up to the root."""
-    own = next((path for number, controllers, path in control_groups() if (number, controllers) == ("0", "")), None)
-    if own is None:
-        return []
-    root = Path("/sys/fs/cgroup")
-    folder = root / own.strip("/")
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
 def _unmap(address: int, size: int, pid: int) -> None:

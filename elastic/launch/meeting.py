@@ -125,7 +125,7 @@ def meet(
     listener = addresses.listen(chosen.address, ports)
     prepare(secret)
     meets = _Meets(endpoints, run_id, node, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
-    words = _in_words(chosen, local_addr)
+    words = addresses.in_words(chosen, local_addr)
     try:
         return _heedful(lambda: meets.meet(words))
     except ElasticError:
@@ -545,9 +545,3 @@ def _written_at(url: str | None) -> dict[str, Any] | None:
 
 def _written(store: Any, key: str) -> bytes:
     return bytes(store.get(key)) if store.check([key]) else b""
-
-
-def _in_words(chosen: addresses.Chosen, asked: str | None) -> str:
-    if asked is not None or chosen.interface is None or not (others := addresses.others(chosen)):
-        return str(chosen)
-    return f"{chosen}, not {', '.join(others)}: --local-addr chooses"

@@ -46,9 +46,9 @@ def write_end(url: str | os.PathLike[str], nonce: str) -> None:
             storage.put(ENDED_KEY, json.dumps(hub).encode())
 
 
-def read(url: str | os.PathLike[str]) -> dict[str, Any] | None:
+def read(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """None: there is nothing of the kind, or it has ended. Raises CheckpointError where the storage cannot be read."""
-    with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage:
+    with contextlib.closing(open_storage(url, dict(options or {}), retry_s=_RETRY_S)) as storage:
         hub = _read(storage, KEY)
         return hub if hub is None or _read(storage, ENDED_KEY) != hub else None
 

@@ -29,9 +29,7 @@ class Hosts(hosts.Hosts):
     def start(
         self, host: int, command: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path | None = None
     ) -> Machine:
-        clock = {}
-        if (offset := self._clock(host)).exists():
-            clock = {"LD_PRELOAD": str(self.folder / "clock.so"), "CLOCK_OFFSET": str(offset)}
+        clock = preloaded(self.folder, offset) if (offset := self._clock(host)).exists() else {}
         return super().start(host, command, env={**env, **clock}, output=output, cwd=cwd)
 
     def boot(
@@ -53,12 +51,8 @@ class Hosts(hosts.Hosts):
 
     def set_clock(self, host: int, seconds: int) -> None:
         """The wall clock of this host's next machine is so much off; of one that was so started, from now on."""
-        if not (library := self.folder / "clock.so").exists():
-            compiler = shutil.which("cc")
-            assert compiler is not None, "needs a C compiler"
-            subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, _CLOCK], check=True, timeout=WITHIN_S)
         with self._clock(host).open("r+b" if self._clock(host).exists() else "wb") as file:
-            file.write(struct.pack("=q", seconds))
+            file.write(off_by(seconds))
 
     def freeze(self, host: int) -> float:
         """SIGSTOP to all that runs there; the parent first, or it would see to its children. The kernel's own answers
@@ -78,6 +72,19 @@ class Hosts(hosts.Hosts):
 
     def _clock(self, host: int) -> Path:
         return self.folder / f"clock-{name(host)}"
+
+
+def preloaded(folder: Path, offset: Path) -> dict[str, str]:
+    """The environment of a process whose wall clock is off by the seconds in `offset`, as `off_by` writes them."""
+    if not (library := folder / "clock.so").exists():
+        compiler = shutil.which("cc")
+        assert compiler is not None, "needs a C compiler"
+        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, _CLOCK], check=True, timeout=WITHIN_S)
+    return {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
+
+
+def off_by(seconds: int) -> bytes:
+    return struct.pack("=q", seconds)
 
 
 def _state(pid: int) -> str:

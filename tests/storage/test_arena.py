@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from elastic_checkpoint.format.tensors import DTYPES, pack, writable_bytes
+from elastic_checkpoint.memory import GroupLimit, group_limits
 from elastic_checkpoint.runs.claims import Claim
 from elastic_checkpoint.save import arena as arenas
 from elastic_checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, offsets
@@ -148,6 +149,28 @@ def test_more_than_is_free_is_refused_with_the_bytes_that_it_takes() -> None:
     with pytest.raises(NoRoom, match=f"{2 * 2**50:,} bytes of memory are needed"):
         Arena(2**50)
     assert 0 < arenas.free_bytes() < 2**50
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_control_group_of_either_version_bounds_what_is_free(tmp_path: Path, version: int) -> None:
+    """That of its parent, where it has none of its own. As the kernel writes them."""
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    most, used, cached = names[version]
+    groups = {1: "5:cpu:/\n4:memory:/pod/one\n0::/\n", 2: "0::/pod/one\n"}
+    root = tmp_path / "sys/fs/cgroup" / ("memory" if version == 1 else "")
+    none = {1: "9223372036854771712", 2: "max"}[version]
+    for folder, limit in ((root / "pod/one", none), (root / "pod", str(2**30)), (root, none)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / most).write_text(f"{limit}\n")
+        (folder / used).write_text(f"{2**29}\n")
+        (folder / "memory.stat").write_text(f"cache 7\n{cached} {2**20}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups[version])
+
+    assert group_limits(tmp_path) == [GroupLimit(2**30, 2**29 - 2**20)]
 
 
 def test_memory_that_the_kernel_refuses_is_an_error_and_no_signal() -> None:

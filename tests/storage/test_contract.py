@@ -21,6 +21,7 @@ from elastic_checkpoint.storage import (
     map_object,
     open_storage,
     version,
+    written_at,
 )
 
 MIB = 2**20
@@ -239,3 +240,14 @@ def test_a_version_changes_with_what_is_written(storage: Storage) -> None:
     assert version(storage, "data") != first
     with pytest.raises(Missing):
         version(storage, "absent")
+
+
+def test_the_storages_clock_is_told(storage: Storage) -> None:
+    """All of these share this machine's. S3 and others tell times in seconds."""
+    before = time.time()
+    storage.put("data", b"x")
+    written = written_at(storage, "data")
+    assert written is not None
+    assert before - 1 <= written <= time.time() + 1
+    with pytest.raises(Missing):
+        written_at(storage, "absent")

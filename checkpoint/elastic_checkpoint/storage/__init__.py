@@ -27,6 +27,7 @@ from elastic_checkpoint.storage.base import (
     map_object,
     put_lightly,
     version,
+    written_at,
 )
 from elastic_checkpoint.storage.bounded import TooLarge, get_bounded
 from elastic_checkpoint.storage.local import LocalStorage
@@ -51,6 +52,7 @@ __all__ = [
     "put_lightly",
     "redact",
     "version",
+    "written_at",
 ]
 
 

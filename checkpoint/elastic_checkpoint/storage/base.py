@@ -190,6 +190,13 @@ def version(storage: Storage, key: str) -> str:
     return f"{storage.size(key)} bytes" if own is None else str(own(key))
 
 
+def written_at(storage: Storage, key: str) -> float | None:
+    """When the object was written, in unix seconds by the clock of the storage, if it has one and a `written_at(key)`
+    of its own. Raises `Missing`."""
+    own = getattr(storage, "written_at", None)
+    return None if own is None else own(key)
+
+
 def delete_many(storage: Storage, keys: Sequence[str]) -> None:
     """Removes these objects, in no particular order; absent ones are fine. An error leaves some of them, or all.
 

@@ -20,6 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeGuard
 
 import fsspec
@@ -34,7 +35,8 @@ from elastic_checkpoint.storage.retry import error_code
 _CONFLICT = ("PreconditionFailed", "412")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
 # What filesystems call an object's size, its entity tag and when it was written.
-_TELL_VERSIONS = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+_TELL_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+_TELL_VERSIONS = ("size", "ETag", "etag", "generation", *_TELL_TIMES)
 
 # Of S3's listings one at least, in each answer.
 _OF_LISTINGS = {"Name", "Prefix", "IsTruncated", "KeyCount", "MaxKeys", "Contents"}
@@ -158,6 +160,14 @@ class FsspecStorage:
         """See base.version."""
         info = self._info(key)
         return ", ".join(f"{name} {info[name]}" for name in _TELL_VERSIONS if info.get(name) is not None)
+
+    def written_at(self, key: str) -> float | None:
+        """See base.written_at."""
+        info = self._info(key)
+        found = next((info[name] for name in _TELL_TIMES if info.get(name) is not None), None)
+        if isinstance(found, datetime):
+            return found.timestamp()
+        return float(found) if isinstance(found, int | float) else None
 
     def delete(self, key: str) -> None:
         filesystem, path = self._at(key)

@@ -142,6 +142,10 @@ class LocalStorage:
         found = self._stat(key)
         return f"{found.st_size} bytes of {found.st_mtime_ns} ns"
 
+    def written_at(self, key: str) -> float:
+        """See base.written_at."""
+        return self._stat(key).st_mtime
+
     def delete(self, key: str) -> None:
         path = self._path(key)
         try:

@@ -142,6 +142,10 @@ class ObstoreStorage:
         """See base.version."""
         return self._s3fs.version(key)
 
+    def written_at(self, key: str) -> float | None:
+        """See base.written_at."""
+        return self._s3fs.written_at(key)
+
     def delete(self, key: str) -> None:
         self.delete_many([key])
 

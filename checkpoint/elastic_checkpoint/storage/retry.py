@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
@@ -30,6 +32,7 @@ from elastic_checkpoint.storage.base import (
     map_object,
     put_lightly,
     version,
+    written_at,
 )
 from elastic_checkpoint.storage.redact import Scrubber
 
@@ -176,6 +179,9 @@ class RetryingStorage:
     def version(self, key: str) -> str:
         return self._call("look up", key, lambda: version(self._inner, key))
 
+    def written_at(self, key: str) -> float | None:
+        return self._call("look up", key, lambda: written_at(self._inner, key))
+
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self._inner.delete(key))
 
@@ -292,6 +298,15 @@ def error_code(error: BaseException | None) -> str | None:
     for response in _responses(error):
         if isinstance(response.get("Error"), dict):
             return str(response["Error"].get("Code"))
+    return None
+
+
+def answered_at(error: BaseException | None) -> float | None:
+    """When the server said so, in unix seconds by its own clock, where the answer tells."""
+    for response in _responses(error):
+        date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        with suppress(TypeError, ValueError):
+            return parsedate_to_datetime(date).timestamp()
     return None
 
 

@@ -78,6 +78,13 @@ def others(chosen: Chosen, known: Mapping[str, Sequence[str]] | None = None) -> 
     return [f"{fit[0]} ({name})" for name, all_ in known.items() if name != chosen.interface and (fit := _fit(all_))]
 
 
+def in_words(chosen: Chosen, asked: str | None) -> str:
+    """With what else it could have been, where nobody has asked for it."""
+    if asked is not None or chosen.interface is None or not (else_ := others(chosen)):
+        return str(chosen)
+    return f"{chosen}, not {', '.join(else_)}: --local-addr chooses"
+
+
 def listen(address: str, ports: range | None) -> socket.socket:
     """Raises ConfigError where no port is free."""
     try:

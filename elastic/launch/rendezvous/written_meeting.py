@@ -127,7 +127,7 @@ class MeetingSearch:
     def _meets(self, storage: Storage) -> bool:
         is_read = False
         try:
-            number, where = _newest(storage)
+            number, where = newest_meeting(storage)
             is_read = self._was_read = True
             if where is not None and (joined := self._joined(number, where)) is not None:
                 self._number, self._nonce, self._found = number, where["nonce"], joined
@@ -148,13 +148,13 @@ class MeetingSearch:
 
     def _can_read(self, storage: Storage) -> bool:
         with contextlib.suppress(CheckpointError):
-            _newest(storage)
+            newest_meeting(storage)
             return True
         return False
 
     def _is_superseded(self, storage: Storage) -> bool:
         with contextlib.suppress(CheckpointError):
-            number, where = _newest(storage)
+            number, where = newest_meeting(storage)
             return number > self._number and where is not None and self._joined(number, where) is not None
         return False
 
@@ -254,7 +254,7 @@ class _StoreOf:
             self._failure = failure
 
 
-def _newest(storage: Storage) -> tuple[int, dict[str, Any] | None]:
+def newest_meeting(storage: Storage) -> tuple[int, dict[str, Any] | None]:
     """Its number, 0 where there is none, and what it says; None: nothing of the kind."""
     numbers = [name.removesuffix(".json") for name in (key.rpartition("/")[2] for key in storage.list(FOLDER))]
     newest = max((int(number) for number in numbers if number.isdecimal()), default=0)

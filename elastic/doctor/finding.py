@@ -1,0 +1,43 @@
+"""What one look found, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class Verdict(str, Enum):
+    """NOTE: runs work, and somebody may want to know."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """
+    name   what was looked at
+    found  in words
+    next   what to do; "" where nothing is to be done
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    next: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def of_error(name: str, error: BaseException, advice: str = "") -> Finding:
+    """What an error of ours says: its last lines tell what to do, and the state that it left is that of a look.
+
+    advice  where it does not
+    """
+    said, _, after = (str(error) or type(error).__name__).partition("\n  next ")
+    found = "\n".join(line for line in said.splitlines() if not line.startswith("  state "))
+    return Finding(name, Verdict.WRONG, found, " ".join(after.split()) or advice)
