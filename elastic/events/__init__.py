@@ -6,6 +6,6 @@ log           where training writes; sinks, remote_sink: where records go
 segments      the files of a worker's log; compaction: what stands for many records
 reading       the records of a run, of all workers
 observer      what may somebody outside see of a run, and where may they touch it?
-timing        what a worker spends its time on
+timing        what a worker spends its time on; account: where its time went, by part
 digests       what a step read and summed, in few bytes; words: numbers and causes, for people
 """

@@ -31,6 +31,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import event_loop
@@ -56,6 +57,7 @@ from elastic.membership.messages.messages import (
     TO_ITS_AGENT,
     Exited,
     Failed,
+    Figures,
     Finished,
     KillHung,
     MovedOn,
@@ -76,6 +78,9 @@ from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.signals import LEAVE_SIGNALS, Interrupts
 from elastic.status.terminal import StatusTerminal
 
+if TYPE_CHECKING:
+    from elastic.launch.node.metrics import NodeMetrics  # whose HTTP takes a moment to load, and few ask for it
+
 _TICK_S = 0.1
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
 
@@ -95,9 +100,11 @@ class Agent:
         *,
         say: Callable[[str], None],
         timing: StartTimes | None = None,
+        metrics: NodeMetrics | None = None,
     ) -> None:
         self._rules = rules
         self._timing = timing
+        self._metrics = metrics
         self._hub = hub
         self._logs = logs
         self._say = say
@@ -269,6 +276,10 @@ class Agent:
                     if takes is not None:
                         takes.show(said.status)
                 return
+            case Figures():
+                if self._metrics is not None:
+                    self._metrics.heard(worker.id, said.figures)
+                return
             case Ready():
                 if not worker.ready:
                     self._deaths.watch(worker.token, worker.mutex)
@@ -338,6 +349,7 @@ class Agent:
 
     def _noticed(self, notice: Notice) -> None:
         """By a source of this node."""
+        self._count_notice(notice)
         if notice.withdrawn:
             self._hints.withdrawn(notice)
             goes = "; this node leaves all the same" if notice.kind is Kind.LEAVE else ""
@@ -347,6 +359,10 @@ class Agent:
         elif not notice.sooner:
             self._say(f"{notice.sentence(time.monotonic())}: the run saves at the next step, and goes on")
             self._hints.came(notice, self._workers.values())
+
+    def _count_notice(self, notice: Notice) -> None:
+        if self._metrics is not None and not (notice.withdrawn or notice.sooner):
+            self._metrics.noticed(notice.kind.value, notice.source)
 
     def _end_workers(self, tell: Callable[[NodeWorker], None]) -> None:
         self._departure.workers_end()
@@ -378,6 +394,8 @@ class Agent:
             self._late()
         self._watch.tick(now_s)
         self._read_ahead.look(now_s, (worker.record() for worker in self._workers.values()))
+        if self._metrics is not None:
+            self._metrics.tick(now_s, workers=len(self._workers), leaves=self._departure.begun)
         if self._timing is not None and not self._timing.reported:
             self._look_at_start(self._timing)
 
@@ -428,6 +446,8 @@ class Agent:
         stuck = self._watch.ended(worker, record)
         del self._workers[worker.token], self._ids[worker.id]
         worker.close()
+        if self._metrics is not None:
+            self._metrics.ended(worker.id, lost=not worker.expected and (ended.code != 0 or stuck is not None))
         killed = ended.signal == KILLED and not (stuck or worker.late)
         kernel, out_of_memory = worker.memory(peak_bytes) if killed else (None, False)
         if not worker.expected and (ended.code != 0 or stuck):
@@ -496,5 +516,7 @@ class Agent:
                 grace_s = None if number == signal.SIGINT else self._rules.grace_s
                 name, by_s = signal.Signals(number).name, None if grace_s is None else now_s + grace_s
                 self.leave(name, by_s)
-                self._hook.call(Notice(source=name, id=name, why=name, by_s=by_s, node=self._hostname))
+                notice = Notice(source=name, id=name, why=name, by_s=by_s, node=self._hostname)
+                self._count_notice(notice)
+                self._hook.call(notice)
         self._reap()

@@ -7,6 +7,7 @@ parser keeps its actions in `_actions` is argparse's. tests/pure/test_run_argume
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,6 +86,7 @@ class Arguments:
     leave_status  the exit status of a node that leaves before the run is finished
     grace_s     from a signal to leave to SIGKILL; None: nobody has said
     fresh       each worker is a fresh interpreter
+    metrics_port  where this node's figures are served; None: nowhere
     rescue      folder for a copy of what cannot be saved; None: nobody has said
     status      show the run's status, where stderr is a terminal
     timing      say where the time from the command to the first step went
@@ -112,6 +114,7 @@ class Arguments:
     rescue: str | None = None
     local_addr: str | None = None
     ports: range | None = None
+    metrics_port: int | None = None
     status: bool = True
     timing: bool = False
     rdzv_endpoint: str = ""
@@ -222,6 +225,13 @@ def parser() -> argparse.ArgumentParser:
         "whoever asks whether the run is alive, and a third for the rendezvous where nodes meet by a URL alone (else "
         "that has the port of its endpoint). Default: any. Those of "
         "gloo are the system's (net.ipv4.ip_local_port_range).",
+    )
+    made.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="Serve this node's figures for Prometheus there: /metrics, and /healthz and /readyz. Needs "
+        "prometheus-client: pip install 'elastic-exact[metrics]'. Default: nothing is served.",
     )
     own = {"max_restarts": RESTARTS_MAX, "start_method": "forkserver", "nnodes": None, "rdzv_endpoint": None}
     for name, value in own.items():
@@ -393,6 +403,10 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ConfigError(f"--wait-for-nodes must be a number of seconds, or inf; found {options.wait_for_nodes}")
     if not 0 <= options.leave_status <= 255:
         raise ConfigError(f"--leave-status must be within 0 and 255, found {options.leave_status}")
+    if options.metrics_port is not None:
+        if not 0 < options.metrics_port < 1 << 16:
+            raise ConfigError(f"--metrics-port must be a port, from 1 to 65535, found {options.metrics_port}")
+        _check_metrics()
     sources(options.notices)  # what is wrong is said before anything starts
     _check_timeouts(config.rdzv_configs)
     script = Script(options.training_script, options.module, tuple(options.training_script_args))
@@ -421,6 +435,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         timing=options.timing,
         local_addr=config.local_addr,
         ports=port_range(options.port_range) if options.port_range is not None else None,
+        metrics_port=options.metrics_port,
         rdzv_endpoint=config.rdzv_endpoint,
         ignored=_ignored(options, ",".join(one for one in named if one and not is_url(one)), config.max_nodes),
         passed_over=passed_over,
@@ -435,6 +450,16 @@ def parse(argv: Sequence[str]) -> Arguments:
             shown=specs._local_ranks_filter,
         ),
     )
+
+
+def _check_metrics() -> None:
+    """Raises ConfigError where what serves them is not installed."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(
+            "--metrics-port needs the package prometheus-client, which is not installed\n"
+            "  state  nothing was started\n"
+            "  next   pip install 'elastic-exact[metrics]', or leave the flag out"
+        )
 
 
 def _counted(workers: str) -> str:

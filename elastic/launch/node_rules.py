@@ -19,6 +19,7 @@ class NodeRules:
     several_nodes  the run may have some
     status   show the run's status on stderr, which is a terminal
     train_job  and tell the operator of a Kubeflow TrainJob (node/kubeflow.py)
+    metrics  workers tell what its metrics show
     """
 
     node: str
@@ -32,6 +33,7 @@ class NodeRules:
     grace_s: float | None = None
     status: bool = False
     train_job: tuple[str, str, str] | None = None
+    metrics: bool = False
     several_nodes: bool = False
 
 

@@ -30,6 +30,7 @@ from elastic_checkpoint.net.secured import prepare
 if TYPE_CHECKING:
     from elastic.launch.arguments import Arguments
     from elastic.launch.meeting import Meeting
+    from elastic.launch.node.metrics import NodeMetrics
     from elastic.launch.node.notice_hook import NoticeHook
     from elastic.launch.workers.starter import Starter
     from elastic.membership.hub.hub import Hub
@@ -167,6 +168,7 @@ def _run(
             early.also(arguments.leave_on)
             with early.interruptible():
                 waits(starter)
+                metrics = _metrics(arguments, stack)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
                 meeting = _meet(arguments, node, secret, say)
             if meeting is None or meeting.hub_is_here:  # and so is the coordinator
@@ -212,11 +214,22 @@ def _run(
             leave_status=arguments.leave_status,
             grace_s=arguments.grace_s,
             several_nodes=arguments.nodes_max > 1,
+            metrics=metrics is not None,
             status=arguments.status and wanted(sys.stderr.fileno(), environ),
             train_job=train_job(environ),
         )
         logs = Logs(arguments.logs, say=say)
-        return Agent(rules, hub, logs, starter, notices, hook, read_ahead, say=say, timing=timing).run(early.take)
+        agent = Agent(rules, hub, logs, starter, notices, hook, read_ahead, say=say, timing=timing, metrics=metrics)
+        return agent.run(early.take)
+
+
+def _metrics(arguments: Arguments, stack: contextlib.ExitStack) -> NodeMetrics | None:
+    """Once the warm process is forked: it has a thread. Raises ConfigError."""
+    if arguments.metrics_port is None:
+        return None
+    from elastic.launch.node.metrics import NodeMetrics
+
+    return stack.enter_context(contextlib.closing(NodeMetrics(arguments.metrics_port)))
 
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:

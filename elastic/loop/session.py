@@ -54,6 +54,7 @@ from elastic.state.reached import watch
 from elastic.state.replica import Replica
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
+from elastic.status.figures import WorkerFigures
 from elastic.status.tracker import Status, StatusTracker
 from elastic_checkpoint import linux
 from elastic_checkpoint.storage import redact
@@ -114,6 +115,8 @@ class Session:
             say=context.console.say if not launch.shown and show is None else None,
         )
         context.events.hear(tracker.hear)
+        if launch.metrics and context.live is not None:
+            context.events.hear(WorkerFigures(tracker, context.live.figures).hear)
         if launch.observer is not None:
             context.events.keep_uncompacted()  # evidence
 

@@ -69,6 +69,7 @@ class Launch:
     ordered                   unix seconds, when that agent asked for this worker
     status                    that agent takes the run's status
     shown                     and shows it on its terminal
+    metrics                   that agent serves figures of its workers
     terminal                  this worker shows it itself, on stderr: rank 0 under torchrun, on a terminal
     several_nodes             the agent's run may have some
     node                      the agent's name for its own
@@ -98,6 +99,7 @@ class Launch:
     ordered: float | None = None
     status: bool = False
     shown: bool = False
+    metrics: bool = False
     terminal: bool = False
     several_nodes: bool = False
     node: str = ""
@@ -130,6 +132,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,
             status=env.get("ELASTIC_STATUS") == "1",
             shown=env.get("ELASTIC_SHOWN") == "1",
+            metrics=env.get("ELASTIC_METRICS") == "1",
             several_nodes=env.get("ELASTIC_SEVERAL_NODES") == "1",
             node=env.get("ELASTIC_NODE", ""),
             notices="none",

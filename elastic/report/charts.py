@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 from elastic.events import words
-from elastic.report.ledger import PARTS, Account
+from elastic.events.account import PARTS, Account
 
 WIDE = 1000
 _LANES_MAX = 96

@@ -1,28 +1,7 @@
 """Where did every worker's time go? Pure: events in, seconds out, and the parts sum to the whole.
 
-A worker's time runs from its beginning to the end that is known of it: its last record, or its death as its
-agent saw it. Each record of its own that ends a stretch (`_ENDS`) accounts for the time since the one before:
-
-    starting       from its agent's asking for it (elsewhere: its process's start) to its entry into its Run:
-                   interpreter, imports, the script's set-up
-    idle           below the minimum of nodes: waiting, with everybody else, for nodes
-    forming        waiting for a view, and forming its group; of a newcomer, waiting for a place
-    loading        claiming the storage, reading the state or committing the first one, handing it to all ranks
-    transferring   state goes from peers to those without it: to them, or from this worker
-    productive     computing steps that count, and the script's own code between steps (evaluation, too)
-    data_wait      of such steps: waiting for the loader
-    exchange_wait  of such steps: in collectives, because others were slower, or the network was
-    save_stall     training stood still for a save: on the coordinator, and on all who waited for it
-    redone         spent on what does not count: a step in flight that was lost with a peer or with this worker, steps
-                   that nobody survived who had applied them, steps after the save that a restart went back to, steps
-                   that were passed over as bad, or taken back with one
-    detecting      from a peer's fault (its death, its exception, its last sign of life) to this worker's knowing of
-                   it, and of a stuck worker until it is killed. Where no agent saw a fault (a host that was cut off):
-                   all since what this worker did last; under torchrun, the wait in the exchange that failed
-    unknown        records that were removed to bound the log (compaction.py) and are not of steps alone
-
-    goodput  = (productive + data_wait + exchange_wait) / whole: the share of the time that went into steps that count
-    computed = productive / whole
+A worker's time runs from its beginning to the end that is known of it: its last record, or its death as its agent saw
+it. The parts, and what goodput is of them, are events/account.py's.
 
 Two are estimates. What others waited for the coordinator's save is the smaller of their wait in the next step and its
 stall. Of steps that were folded, as many count as redone as lie behind what a restart went back to.
@@ -34,65 +13,11 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from elastic.events.account import IN_STEPS_THAT_COUNT, PARTS, Account
 from elastic.events.event import Event
-from elastic.events.timing import DATA, SAVE, WAIT
-
-PARTS = (
-    "productive",
-    "data_wait",
-    "exchange_wait",
-    "save_stall",
-    "redone",
-    "detecting",
-    "forming",
-    "transferring",
-    "loading",
-    "idle",
-    "starting",
-    "unknown",
-)
-IN_STEPS_THAT_COUNT = ("productive", "data_wait", "exchange_wait")
-_STEPS = ("step_applied", "passed_over", "folded")
-_ENDS = frozenset({"run_started", "view_formed", "loaded", "transfer", "peer_lost", "left", "finished", *_STEPS})
-_FORMING = ("run_started", "view_formed", "peer_lost")
-
-
-@dataclass
-class Account:
-    """One worker's time.
-
-    begin_s, end_s  unix seconds
-    parts           seconds by part; they sum to end_s - begin_s
-    stretches       [begin, end, part] in order, neighbours of one part as one; waits inside steps are not told apart,
-                    and are "productive" here
-    died            its end is a death
-    """
-
-    worker: str
-    begin_s: float
-    end_s: float
-    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    stretches: list[tuple[float, float, str]] = field(default_factory=list)
-    died: bool = False
-
-    def take(self, until_s: float, *split: tuple[str, float], rest: str, shown: str | None = None) -> None:
-        """The time from end_s to until_s: so much of each part of `split`, as far as it goes, and the rest."""
-        rest_s = until_s - self.end_s
-        if rest_s <= 0.0:
-            return
-        for part, seconds in split:
-            took = min(rest_s, max(0.0, seconds))
-            self.parts[part] += took
-            rest_s -= took
-        self.parts[rest] += rest_s
-        shown = shown or rest
-        if self.stretches and self.stretches[-1][2] == shown:
-            self.stretches[-1] = (self.stretches[-1][0], until_s, shown)
-        else:
-            self.stretches.append((self.end_s, until_s, shown))
-        self.end_s = until_s
+from elastic.events.timing import SAVE
 
 
 @dataclass(frozen=True)
@@ -241,73 +166,22 @@ def _account(
     ages = (float(event["t"]) - event["age_s"] for event in own if event.get("age_s"))  # a drill notes things before
     begin_s = min(float(own[0]["t"]), *ages, math.inf)
     account = Account(own[0]["worker"], begin_s, begin_s)
-    before: Event | None = None
     for index, event in enumerate(own):
-        t = float(event["t"])
-        if event["event"] not in _ENDS:
-            continue
         match event["event"]:
-            case "run_started":
-                account.take(t, rest="starting")
-            case "view_formed":
-                account.take(t, ("idle", event.get("idle_s", 0.0)), rest="forming")
-            case "loaded":
-                taken = before is not None and before["event"] == "transfer"
-                account.take(t, rest="transferring" if taken else "loading")
-            case "transfer":
-                account.take(t, rest="transferring")
             case "peer_lost":
                 after = next((one for one in own[index:] if one["event"] == "view_formed"), None)
-                _lose(account, event, t, before, faults.met(after))
+                account.hear(event, met_s=faults.met(after))
             case "step_applied" | "passed_over":
-                _step(account, event, t, counts.counts(event), stalls)
+                stalled_s = stalls.get((event.get("claim") or 0, event["step"]), 0.0)
+                account.hear(event, counts=counts.counts(event), stalled_s=stalled_s)
             case "folded":
-                _folded(account, event, t, counts.share_that_counts(event))
+                account.hear(event, share=counts.share_that_counts(event))
             case _:
-                ending = event.get(SAVE, 0.0) + (event.get(WAIT, 0.0) if event["event"] == "finished" else 0.0)
-                forming = event.get(WAIT, 0.0) if event["event"] == "left" else 0.0
-                account.take(t, ("save_stall", ending), ("forming", forming), rest="productive")
-        before = event
+                account.hear(event)
     account.died = account.worker in faults.died
-    rest = "starting" if before is None else "forming" if before["event"] in _FORMING else "redone"
+    rest = account.unfinished
     if account.died:
         account.take(faults.begun[account.worker], rest=rest)
         account.take(faults.died[account.worker], rest="detecting")
     account.take(float(own[-1]["t"]), rest=rest)
     return account
-
-
-def _lose(account: Account, lost: Event, t: float, before: Event | None, begun_s: float | None) -> None:
-    in_vain = "forming" if before is not None and before["event"] in _FORMING else "redone"
-    if begun_s is None:
-        account.take(t, ("detecting", lost.get(WAIT, 0.0)), rest=in_vain)
-    else:
-        begun_s = max(begun_s, account.end_s + lost.get(SAVE, 0.0))
-        account.take(min(begun_s, t), ("save_stall", lost.get(SAVE, 0.0)), rest=in_vain)
-        account.take(t, rest="detecting")
-
-
-def _step(account: Account, applied: Event, t: float, counts: bool, stalls: Mapping[tuple[int, int], float]) -> None:
-    saving, waiting = applied.get(SAVE, 0.0), applied.get(WAIT, 0.0)
-    if not counts:
-        account.take(t, ("save_stall", saving), rest="redone")
-        return
-    of_others = max(0.0, stalls.get((applied.get("claim") or 0, applied["step"]), 0.0) - saving)
-    for_save = min(waiting, of_others)
-    split = (
-        ("save_stall", saving + for_save),
-        ("exchange_wait", waiting - for_save),
-        ("data_wait", applied.get(DATA, 0.0)),
-    )
-    account.take(t, *split, rest="productive")
-
-
-def _folded(account: Account, folded: Event, t: float, share: float) -> None:
-    """The share of it that counts comes first: a restart takes back the newest."""
-    if folded.get("unknown"):
-        account.take(t, rest="unknown")
-        return
-    until_s = account.end_s + share * max(0.0, t - account.end_s)
-    split = ("save_stall", SAVE), ("exchange_wait", WAIT), ("data_wait", DATA)
-    account.take(until_s, *((part, share * folded.get(spent, 0.0)) for part, spent in split), rest="productive")
-    account.take(t, ("save_stall", (1 - share) * folded.get(SAVE, 0.0)), rest="redone")

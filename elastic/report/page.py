@@ -13,6 +13,7 @@ from html import escape
 from statistics import median
 
 from elastic.events import words
+from elastic.events.account import IN_STEPS_THAT_COUNT, PARTS
 from elastic.events.event import Event
 from elastic.report import sentences
 from elastic.report.charts import (
@@ -30,7 +31,7 @@ from elastic.report.charts import (
     time_labels,
 )
 from elastic.report.curves import thinned, values_by_step
-from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS, Counting
+from elastic.report.ledger import Counting
 from elastic.report.page_style import STYLE
 from elastic.report.report import Completion, Report, report
 from elastic.report.summary import facts, known_as_sums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.report.ledger import PARTS
+from elastic.events.account import PARTS
 
 STYLE = """
 :root{--bg:#ffffff;--panel:#f5f7f9;--text:#1b1f24;--soft:#57606a;--rule:#d8dee4;--grid:#e6eaee;--line:#1f6feb;--band:#1f6feb26;

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.events import words
+from elastic.events.account import IN_STEPS_THAT_COUNT, PARTS
 from elastic.report import sentences
-from elastic.report.ledger import IN_STEPS_THAT_COUNT, PARTS
 from elastic.report.report import Completion, Report
 from elastic.report.view_changes import ChangeKind
 

@@ -2,6 +2,7 @@
 
 console         the few lines that a run says by itself
 tracker         what the status shows, from one worker's events
+figures         what metrics show, of one worker
 panel           the same as two lines
 terminal        keeps the last lines of a terminal for it
 terminal_guard  gives the terminal back, however the process ended

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from elastic.__main__ import main
-from tests.kit.doctor import ROOT, WITHIN_S, doctor, wrong
+from tests.kit.doctor import doctor, wrong
 from tests.kit.hosts import off_by, preloaded
 
 LINES = [
@@ -132,15 +130,3 @@ def test_a_launcher_and_its_variables(tmp_path: Path) -> None:
     status, found = doctor(env={**whole, "ELASTIC_URL": str(tmp_path)})
     assert (status, wrong(found)) == (0, [])
     assert found["launcher"]["found"].startswith("Open MPI: rank 1 of 2; OMPI_COMM_WORLD_LOCAL_RANK=0 ")
-
-
-def test_torch_is_loaded_by_nobody_who_only_asks_for_help() -> None:
-    """Workers wait for the imports of `elastic run`, and its commands are one."""
-    program = """
-import sys, elastic.__main__
-try: elastic.__main__.main(["doctor", "--help"])
-finally: print("torch" in sys.modules)
-"""
-    command = [sys.executable, "-c", program]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert said.stdout.splitlines()[-1] == "False"

@@ -13,7 +13,10 @@ import torch
 
 from elastic_checkpoint import Checkpointer
 
-OPTIONAL = ("accelerate", "transformers", "lightning", "datasets", "pyarrow", "albumentations")
+OPTIONAL = (
+    *("accelerate", "transformers", "lightning", "datasets", "pyarrow", "albumentations"),
+    "prometheus_client",
+)
 
 CALLS = """
     import contextlib, io, json, sys
@@ -51,6 +54,7 @@ def test_commands_that_compute_nothing_do_without_torch(tmp_path: Path) -> None:
     commands = [
         ["elastic", "--help"],
         ["elastic", "drill", "--help"],
+        ["elastic", "doctor", "--help"],
         ["elastic", "plan", *plan],
         ["elastic", "simulate", *plan],
         ["elastic", "report", str(run), "--html", str(tmp_path / "report.html")],
@@ -67,6 +71,7 @@ def test_commands_that_compute_nothing_do_without_torch(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "elastic --help 0",
         "elastic drill 0",
+        "elastic doctor 0",
         "elastic plan 0",
         "elastic simulate 0",
         "elastic report 0",

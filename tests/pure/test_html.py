@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from elastic.__main__ import main
+from elastic.events.account import Account
 from elastic.events.compaction import Compaction, forget
 from elastic.events.event import Event
 from elastic.events.log import EventLog
@@ -22,7 +23,6 @@ from elastic.events.words import percent, seconds, size
 from elastic.report import sentences
 from elastic.report.charts import Axis, Lanes, lanes_drawing, number_labels, time_labels
 from elastic.report.curves import thinned
-from elastic.report.ledger import Account
 from elastic.report.page import page
 from elastic.report.page_style import STYLE
 from elastic.report.report import report

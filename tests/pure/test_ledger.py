@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.events.account import PARTS, Account
 from elastic.events.compaction import Compaction
 from elastic.events.declarations import EVENTS
 from elastic.events.event import Event
-from elastic.report.ledger import PARTS, Account, ledger
+from elastic.report.ledger import ledger
 
 NAMES = [event.name for event in EVENTS]
 

@@ -168,7 +168,7 @@ def test_storage_that_fails_for_a_while_is_asked_again(begin: Begin, monkeypatch
             raise CheckpointError("503")
         return 0, None
 
-    monkeypatch.setattr(written_meeting, "_newest", newest)
+    monkeypatch.setattr(written_meeting, "newest_meeting", newest)
     met(begin(hub_silent_s=lambda: 0.0 if len(looks) < 4 else None))
     assert len(looks) >= 4
 

@@ -6,4 +6,5 @@ hints        the run saves, and nobody leaves
 departure    when the node leaves, why, and how long its workers may take
 end          the agent's exit status
 kubeflow     the run's progress, where the node is one of a TrainJob
+metrics      --metrics-port: figures of the node, over HTTP
 """

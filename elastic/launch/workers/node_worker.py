@@ -90,6 +90,8 @@ class NodeWorker:
             env["ELASTIC_STATUS"] = "1"
         if rules.status:
             env["ELASTIC_SHOWN"] = "1"
+        if rules.metrics:
+            env["ELASTIC_METRICS"] = "1"
         if rules.several_nodes:
             env["ELASTIC_SEVERAL_NODES"] = "1"
         if rules.address is not None:

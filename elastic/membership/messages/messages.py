@@ -43,6 +43,7 @@ from elastic.membership.messages.worker_messages import (
     Claimed,
     End,
     Entered,
+    Figures,
     Finished,
     HasRead,
     Hint,
@@ -71,7 +72,7 @@ from elastic_checkpoint.net.framing import NotAMessage
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
 
 FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | HasRead | Claimed | Failed | Finished
-ToItsAgent = FromWorker | RunStatus
+ToItsAgent = FromWorker | RunStatus | Figures
 ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Noted | Bye | Ping
 ToAgent = (
     Start
@@ -118,7 +119,7 @@ FROM_WORKER: Mapping[str, type] = {
     **FAILURE,
     "finished": Finished,
 }
-TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "run_status": RunStatus}
+TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "run_status": RunStatus, "figures": Figures}
 TO_HUB: Mapping[str, type] = {
     **FROM_WORKER,
     "hello": Hello,

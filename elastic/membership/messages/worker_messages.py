@@ -140,6 +140,13 @@ class RunStatus(OfWorker):
     status: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Figures(OfWorker):
+    """For the metrics of its node."""
+
+    figures: dict[str, Any]
+
+
 # hub -> agent -> worker
 
 

@@ -29,6 +29,7 @@ from elastic.membership.messages.messages import (
     Claimed,
     End,
     Entered,
+    Figures,
     Finished,
     HasRead,
     Hint,
@@ -266,6 +267,11 @@ class Live:
         """For the agent's terminal. Left out where it would have to wait for the agent to read."""
         if select.select([], [self._socket], [], 0)[1]:
             self._say(RunStatus(worker=ME, status=status))
+
+    def figures(self, figures: Message) -> None:
+        """For the metrics of its node. Left out in the same case: the next ones hold them, too."""
+        if select.select([], [self._socket], [], 0)[1]:
+            self._say(Figures(worker=ME, figures=figures))
 
     def put(self, generation: int, key: str, value: bytes) -> None:
         self._say(Put(worker=ME, generation=generation, key=key, value=base64.b64encode(value).decode()))

@@ -1,0 +1,202 @@
+"""`elastic run --metrics-port`: a scrape during a run says what happens in it, and nothing is served unasked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from elastic.events.account import PARTS
+from tests.kit.agents import WITHIN_S, Run
+
+TRAINS = """
+import os, sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import TensorDataset
+import elastic
+
+url, enough = sys.argv[1], Path(sys.argv[2])
+sys.stdout.write(f"here {os.environ['LOCAL_RANK']} {os.getpid()} {os.environ['ELASTIC_RESTART']}\\n")
+sys.stdout.flush()
+elastic.seed(0)
+model = torch.nn.Linear(4, 2)
+data = TensorDataset(torch.randn(4000, 4), torch.arange(4000) % 2)
+with elastic.Run(
+    url,
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    dataset=data,
+    batch_size=4,
+    virtual_workers=4,
+    epochs=100,
+    save_every=10,
+) as run:
+    for step in run:
+        for x, y in step:
+            step.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="sum"), count=len(y))
+        time.sleep(0.02)
+        if enough.exists():
+            run.stop("enough")
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+    return port
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """0: nobody is there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WITHIN_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Each sample, as Prometheus calls it: elastic_worker_seconds_total{part="redone"}."""
+    status, text = get(port, "/metrics")
+    assert status == 200
+    return {
+        sample.name + "".join(f'{{{key}="{value}"}}' for key, value in sample.labels.items()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def seconds(figures: dict[str, float], part: str) -> float:
+    return figures[f'elastic_worker_seconds_total{{part="{part}"}}']
+
+
+def test_a_scrape_during_a_run_with_a_kill_and_a_notice(run: Run, tmp_path: Path) -> None:
+    """World size 2, 1, 2; one recovery; saves; and then the node leaves, and is not ready any more."""
+    port, enough = free_port(), tmp_path / "enough"
+    flags = ["--standalone", "--nproc-per-node=2", f"--metrics-port={port}"]
+    launch = run(TRAINS, *flags, args=(str(tmp_path / "run"), str(enough)))
+    launch.wait_for(lambda: get(port, "/healthz")[0] == 200, "a port that is served", within_s=WITHIN_S)
+    assert get(port, "/readyz")[0] in (200, 503)  # it begins
+    launch.wait_for(lambda: get(port, "/readyz")[0] == 200, "workers that train", within_s=WITHIN_S)
+    launch.wait_for(lambda: scrape(port)["elastic_saves_total"] >= 2, "two saves", within_s=WITHIN_S)
+
+    before = scrape(port)
+    assert before["elastic_world_size"] == before["elastic_node_workers"] == 2
+    assert before["elastic_coordinator"] == 1
+    assert before["elastic_steps_planned"] == 100_000
+    assert before["elastic_steps_applied"] > 0
+    assert before["elastic_recovery_seconds_count"] == before["elastic_workers_lost_total"] == 0
+    assert before["elastic_save_stall_seconds_total"] > 0
+    assert before["elastic_save_bytes_total"] > 0
+    assert time.time() - 600 < before["elastic_save_timestamp_seconds"] <= time.time() + 1
+    assert seconds(before, "productive") > 0
+    assert seconds(before, "starting") > 0
+    assert seconds(before, "redone") == seconds(before, "detecting") == 0
+    assert {name for name in before if "worker_seconds" in name} == {
+        f'elastic_worker_seconds_total{{part="{part}"}}' for part in PARTS
+    }
+
+    [victim] = [int(line.split()[2]) for line in launch.output.splitlines() if line.startswith("here 1 ")]
+    sizes = [2.0]
+    os.kill(victim, signal.SIGKILL)
+
+    def back() -> bool:
+        figures = scrape(port)
+        if figures["elastic_world_size"] != sizes[-1]:
+            sizes.append(figures["elastic_world_size"])
+        return figures["elastic_world_size"] == 2 and figures["elastic_recovery_seconds_count"] >= 1
+
+    launch.wait_for(back, "a recovery, and a replacement", within_s=WITHIN_S)
+    # Workers tell once a second.
+    launch.wait_for(lambda: seconds(scrape(port), "transferring") > 0, "its transfer", within_s=WITHIN_S)
+    after = scrape(port)
+    assert sizes in ([2, 1, 2], [2])  # the view of one may begin and end between two looks
+    assert after["elastic_generation"] == before["elastic_generation"] + 2
+    assert after["elastic_recovery_seconds_count"] == after["elastic_workers_lost_total"] == 1
+    assert 0 < after["elastic_recovery_seconds_sum"] < WITHIN_S
+    assert after['elastic_recovery_seconds_bucket{le="+Inf"}'] == 1
+    assert seconds(after, "redone") + seconds(after, "detecting") > 0
+    assert after["elastic_steps_applied"] >= before["elastic_steps_applied"]
+    assert get(port, "/nothing") == (404, "/metrics, /healthz, /readyz\n")
+
+    launch.send(signal.SIGTERM)
+    launch.wait_for(
+        lambda: (
+            get(port, "/readyz")[1] == "this node leaves\n" or get(port, "/metrics")[0] == 0  # it has left
+        ),
+        "a node that leaves",
+        within_s=WITHIN_S,
+    )
+    launch.succeed(within_s=WITHIN_S)
+    assert get(port, "/healthz")[0] == 0
+
+
+def test_a_node_that_waits_for_others_is_alive_and_not_ready(run: Run, tmp_path: Path) -> None:
+    port = free_port()
+    meets = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path / 'run'}", f"--metrics-port={port}"]
+    launch = run("", *meets)
+    launch.wait_for(lambda: get(port, "/healthz")[0] == 200, "a port that is served", within_s=WITHIN_S)
+    status, why = get(port, "/readyz")
+    assert status == 503
+    assert why == "no worker of this node has applied a step in its view\n"
+    assert scrape(port)["elastic_world_size"] == 0
+
+    with contextlib.ExitStack() as mute:  # who connects and says nothing keeps nobody out
+        for _ in range(100):
+            mute.enter_context(contextlib.suppress(OSError))
+            mute.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S))
+    launch.wait_for(lambda: get(port, "/healthz")[0] == 200, "a port that is served", within_s=WITHIN_S)
+    launch.send(signal.SIGTERM)
+    launch.succeed(within_s=WITHIN_S)
+
+
+def elastic_run(*flags: str, isolated: bool = False) -> tuple[int, str]:
+    """isolated: of a Python without prometheus_client"""
+    hides = "import sys; sys.modules['prometheus_client'] = None; " if isolated else "import sys; "
+    program = f"{hides}from elastic.launch.run_command import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "--standalone", *flags, os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    return said.returncode, said.stderr
+
+
+def test_without_its_package_it_says_what_to_install() -> None:
+    status, said = elastic_run("--metrics-port=24001", isolated=True)
+    assert status == 2
+    assert "pip install 'elastic-exact[metrics]'" in said
+
+
+@pytest.mark.parametrize("port", ["0", "70000"])
+def test_what_is_no_port_is_refused(port: str) -> None:
+    status, said = elastic_run(f"--metrics-port={port}")
+    assert status == 2
+    assert f"found {port}" in said
+
+
+def test_a_port_that_is_taken_is_named_before_anything_runs(run: Run) -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+        port = taken.getsockname()[1]
+        launch = run("print('ran')", "--standalone", f"--metrics-port={port}")
+        assert launch.finish(within_s=WITHIN_S) == 2
+    assert f"--metrics-port={port}: something listens there already" in launch.output
+    assert "ran" not in launch.output.split()
