@@ -1,6 +1,7 @@
 """The command `elastic`, also `python -m elastic`. `elastic run` is run_command.py's, with torchrun's flags.
 
-Each command imports what it needs itself: workers wait for the imports of `elastic run`.
+Each command imports what it needs itself: workers wait for the imports of `elastic run`, and a signal that comes before
+them is held only from here on.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
+from elastic.launch.processes import early_signals
 from elastic.launch.string_hashes import hash_alike
-from elastic_checkpoint.command_line import USAGE, Parser
 
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_command, argv = argv is None, sys.argv[1:] if argv is None else argv
     if argv and argv[0] in _COMMANDS:
         if is_command and argv[0] == "run":
+            early_signals.hold()
             hash_alike(argv)
         module, _ = _COMMANDS[argv[0]]
         try:
@@ -50,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return BROKEN_PIPE
         return status
+    from importlib.metadata import version
+
+    from elastic_checkpoint.command_line import USAGE, Parser
+
     parser = Parser(
         prog="elastic", description="Training runs whose result does not depend on what happens to their workers."
     )

@@ -1,8 +1,8 @@
 """Signals to leave that come before the agent takes them: while `elastic run` imports, and waits for other nodes.
 
-Promises  none of them ends the process by itself, past --leave-status and without a word. One is kept until what was
-          begun can be given up (`interruptible`), and raises `LeftEarly` there; one that comes later is the agent's.
-          Nor does one that comes after the agent's end.
+Promises  none of them ends the process by itself, past --leave-status and without a word, nor is lost. One is kept
+          until what was begun can be given up (`interruptible`), and raises `LeftEarly` there; one that comes later is
+          the agent's. Nor does one that comes after the agent's end.
 Leaves    Ctrl-C to Python.
 """
 
@@ -15,6 +15,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1)  # preemption.signals.LEAVE_SIGNALS, which is not loaded yet
+
+
+def hold() -> None:
+    """Until `EarlySignals` is made, also by the process that this one becomes: exec resets handlers, and not this.
+
+    The kernel drops a signal that process 1 of a container neither handles nor blocks: a pod that was drained as it
+    started trained on until SIGKILL.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
 
 
 class LeftEarly(BaseException):
@@ -33,6 +42,7 @@ class EarlySignals:
         self._arrived: list[int] = []
         self._interrupts = False
         self._handlers = {number: signal.signal(number, self._keep) for number in NUMBERS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
         _present = self
 
     def also(self, numbers: Iterable[signal.Signals]) -> None:
