@@ -11,6 +11,7 @@ OF_ELASTIC = [
     "elastic.plan.traces",
     "elastic.recipes",  # `elastic demo` runs one
     "elastic.docs",  # `elastic docs` shows them
+    "elastic.deploy",  # and these within them
 ]
 
 setup(
@@ -19,5 +20,6 @@ setup(
         "elastic_checkpoint": "checkpoint/elastic_checkpoint",
         "elastic.recipes": "recipes",
         "elastic.docs": "docs",
+        "elastic.deploy": "deploy",
     },
 )

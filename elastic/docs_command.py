@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from elastic_checkpoint.command_line import Parser
 
 _ROOMS = ("", "how-to", "concepts", "reference", "internals", "decisions")
 _LISTED = ("docs", "how-to", "concepts")
+_INCLUDES = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)  # of pymdownx, by which the site is built
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     if name not in pages():
         near = difflib.get_close_matches(name, pages(), n=1)
         parser.error(f"there is no page {name!r}; {f'the nearest is {near[0]}' if near else 'elastic docs lists them'}")
-    text = pages()[name].read_text()
+    text = _INCLUDES.sub(lambda include: _included(include[1]), pages()[name].read_text())
     if sys.stdout.isatty():
         Console().print(Markdown(text))
     else:
@@ -43,15 +46,30 @@ def main(argv: Sequence[str]) -> int:
 
 def pages() -> dict[str, Path]:
     """By their names."""
-    installed = importlib.util.find_spec("elastic.docs")
-    assert installed is not None
-    assert installed.origin is not None
-    folder = Path(installed.origin).parent
+    folder = _folder()
     found: dict[str, Path] = {}
     for room in _ROOMS:
         for path in sorted((folder / room).glob("*.md")):
             found.setdefault(path.stem, path)
     return found
+
+
+def _folder() -> Path:
+    installed = importlib.util.find_spec("elastic.docs")
+    assert installed is not None
+    assert installed.origin is not None
+    return Path(installed.origin).parent
+
+
+def _included(source: str) -> str:
+    """A file, or a part of one: beside the pages, in the repository as in the wheel, whose README is its metadata."""
+    path, _, part = source.partition(":")
+    beside = _folder().parent / path
+    readme = path == "README.md" and not beside.exists()
+    text = importlib.metadata.metadata("elastic-exact")["Description"] if readme else beside.read_text()
+    if part:
+        text = text.partition(f"[start:{part}] -->\n")[2].partition(f"<!-- --8<-- [end:{part}]")[0]
+    return text.rstrip("\n")
 
 
 def _title(path: Path) -> str:

@@ -62,6 +62,10 @@ def test_the_pages_that_errors_name_are_installed(bin: Path, tmp_path: Path) -> 
     assert named[:2] == ["elastic", "docs"]
     assert run_in(tmp_path, [bin / "elastic", *named[1:]]).startswith("# What a run cannot do")
     assert "keep-your-loop" in run_in(tmp_path, [bin / "elastic", "docs"])
+    for page, of_another_file in (("run-a-spot-fleet", "ExecStart="), ("lose-workers", "| a worker is killed |")):
+        shown = run_in(tmp_path, [bin / "elastic", "docs", page])
+        assert of_another_file in shown
+        assert "8<" not in shown
 
 
 SCRIPT = """
