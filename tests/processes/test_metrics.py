@@ -9,82 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from elastic.events.account import PARTS
 from tests.kit.agents import WITHIN_S, Run
-
-TRAINS = """
-import os, sys, time
-from pathlib import Path
-import torch
-from torch.utils.data import TensorDataset
-import elastic
-
-url, enough = sys.argv[1], Path(sys.argv[2])
-sys.stdout.write(f"here {os.environ['LOCAL_RANK']} {os.getpid()} {os.environ['ELASTIC_RESTART']}\\n")
-sys.stdout.flush()
-elastic.seed(0)
-model = torch.nn.Linear(4, 2)
-data = TensorDataset(torch.randn(4000, 4), torch.arange(4000) % 2)
-with elastic.Run(
-    url,
-    model=model,
-    optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    dataset=data,
-    batch_size=4,
-    virtual_workers=4,
-    epochs=100,
-    save_every=10,
-) as run:
-    for step in run:
-        for x, y in step:
-            step.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="sum"), count=len(y))
-        time.sleep(0.02)
-        if enough.exists():
-            run.stop("enough")
-"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-    return port
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    """0: nobody is there."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WITHIN_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refused:
-        return refused.code, refused.read().decode()
-    except OSError:
-        return 0, ""
-
-
-def scrape(port: int) -> dict[str, float]:
-    """Each sample, as Prometheus calls it: elastic_worker_seconds_total{part="redone"}."""
-    status, text = get(port, "/metrics")
-    assert status == 200
-    return {
-        sample.name + "".join(f'{{{key}="{value}"}}' for key, value in sample.labels.items()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+from tests.kit.scraped import TRAINS, free_port, get, here, scrape
 
 
 def seconds(figures: dict[str, float], part: str) -> float:
@@ -117,7 +48,7 @@ def test_a_scrape_during_a_run_with_a_kill_and_a_notice(run: Run, tmp_path: Path
         f'elastic_worker_seconds_total{{part="{part}"}}' for part in PARTS
     }
 
-    [victim] = [int(line.split()[2]) for line in launch.output.splitlines() if line.startswith("here 1 ")]
+    victim = next(pid for local_rank, pid in here(launch) if local_rank == 1)
     sizes = [2.0]
     os.kill(victim, signal.SIGKILL)
 
