@@ -62,7 +62,7 @@ class NodeMetrics:
                 "  state  nothing was started\n"
                 "  next   name another port, or end what listens there (ss -ltnp)"
             ) from refused
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()
         registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": "elastic", "registry": registry}
         Info("build", "Which elastic-exact this is.", **own).info({"version": __version__})
