@@ -80,7 +80,7 @@ build/deploy-%/.installed: tests/deploy/%.txt
 deploy-check: $(STAMP) deploy-tools  ## the files of deploy/, strictly: no cluster, no container, no account
 	DEPLOY=1 $(PYTEST) tests/deploy
 
-deploy-nightly: $(STAMP) deploy-tools build/deploy-ray/.installed build/deploy-sky/.installed  ## these, and what needs a server, an image or a cluster: make deploy-nightly TESTS=tests/deploy/kubernetes
+deploy-nightly: $(STAMP) deploy-tools build/deploy-ray/.installed build/deploy-sky/.installed  ## these, and what needs a server, an image or a cluster: make deploy-nightly TESTS=tests/deploy/test_ray.py
 	DEPLOY=1 NIGHTLY=1 $(PYTEST) --timeout=3600 $(or $(TESTS),tests/deploy)
 
 soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
