@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from elastic.drill.judge.review import review
 from elastic.errors import ElasticError
 from elastic.events.event import Event
 from elastic.events.reading import read_events
+from elastic_checkpoint import linux
 from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.host_runs import ROOT, SCRIPT
 from tests.kit.hosts import Hosts
@@ -47,11 +50,15 @@ exit $status
 
 
 @pytest.fixture
-def slurm(hosts: Callable[[int], Hosts], tmp_path: Path) -> Slurm:
-    lab = hosts(2)
+def two_hosts(hosts: Callable[[int], Hosts]) -> Hosts:
+    return hosts(2)
+
+
+@pytest.fixture
+def slurm(two_hosts: Hosts, tmp_path: Path) -> Slurm:
     if (why := missing()) is not None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"slurm: {why}")
-    return Slurm(lab, tmp_path / "slurm")
+    return Slurm(two_hosts, tmp_path / "slurm")
 
 
 @pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
@@ -101,24 +108,13 @@ def test_a_job_loses_a_node_grows_is_preempted_and_goes_on(
 ) -> None:
     """deploy/slurm/job.sbatch and grow.sbatch, as they stand, are one run, whichever of their nodes has it."""
     url, hurry = tmp_path / "run", tmp_path / "hurry"
-    env = {
-        "RUN": str(url),
-        "NODES_MAX": "3",
-        "GRACE_S": "60",
-        VARIABLE: generated_secret(),
-        "ELASTIC_OBSERVER": f"elastic.drill.inject.injector:observer:{_drill(tmp_path / 'drill').path}",
-        "TMPDIR": "/var/tmp",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    script = [str(SCRIPT), str(url), f"--steps={STEPS}", "--save-every=50", f"--slow-until={hurry}"]
-    placed = ["--time=30", "--cpus-per-task=1", f"--chdir={ROOT}"]
-
-    slurm.submit_file(DEPLOY / "job.sbatch", *placed, arguments=script, env=env)
+    more = _as_deployed(tmp_path, url, hurry)
+    slurm.submit_file(DEPLOY / "job.sbatch", **more)
     _wait(slurm, url, "steps of both nodes", lambda events: _trained_by(events) == 2)
     slurm.lose(2)
     _wait(slurm, url, "a step of the other one", lambda events: _worlds(events)[-1] == 1)
     slurm.bring_back(2)
-    slurm.submit_file(DEPLOY / "grow.sbatch", *placed, arguments=script, env=env)
+    slurm.submit_file(DEPLOY / "grow.sbatch", **more)
     _wait(slurm, url, "steps of the node that came back", lambda events: _trained_by(events) == 3)
     slurm.submit("sleep 1", "--partition=urgent", "--nodes=2", "--cpus-per-task=2")
     _wait(slurm, url, "both to have left", lambda events: sum(event["event"] == "left" for event in events) == 2)
@@ -130,6 +126,26 @@ def test_a_job_loses_a_node_grows_is_preempted_and_goes_on(
     undisturbed = elastic_undisturbed(steps=STEPS, seed=7).events
     verdict = review(str(url), events, steps=STEPS, reference=undisturbed, lost_max=1, redone_max=1)
     assert verdict.ok, f"{verdict}\n{slurm.said()}"
+    assert slurm.ended() == {"COMPLETED"}, f"{slurm.ended()}\n{slurm.said()}"
+
+
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+def test_a_job_ends_well_though_an_agent_was_killed(
+    slurm: Slurm, two_hosts: Hosts, elastic_undisturbed: Callable[..., End], tmp_path: Path
+) -> None:
+    """srun ends with its status, though the other node has finished the run: the job finds that out."""
+    url, hurry = tmp_path / "run", tmp_path / "hurry"
+    slurm.submit_file(DEPLOY / "job.sbatch", **_as_deployed(tmp_path, url, hurry))
+    _wait(slurm, url, "steps of both nodes", lambda events: _trained_by(events) == 2)
+    agent = next(pid for pid in two_hosts.pids(2) if b"/elastic\0run\0" in linux.command_line(pid))
+    os.kill(agent, signal.SIGKILL)
+    hurry.touch()
+    _until(slurm, "an empty queue", lambda: not slurm.states())
+
+    reference = elastic_undisturbed(steps=STEPS, seed=7).events
+    verdict = review(str(url), read_events(url), steps=STEPS, reference=reference, lost_max=1, redone_max=1)
+    assert verdict.ok, f"{verdict}\n{slurm.said()}"
+    assert "Killed" in slurm.said()
     assert slurm.ended() == {"COMPLETED"}, f"{slurm.ended()}\n{slurm.said()}"
 
 
@@ -203,6 +219,21 @@ def _job(folder: Path, url: Path, hurry: Path, *, flags: str) -> str:
         script=SCRIPT,
         steps=STEPS,
     )
+
+
+def _as_deployed(tmp_path: Path, url: Path, hurry: Path) -> dict[str, Any]:
+    """What is said to a job of deploy/slurm, whose file stays as it is."""
+    env = {
+        "RUN": str(url),
+        "NODES_MAX": "3",
+        "GRACE_S": "60",
+        VARIABLE: generated_secret(),
+        "ELASTIC_OBSERVER": f"elastic.drill.inject.injector:observer:{_drill(tmp_path / 'drill').path}",
+        "TMPDIR": "/var/tmp",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    script = [str(SCRIPT), str(url), f"--steps={STEPS}", "--save-every=50", f"--slow-until={hurry}"]
+    return {"flags": ["--time=30", "--cpus-per-task=1", f"--chdir={ROOT}"], "arguments": script, "env": env}
 
 
 def _drill(folder: Path) -> DrillFolder:

@@ -299,7 +299,7 @@ def test_an_array_of_jobs(hosts: Callable[[int], Hosts], tmp_path: Path) -> None
     env = {"RUN": str(url), VARIABLE: generated_secret(), "TMPDIR": "/var/tmp", "PATH": path}
     scheduler = slurm.Slurm(lab, tmp_path / "slurm")
     placed = ["--array=1-2", "--cpus-per-task=2", f"--chdir={tmp_path}"]
-    scheduler.submit_file(ARRAY, *placed, arguments=["train.py", str(url)], env=env)
+    scheduler.submit_file(ARRAY, placed, arguments=["train.py", str(url)], env=env)
     _until(scheduler, "steps of both", lambda: len(workers_that_trained(url)) == 2)
     scheduler.submit("sleep 1", "--partition=urgent", "--nodes=2", "--cpus-per-task=2")
     _until(scheduler, "both to have left", lambda: scheduler.said().count("this node has left (") == 2)

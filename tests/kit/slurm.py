@@ -97,10 +97,10 @@ class Slurm:
         """A job of the script's lines. Returns its number."""
         path = self._folder / f"job-{self._submitted}.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
-        return self.submit_file(path, *flags, "--open-mode=append")
+        return self.submit_file(path, [*flags, "--open-mode=append"])
 
     def submit_file(
-        self, path: Path, *flags: str, arguments: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self, path: Path, flags: Sequence[str], *, arguments: Sequence[str] = (), env: Mapping[str, str] | None = None
     ) -> str:
         """A job as its file has it, with arguments for it. Returns its number."""
         output = self._folder / f"job-{self._submitted}.out"
