@@ -24,7 +24,7 @@ from elastic.loop.context import Context
 from elastic.membership.progress import Phase
 from elastic.membership.view import View
 from elastic.membership.worker.rendezvous import AtUrl, meet
-from elastic_checkpoint.net.machine import host_address
+from elastic_checkpoint.net.machine import address_for_others
 from elastic_checkpoint.net.secret import secret_of_run, without_secret
 
 _RENDEZVOUS_S = 300.0
@@ -78,7 +78,7 @@ class ViewGroup:
             meeting.view,
             launch.rank,
             meeting.store,  # rank 0 hosts it, so it must live as long as the group
-            "127.0.0.1" if launch.one_node else host_address(launch.master_addr),
+            "127.0.0.1" if launch.one_node else address_for_others(launch.master_addr),
         )
 
     def enter(self, *, step: int) -> None:
@@ -98,7 +98,7 @@ class ViewGroup:
         self.witness, self.begun_elsewhere = details.witness, details.begun_elsewhere
         self.unanswered = details.unanswered
         self.beacon = (details.beacon["nonce"], details.beacon["endpoint"]) if details.beacon else None
-        address = context.launch.address or ("127.0.0.1" if details.one_node else host_address(None))
+        address = context.launch.address or ("127.0.0.1" if details.one_node else address_for_others(None))
         self._form(view, rank, live.board(), address)
         if rank == 0:
             self._tell_faults(details.gone)

@@ -74,6 +74,13 @@ def host_address(towards: str | None) -> str:
     return "127.0.0.1"
 
 
+def address_for_others(towards: str | None) -> str:
+    """As host_address; where nobody is named and there is no way out of this machine, its first one, which those on its
+    cable reach."""
+    address = host_address(towards)
+    return address if towards or not only_near(address) else next(iter(own_addresses()), address)
+
+
 def resolve(host: str) -> list[str]:
     """The addresses that a name or an address stands for here, IPv4 first; none where it stands for nothing."""
     with suppress(OSError, UnicodeError):

@@ -38,7 +38,7 @@ from elastic.errors import RendezvousTimeout
 from elastic.membership.environment import Launch
 from elastic.membership.view import View
 from elastic_checkpoint.net.listener import listen
-from elastic_checkpoint.net.machine import host_address
+from elastic_checkpoint.net.machine import address_for_others
 from elastic_checkpoint.storage import Missing, TooLarge, get_bounded, open_storage, redact
 
 _PUBLISHED = "elastic/endpoint"
@@ -187,7 +187,7 @@ def _meet(launch: Launch, worker_id: str, place: Place | None, deadline: float, 
 
 
 def _host(launch: Launch, worker_id: str, place: Place | None, deadline: float, timeout_s: float) -> Meeting:
-    address = "127.0.0.1" if launch.one_node else host_address(launch.master_addr)
+    address = "127.0.0.1" if launch.one_node else address_for_others(launch.master_addr)
     if launch.agent_hosts_store or launch.master_port is None:
         store = _listen(address, 0, deadline, timeout_s)  # where the others are told to look
     else:
