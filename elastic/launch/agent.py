@@ -101,7 +101,10 @@ class Agent:
         say: Callable[[str], None],
         timing: StartTimes | None = None,
         metrics: NodeMetrics | None = None,
+        end_stores: Callable[[], None] = lambda: None,
     ) -> None:
+        """end_stores: of the rendezvous, that are here"""
+        self._end_stores = end_stores
         self._rules = rules
         self._timing = timing
         self._metrics = metrics
@@ -484,6 +487,7 @@ class Agent:
         if self._train_job is not None:
             self._train_job.close()
         self._starter.close()
+        self._end_stores()
         self._notices.close(self._loop, gone=self._departure.begun and not self._end.killed)
         for worker in self._workers.values():
             worker.kill()

@@ -51,8 +51,10 @@ from elastic.launch.rendezvous.store import (
     StoreSilent,
     is_here,
     leave_word,
+    probe,
     rendezvous_endpoints,
 )
+from elastic.launch.rendezvous.store_host import StoreHost
 from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, MeetingSearch
 from elastic.membership.written_hub import Nodes, hub_in, nodes_in, written_hub
 from elastic.version import __version__
@@ -82,7 +84,7 @@ class Meeting:
                node came later
     announcement  of the hub, should it be here
     find_hub   asks those places once more where the hub is, which may take seconds: a connection to it, or None
-    kept       what must live as long as this process: the store may be here, and absence would end our membership
+    kept       what must live as long as this process: absence would end our membership
     """
 
     listener: socket.socket
@@ -104,6 +106,7 @@ def meet(
     nodes_min: int,
     nodes_max: int,
     conf: Mapping[str, Any],
+    stores: StoreHost,
     local_addr: str | None = None,
     ports: range | None = None,
     secret: str | None = None,
@@ -111,6 +114,7 @@ def meet(
 ) -> Meeting:
     """
     node    this one's name
+    stores  of the rendezvous that are here, or come to be
     secret  of the run, see elastic_checkpoint/net/secret.py
 
     Raises NodesMissing, ConfigError; CheckpointError for a secret that cannot be used here.
@@ -124,7 +128,7 @@ def meet(
     conf.setdefault("join_timeout", conf.get("timeout", JOIN_S))
     listener = addresses.listen(chosen.address, ports)
     prepare(secret)
-    meets = _Meets(endpoints, run_id, node, chosen, listener, ports, nodes_min, nodes_max, conf, secret, say)
+    meets = _Meets(endpoints, run_id, node, chosen, listener, ports, nodes_min, nodes_max, conf, stores, secret, say)
     words = addresses.in_words(chosen, local_addr)
     try:
         return _heedful(lambda: meets.meet(words))
@@ -149,9 +153,11 @@ class _Meets:
         nodes_min: int,
         nodes_max: int,
         conf: Mapping[str, Any],
+        stores: StoreHost,
         secret: str | None,
         say: Callable[[str], None],
     ) -> None:
+        self._stores = stores
         self._endpoints = endpoints
         self._run_id = run_id
         self._node = node
@@ -203,7 +209,7 @@ class _Meets:
         if self._by_url.found is None:
             return None
         connected, nonce = self._by_url.found
-        return self._leave_word(self._joins(connected, nonce), None)
+        return self._leave_word(self._joins(connected, nonce))
 
     def by_url_first(self) -> Meeting | None:
         """Where it leads to a hub, nobody needs a rendezvous."""
@@ -256,11 +262,11 @@ class _Meets:
 
     def _search(self) -> StoreSearch | MeetingSearch:
         if self._by_url is None or self._endpoints.hosts:
-            return StoreSearch(self._endpoints.hosts, self._params)
+            return StoreSearch(self._endpoints.hosts, self._params, self._stores)
         if self._by_storage is not None:
-            self._by_storage.end()
+            self._by_storage.leave()
         self._by_storage = MeetingSearch(
-            self._by_url.url, self._address, self._ports, self._params, self._by_url.silent_s
+            self._by_url.url, self._address, self._ports, self._params, self._stores, self._by_url.silent_s
         )
         return self._by_storage
 
@@ -270,7 +276,7 @@ class _Meets:
         try:
             meeting = self._at(found, backend, in_words)
         except DistError as lost:
-            may_be_back = self._has_other_endpoints or isinstance(lost, StoreSilent)
+            may_be_back = self._has_other_endpoints or isinstance(lost, StoreSilent) or _is_open(found.endpoint)
             if not may_be_back or time.monotonic() > self._deadline_s:
                 raise self._store_is_gone(found.endpoint or "localhost", lost) from lost
             meeting = None
@@ -297,14 +303,14 @@ class _Meets:
             if (connected := self._hubs.connect(published)) is not None and published is not None:
                 _met()
                 joined = self._joins(connected, published["nonce"], kept)
-                return self._leave_word(joined, found.endpoint, looking)
+                return self._leave_word(joined, looking)
             if published is not None and published["nonce"] in self._met and self._hubs.nobody_there:
                 _met()
                 self._say(
                     "the node with the run's hub was lost before this one came to it\n"
                     "  state  nothing was started here\n  next   nothing; the next of those who have met has the hub"
                 )
-                return self._leave_word(self._joins(None, published["nonce"], kept), found.endpoint, looking)
+                return self._leave_word(self._joins(None, published["nonce"], kept), looking)
             if self._hubs.other_version is not None:
                 raise self._of_another_version(*self._hubs.other_version)
             if (meeting := self.by_url()) is not None:
@@ -331,7 +337,7 @@ class _Meets:
             if round_.info is not None and not moves and self._publishes(looking, written, nonce, backend):
                 _met()
                 meeting = replace(self._joins(None, nonce, kept), hub_is_here=True)
-                return self._leave_word(meeting, found.endpoint, looking)
+                return self._leave_word(meeting, looking)
             if error is not None or time.monotonic() > self._deadline_s:
                 raise self._did_not_meet(where, backend, error) from error
             self._pause()
@@ -373,13 +379,12 @@ class _Meets:
             kept=kept,
         )
 
-    def _leave_word(self, meeting: Meeting, used: str | None, store: Any | None = None) -> Meeting:
+    def _leave_word(self, meeting: Meeting, store: Any | None = None) -> Meeting:
         """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is.
         store: for a thread of its own from now on"""
-        stores = leave_word(self._endpoints.hosts, used, self._params, self._key, self._where(meeting.nonce))
+        leave_word(self._endpoints.hosts, self._stores, self._key, written_hub(*self._own, meeting.nonce))
         return replace(
             meeting,
-            kept=(*meeting.kept, *stores),
             find_hub=self._finder(meeting.nonce, store),
             announcement=HubAnnouncement(
                 self._endpoints.hosts,
@@ -488,6 +493,14 @@ class _Meets:
             "  next      start the missing nodes with the same --rdzv-id and --rdzv-endpoint, or allow fewer with "
             "--nnodes=MIN:MAX, or wait longer with --rdzv-conf join_timeout=SECONDS"
         )
+
+
+def _is_open(endpoint: str) -> bool:
+    """Whether its machine takes connections there, though the store was lost: then another store is being opened."""
+    with contextlib.suppress(OSError):
+        probe(endpoint)
+        return True
+    return False
 
 
 class _Ending(Exception):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elastic.launch.meeting import Meeting
     from elastic.launch.node.metrics import NodeMetrics
     from elastic.launch.node.notice_hook import NoticeHook
+    from elastic.launch.rendezvous.store_host import StoreHost
     from elastic.launch.workers.starter import Starter
     from elastic.membership.hub.hub import Hub
     from elastic_checkpoint.runs.beacon import Beacon
@@ -143,6 +144,7 @@ def _run(
         timing.mark(LOADED)
     loop = EventLoop()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
+    stores = _stores(arguments, say, preloaded=preloaded)
     read_ahead = ReadAhead(known_url(arguments.rdzv_endpoint, environ) if preloaded else None)
 
     # The rest of this process's imports, while the warm process makes the script's.
@@ -162,6 +164,7 @@ def _run(
     notices = NodeNotices(sources(arguments.notices, environ), hook)
     with contextlib.ExitStack() as stack:
         stack.callback(read_ahead.close)
+        end_stores = stores.close if stores is not None else lambda: None
         try:
             if arguments.nodes_max > 1:
                 say_errors_only()
@@ -170,16 +173,18 @@ def _run(
                 waits(starter)
                 metrics = _metrics(arguments, stack)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
-                meeting = _meet(arguments, node, secret, say)
+                meeting = _meet(arguments, node, secret, stores, say)
             if meeting is None or meeting.hub_is_here:  # and so is the coordinator
                 read_ahead.begin()
             else:
                 read_ahead.close()
         except LeftEarly as told:
             starter.close()
+            end_stores()
             return _leave_early(told.number, arguments, hook, say)
         except BaseException as failure:
             starter.close()
+            end_stores()
             children.end_all(within_s=0.0)
             if isinstance(failure, NodesMissing):
                 print(f"elastic run: {failure}", file=sys.stderr)
@@ -219,7 +224,19 @@ def _run(
             train_job=train_job(environ),
         )
         logs = Logs(arguments.logs, say=say)
-        agent = Agent(rules, hub, logs, starter, notices, hook, read_ahead, say=say, timing=timing, metrics=metrics)
+        agent = Agent(
+            rules,
+            hub,
+            logs,
+            starter,
+            notices,
+            hook,
+            read_ahead,
+            say=say,
+            timing=timing,
+            metrics=metrics,
+            end_stores=end_stores,
+        )
         return agent.run(early.take)
 
 
@@ -262,24 +279,38 @@ def _join_s(arguments: Arguments) -> float:
     return join_s(arguments.rdzv)
 
 
-def _meet(arguments: Arguments, node: str, secret: str | None, say: Callable[[str], None]) -> Meeting | None:
-    """None on one node, which needs no rendezvous, no store and no port for other nodes."""
+def _stores(arguments: Arguments, say: Callable[[str], None], *, preloaded: bool) -> StoreHost | None:
+    """That this node may come to host. None on one node, which needs none."""
     if arguments.nodes_max == 1:
+        return None
+    from elastic.launch.rendezvous.store_host import StoreHost
+
+    return StoreHost(arguments.nodes_max, preloaded=preloaded, say=say)
+
+
+def _meet(
+    arguments: Arguments, node: str, secret: str | None, stores: StoreHost | None, say: Callable[[str], None]
+) -> Meeting | None:
+    """None on one node, which needs no rendezvous, no store and no port for other nodes."""
+    if stores is None:
         return None
     from elastic.launch.meeting import meet
 
-    return meet(
+    meeting = meet(
         arguments.rdzv_endpoint,
         arguments.run_id or "none",
         node=node,
         nodes_min=arguments.nodes_min,
         nodes_max=arguments.nodes_max,
         conf=arguments.rdzv,
+        stores=stores,
         local_addr=arguments.local_addr,
         ports=arguments.ports,
         secret=secret,
         say=say,
     )
+    stores.all_open()
+    return meeting
 
 
 def _beacon(arguments: Arguments) -> Beacon:

@@ -13,11 +13,14 @@ from typing import Any
 
 Nodes = tuple[tuple[str, tuple[str, int]], ...]
 _KINDS = {"host": str, "port": int, "nonce": str}
+_BYTES_MAX = 1 << 20  # of nodes that have met it is some 60 bytes each
 _PORT_MAX = (1 << 16) - 1
 
 
 def hub_in(text: bytes) -> dict[str, Any] | None:
     """None: it is nothing of the kind."""
+    if len(text) > _BYTES_MAX:  # some ten bytes of JSON may be a hundred of memory
+        return None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -27,7 +30,7 @@ def hub_in(text: bytes) -> dict[str, Any] | None:
     return found if 0 < found["port"] <= _PORT_MAX else None
 
 
-def written_hub(host: str, port: int, nonce: str, nodes: Iterable[tuple[str, tuple[str, int]]]) -> dict[str, Any]:
+def written_hub(host: str, port: int, nonce: str, nodes: Iterable[tuple[str, tuple[str, int]]] = ()) -> dict[str, Any]:
     met = [[name, *where] for name, where in nodes]
     return {"host": host, "port": port, "nonce": nonce, **({"nodes": met} if met else {})}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -17,9 +17,17 @@ from elastic.launch.rendezvous.store import (
     leave_word,
     rendezvous_endpoints,
 )
+from elastic.launch.rendezvous.store_host import StoreHost
 
 WITHIN_S = 60.0
 KEY = "elastic/run/hub"
+
+
+@pytest.fixture(scope="module")
+def stores() -> Iterator[StoreHost]:
+    host = StoreHost(4, preloaded=False, say=print)
+    yield host
+    host.close()
 
 
 @pytest.mark.parametrize(
@@ -49,34 +57,34 @@ def test_two_runs_are_no_place_to_meet() -> None:
         rendezvous_endpoints("/a,/b")
 
 
-def test_the_first_of_several_hosts_that_answers_has_the_store() -> None:
+def test_the_first_of_several_hosts_that_answers_has_the_store(stores: StoreHost) -> None:
     """And who is named and did not come to host it leaves a word at its own place: the first may be gone by then."""
     hosts = [f"127.0.0.1:{port}" for port in _free_ports(3)]
-    first = _found(StoreSearch(hosts, _params))
+    first = _found(StoreSearch(hosts, _params, stores))
     assert first.endpoint == hosts[0], "nobody was there"
-    second = _found(StoreSearch(hosts, _params))
+    second = _found(StoreSearch(hosts, _params, stores))
     assert second.endpoint == hosts[0]
     second.store.set("who", "meets here")
     assert first.store.get("who") == b"meets here"
     where = {"host": "10.0.0.2", "port": 7, "nonce": "n"}
-    kept = leave_word(hosts, second.endpoint, _params, KEY, where)
-    assert len(kept) == 2
+    leave_word(hosts, stores, KEY, where)
     gone = [f"127.0.0.1:{port}" for port in _free_ports(1)]
-    joins = _found(StoreSearch([*gone, *hosts[1:]], _params))
+    joins = _found(StoreSearch([*gone, *hosts[1:]], _params, stores))
     assert joins.endpoint == hosts[1]
     assert joins.store.get(KEY) == b'{"host": "10.0.0.2", "port": 7, "nonce": "n"}'
 
 
-def test_one_host_alone_leaves_no_word_anywhere() -> None:
+def test_one_host_alone_leaves_no_word_anywhere(stores: StoreHost) -> None:
     (port,) = _free_ports(1)
-    assert leave_word([f"127.0.0.1:{port}"], None, _params, KEY, {}) == []
+    leave_word([f"127.0.0.1:{port}"], stores, KEY, {})
+    assert not stores.hosts(port)
 
 
-def test_a_host_that_is_not_the_first_gives_it_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_not_the_first_gives_it_some_time(monkeypatch: pytest.MonkeyPatch, stores: StoreHost) -> None:
     """Else two of them, started together, would each meet nobody. Here the first is another machine, which is down."""
     first, second = (f"127.0.0.1:{port}" for port in _free_ports(2))
     monkeypatch.setattr("elastic.launch.rendezvous.store.is_here", lambda endpoint: endpoint == second)
-    search = StoreSearch([first, second], _params)
+    search = StoreSearch([first, second], _params, stores)
     _wait_for(lambda: len(search.failures) == 2)
     assert search.found is None
     monkeypatch.setattr("elastic.launch.rendezvous.store._FIRST_S", 0.0)

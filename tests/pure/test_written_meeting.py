@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elastic.errors import ConfigError
 from elastic.launch.rendezvous import written_meeting
+from elastic.launch.rendezvous.store_host import StoreHost
 from elastic.launch.rendezvous.written_meeting import FOLDER, MOVING_S, MeetingSearch
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage import Storage
@@ -28,8 +29,15 @@ WITHIN_S = 60.0
 Begin = Callable[..., MeetingSearch]
 
 
+@pytest.fixture(scope="module")
+def stores() -> Iterator[StoreHost]:
+    host = StoreHost(9, preloaded=False, say=print)
+    yield host
+    host.close()
+
+
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: StoreHost) -> Iterator[Begin]:
     """A node's search, by the same folder."""
     monkeypatch.setattr(written_meeting, "_POLL_S", 0.02)
     monkeypatch.setattr(written_meeting, "SILENT_S", 1.0)
@@ -42,7 +50,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     def make(
         *, url: str = str(tmp_path), ports: range | None = None, hub_silent_s: Callable[[], float | None] = lambda: None
     ) -> MeetingSearch:
-        begun.append(MeetingSearch(url, HERE, ports, params, hub_silent_s))
+        begun.append(MeetingSearch(url, HERE, ports, params, stores, hub_silent_s))
         return begun[-1]
 
     yield make
@@ -109,6 +117,13 @@ def test_what_was_left_by_nodes_that_are_gone_is_superseded(begin: Begin, tmp_pa
     assert written(tmp_path) == ["000007.json", "000008.json"]
     free.close()
     wait_for(lambda: "elastic-store" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_a_name_in_another_script_s_digits_is_no_meeting(begin: Begin, tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "٠٠٠٠٠٧.json").write_text(written_store(1))
+    met(begin())
+    assert "000001.json" in written(tmp_path)
 
 
 def test_nobody_meets_anew_while_the_hub_of_a_run_may_be_moving(begin: Begin, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@
 A host that is named and did not come to host the store opens one all the same once it has met the others, and leaves in
 it where it is itself: so a run is found at each of them, whichever is left. Nobody meets there.
 
+A store that is here has a process of its own (store_host.py); this one is a client of it, as everybody is.
+
 Of torch 2.13: `create_backend` is public. `TCPStore.clone`, since a client that one thread waits with is blocked for
 all, is not documented.
 """
@@ -31,6 +33,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic.errors import ConfigError
 from elastic.launch.net import addresses
+from elastic.launch.rendezvous.store_host import StoreHost
 
 DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
@@ -137,12 +140,13 @@ class StoreSearch:
     failures  by host, of the last try
     """
 
-    def __init__(self, hosts: Sequence[str], params: Callable[[str], RendezvousParameters]) -> None:
+    def __init__(self, hosts: Sequence[str], params: Callable[[str], RendezvousParameters], stores: StoreHost) -> None:
         self.found: FoundStore | None = None
         self.error: Exception | None = None
         self.failures: dict[str, object] = {}
         self._hosts = hosts
         self._params = params
+        self._stores = stores
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="elastic-store", daemon=True).start()
 
@@ -169,15 +173,15 @@ class StoreSearch:
         """And whether a store is known to be there already."""
         if len(self._hosts) == 1:
             return [(self._hosts[0], False)]
-        there = [endpoint for endpoint in self._hosts if self._answers(endpoint)]
+        there = [endpoint for endpoint in self._hosts if self._is_open(endpoint)]
         if there:
             return [(endpoint, True) for endpoint in there]
         may_host = self._hosts if waited_s > _FIRST_S else self._hosts[:1]
         return [(endpoint, False) for endpoint in may_host if is_here(endpoint)]
 
-    def _answers(self, endpoint: str) -> bool:
+    def _is_open(self, endpoint: str) -> bool:
         try:
-            socket.create_connection(parse_rendezvous_endpoint(endpoint, DEFAULT_PORT), timeout=_PROBE_S).close()
+            probe(endpoint)
         except OSError as failure:
             self.failures[endpoint] = failure
             return False
@@ -186,45 +190,53 @@ class StoreSearch:
     def _tries(self, endpoint: str, *, is_there: bool) -> bool:
         params = self._params(endpoint)
         try:
-            if is_there:
-                backend, store = create_backend(with_config(params, is_host=0))
-            else:
-                backend, store = _create(params)
-            self.found = FoundStore(endpoint, params, backend, store, PatientStore(store))
-        except (RendezvousError, DistError) as failure:  # TCPStore waits by itself, and now and then gives up
+            self.found = connected(params if is_there else _hosted(params, self._stores))
+        except (RendezvousError, DistError, OSError) as failure:  # TCPStore waits by itself, and now and then gives up
             self.failures[endpoint] = failure.__cause__ or failure
             return False
         return True
 
 
-def leave_word(
-    hosts: Sequence[str],
-    used: str | None,
-    params: Callable[[str], RendezvousParameters],
-    key: str,
-    where: Mapping[str, Any],
-) -> list[Any]:
-    """Opens a store at each of these hosts that is this machine, but for the one that is used, and says there where
-    this node's agent is. What must live as long as that is to be found."""
-    kept = []
+def leave_word(hosts: Sequence[str], stores: StoreHost, key: str, where: Mapping[str, Any]) -> None:
+    """Has a store at each of these hosts that is this machine say where this node's agent is: one that is open already,
+    should it be opened anew."""
+    word = json.dumps(dict(where))
+    stores.remember(key, word)
     for endpoint in hosts if len(hosts) > 1 else ():
-        if endpoint != used and is_here(endpoint):
-            with contextlib.suppress(RendezvousError):  # another node of this machine has
-                opened = create_backend(with_config(params(endpoint), is_host=1))
-                opened[1].set(key, json.dumps(dict(where)))
-                kept.append(opened)
-    return kept
+        if is_here(endpoint):
+            with contextlib.suppress(OSError):  # another node of this machine has
+                port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)[1]
+                stores.open(range(port, port + 1), {key: word})
 
 
-def _create(params: RendezvousParameters) -> tuple[Any, Any]:
-    """The store may be this process's, where it is at this machine. torch finds that out, too, but not of all addresses
-    that a machine has, and not where the machine's own name stands for nothing."""
-    if "is_host" in params.config:
-        return create_backend(params)
-    if is_here(params.endpoint):
-        with contextlib.suppress(RendezvousError):  # another node of this machine hosts it
-            return create_backend(with_config(params, is_host=1))
-    return create_backend(with_config(params, is_host=0))
+def probe(endpoint: str) -> None:
+    """Raises OSError where nobody listens."""
+    socket.create_connection(parse_rendezvous_endpoint(endpoint, DEFAULT_PORT), timeout=_PROBE_S).close()
+
+
+def connected(params: RendezvousParameters) -> FoundStore:
+    """Raises RendezvousError, DistError."""
+    backend, store = create_backend(with_config(params, is_host=0))
+    return FoundStore(params.endpoint, params, backend, store, PatientStore(store))
+
+
+def _hosted(params: RendezvousParameters, stores: StoreHost) -> RendezvousParameters:
+    """Opens it, where it is at this machine and none is open. torch finds the former out, too, but not of all addresses
+    that a machine has. Raises OSError where it is to be here, and cannot be."""
+    must = params.get_as_bool("is_host")
+    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+    if must or (must is None and is_here(params.endpoint)):
+        try:
+            params.endpoint = in_words(host, stores.open(range(port, port + 1)))
+        except OSError:  # another node of this machine hosts it, or this one does
+            if must and not stores.hosts(port):
+                raise
+    return params
+
+
+def in_words(host: str, port: int) -> str:
+    """As an endpoint is written."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_here(endpoint: str) -> bool:

@@ -12,14 +12,13 @@ Promises  what answers there is the store that was written of, by its nonce: a p
           moving. A node that finds the hub meanwhile says at its store that nobody meets there any more.
 Leaves    a run that is under way to hub/written_lookup.py, which looks at the same time. Two sides of a cut network
           may meet apart: the run's claims let one of them go on, as always.
-
-Of torch 2.13: `create_backend` is public; that port 0 is one of the kernel's choice there is not documented.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import socket
 import threading
@@ -29,15 +28,17 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 from elastic.errors import ConfigError
-from elastic.launch.rendezvous.store import SILENT_S, FoundStore, PatientStore, with_config
+from elastic.launch.rendezvous.store import SILENT_S, FoundStore, connected
+from elastic.launch.rendezvous.store import in_words as endpoint_of
+from elastic.launch.rendezvous.store_host import StoreHost
 from elastic.membership.written_hub import hub_in
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded, open_storage
 
 FOLDER = "elastic/meetings"
+_NAME = re.compile(rf"{FOLDER}/(\d{{6,}})\.json", re.ASCII)
 _NONCE = "elastic/meeting"  # in the store
 _BYTES_MAX = 1 << 12
 _RETRY_S = 10.0
@@ -52,6 +53,7 @@ class MeetingSearch:
 
     address       this node's
     ports         that it may listen at; None: any
+    stores        that are here
     hub_silent_s  for how long the hub that is written at the URL has not answered; None: none is written
     error         what no further try helps against
     failures      by place, of the last try
@@ -63,6 +65,7 @@ class MeetingSearch:
         address: str,
         ports: range | None,
         params: Callable[[str], RendezvousParameters],
+        stores: StoreHost,
         hub_silent_s: Callable[[], float | None],
     ) -> None:
         self.error: Exception | None = None
@@ -71,6 +74,8 @@ class MeetingSearch:
         self._address = address
         self._ports = ports
         self._params = params
+        self._stores = stores
+        self._port: int | None = None  # of the store that was opened here
         self._hub_silent_s = hub_silent_s
         self._found: FoundStore | None = None
         self._number, self._nonce = 0, ""  # of the meeting that was found
@@ -98,12 +103,19 @@ class MeetingSearch:
 
     def say_over(self, store: Any) -> None:
         """This node has found the run's hub, and its store lives on: nobody is to meet there."""
+        self._stores.remember(_NONCE, "")
         with contextlib.suppress(DistError):
             store.set(_NONCE, "")
 
     def end(self) -> None:
         """No store is wanted any more. A look that has begun is left to itself."""
         self._stopping.set()
+
+    def leave(self) -> None:
+        """This node meets elsewhere, or looks again."""
+        self.end()
+        if self._superseded:
+            self._close()
 
     def settle(self) -> None:
         """Before this process ends: a thread within torch's code would turn that into an abort."""
@@ -122,7 +134,14 @@ class MeetingSearch:
             self.error = error
         finally:
             if not self._taken:
-                self._found = None  # it is closed by that
+                self._found = None
+                self._close()
+
+    def _close(self) -> None:
+        """Nobody is to meet here any more."""
+        if self._port is not None:
+            self._stores.close_one(self._port)
+            self._port = None
 
     def _meets(self, storage: Storage) -> bool:
         is_read = False
@@ -160,11 +179,11 @@ class MeetingSearch:
 
     def _joined(self, number: int, where: dict[str, Any]) -> FoundStore | None:
         """None: not yet, or never."""
-        endpoint = _endpoint(where["host"], where["port"])
+        endpoint = endpoint_of(where["host"], where["port"])
         try:
             socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
             if self._probe is None or self._probe.number != number or self._probe.is_over:
-                self._probe = _StoreOf(number, endpoint, self._params(endpoint), where["nonce"])
+                self._probe = _StoreOf(number, self._params(endpoint), where["nonce"])
             found = self._probe.take(_POLL_S)
         except (OSError, RendezvousError, DistError, ValueError) as failure:  # the last: no name of a host
             self.failures[endpoint] = failure.__cause__ or failure
@@ -189,51 +208,49 @@ class MeetingSearch:
                 "  state  this node has not joined, and nothing was started here\n"
                 "  next   name the host at which they meet, too: --rdzv-endpoint=HOST:PORT,URL"
             )
-        backend, store = self._hosted()
         nonce = secrets.token_hex(16)
-        store.set(_NONCE, nonce)
-        if self._stopping.is_set():
-            return False
-        written = {"host": self._address, "port": store.port, "nonce": nonce}
+        self._port = port = self._opened(nonce)
+        endpoint = endpoint_of(self._address, port)
         try:
-            storage.put_new(f"{FOLDER}/{number:06}.json", json.dumps(written).encode())
+            found = connected(self._params(endpoint))
+            found.store.get(_NONCE)  # it is there by now
+            if not self._stopping.is_set():
+                written = {"host": self._address, "port": port, "nonce": nonce}
+                storage.put_new(f"{FOLDER}/{number:06}.json", json.dumps(written).encode())
+                self._number, self._nonce, self._found = number, nonce, found
+                return True
+        except (RendezvousError, DistError) as failure:  # somebody has filled it already
+            self.failures[endpoint] = failure.__cause__ or failure
         except AlreadyThere:
-            return False
-        endpoint = _endpoint(self._address, store.port)
-        self._number, self._nonce, self._found = (
-            number,
-            nonce,
-            FoundStore(endpoint, self._params(endpoint), backend, store, PatientStore(store)),
-        )
-        return True
+            pass
+        self._close()
+        return False
 
-    def _hosted(self) -> tuple[Any, Any]:
-        refused: RendezvousError | None = None
-        for port in self._ports or (0,):
-            try:
-                return create_backend(with_config(self._params(_endpoint(self._address, port)), is_host=1))
-            except RendezvousError as failure:  # another process has that port
-                refused = failure
-        raise ConfigError(
-            f"--port-range: no port of {self._address} is free for the rendezvous' store: {refused}\n"
-            "  state  this node has not joined, and nothing was started here\n"
-            "  next   end what listens there, or name more: a node takes three"
-        )
+    def _opened(self, nonce: str) -> int:
+        """Its port."""
+        try:
+            return self._stores.open(self._ports, {_NONCE: nonce})
+        except OSError as refused:
+            if self._ports is None:
+                raise
+            raise ConfigError(
+                f"--port-range: no port of {self._address} is free for the rendezvous' store: {refused}\n"
+                "  state  this node has not joined, and nothing was started here\n"
+                "  next   end what listens there, or name more: a node takes three"
+            ) from refused
 
 
 class _StoreOf:
     """Of this place, if it is theirs who wrote this nonce. In a thread of its own, for what listens there may be no
     store at all, and torch 2.13 waits for a server's first word without an end."""
 
-    def __init__(self, number: int, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
+    def __init__(self, number: int, params: RendezvousParameters, nonce: str) -> None:
         self.number = number
         self.is_over = False
         self._until_s = time.monotonic() + _ANSWER_S
         self._found: FoundStore | None = None
         self._failure: Exception = TimeoutError("what listens there is no rendezvous' store")
-        self._thread = threading.Thread(
-            target=self._connect, args=[endpoint, params, nonce], name="elastic-store", daemon=True
-        )
+        self._thread = threading.Thread(target=self._connect, args=[params, nonce], name="elastic-store", daemon=True)
         self._thread.start()
 
     def take(self, within_s: float) -> FoundStore | None:
@@ -244,24 +261,19 @@ class _StoreOf:
             raise self._failure
         return self._found
 
-    def _connect(self, endpoint: str, params: RendezvousParameters, nonce: str) -> None:
+    def _connect(self, params: RendezvousParameters, nonce: str) -> None:
         try:
-            backend, store = create_backend(with_config(params, is_host=0))
-            if not (store.check([_NONCE]) and store.get(_NONCE) == nonce.encode()):
+            found = connected(params)
+            if not (found.store.check([_NONCE]) and found.store.get(_NONCE) == nonce.encode()):
                 raise ConnectionError("another run has a store there")
-            self._found = FoundStore(endpoint, params, backend, store, PatientStore(store))
+            self._found = found
         except (OSError, RendezvousError, DistError, ValueError) as failure:
             self._failure = failure
 
 
 def newest_meeting(storage: Storage) -> tuple[int, dict[str, Any] | None]:
     """Its number, 0 where there is none, and what it says; None: nothing of the kind."""
-    numbers = [name.removesuffix(".json") for name in (key.rpartition("/")[2] for key in storage.list(FOLDER))]
-    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    newest = max((int(name[1]) for key in storage.list(FOLDER) if (name := _NAME.fullmatch(key))), default=0)
     with contextlib.suppress(Missing, TooLarge):
         return newest, hub_in(get_bounded(storage, f"{FOLDER}/{newest:06}.json", _BYTES_MAX)) if newest else None
     return newest, None
-
-
-def _endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
