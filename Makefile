@@ -74,7 +74,7 @@ deploy-tools: $(DEPLOY_TOOLS)/.installed  ## what knows the files of deploy/: li
 
 build/deploy-%/.installed: tests/deploy/%.txt
 	$(PYTHON) -m venv --clear build/deploy-$*
-	build/deploy-$*/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	build/deploy-$*/bin/python -m pip install -qq --no-compile --disable-pip-version-check --requirement $<
 	touch $@
 
 deploy-check: $(STAMP) deploy-tools  ## the files of deploy/, strictly: no cluster, no container, no account
