@@ -173,12 +173,14 @@ class _Forkserver:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # torch loads tqdm, which reads its variables then; another test may have set them in this process.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
         arguments = [str(theirs.fileno()), str(os.getpid()), MARK, *modules]
         with theirs:
             subprocess.run(
                 [sys.executable, "-m", "tests.kit.forkserver_process", *arguments],
                 cwd=_ROOT,
-                env={**os.environ, **_ALWAYS, MARK: "-" * ROOM},
+                env={**own, **_ALWAYS, MARK: "-" * ROOM},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -36,7 +36,8 @@ def state(seed: int, size: int = 1000) -> dict[str, Any]:
 
 def writers(of: int | None = None) -> list[psutil.Process]:
     """The writer processes of process `of`, by default of this one."""
-    return [one for one in psutil.Process(of).children() if WRITER_MODULE in one.cmdline()]
+    there = [one for one in psutil.Process(of).children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in there if WRITER_MODULE in one.cmdline()]
 
 
 def newest(url: Path | str, **options: Any) -> int | None:
