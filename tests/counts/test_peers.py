@@ -66,6 +66,18 @@ class TwoNodes:
         before = self.applied()
         self.nodes[0].wait_for(lambda: self.applied() >= before + 4, f"a step after {after}", within_s=WITHIN_S)
 
+    def trains_together(self, after: str) -> None:
+        """Until the newest view is of both nodes, and has applied a step."""
+        self.goes_on(after)  # by then whoever was lost to it is out of the view
+        self.nodes[0].wait_for(self._is_together, f"a step of both nodes after {after}", within_s=WITHIN_S)
+
+    def _is_together(self) -> bool:
+        events = read_events(self.url)
+        newest = [event for event in events if event["event"] == "view_formed"][-1]
+        return len(newest["workers"]) == 2 and any(
+            event["event"] == "step_applied" and event["t"] > newest["t"] for event in events
+        )
+
     def names(self) -> list[str]:
         """Of its nodes, as the hub tells one that joins without a worker."""
         at, run = self.hub
@@ -194,11 +206,16 @@ def nonsense(draw: random.Random, words: list[str]) -> dict[str, Any]:
 
 
 def stolen_name(run: TwoNodes, draw: random.Random) -> str:
-    """It calls itself as a node that is there: the hub takes it for that node, whose own connection was lost."""
+    """It calls itself as a node that is there: the hub takes it for that node, whose own connection was lost.
+
+    Whoever has the secret may end a node so: one that is robbed again before it is back, and holds no state yet, begins
+    from the storage, where the others' claim ends it.
+    """
     at, nonce = run.hub
     name = draw.choice(run.names())
     with Peer(at, run.secret) as peer:
         peer.joins(name, nonce, slots=draw.choice((0, 1)))
+    run.trains_together("a stolen name")
     return "stolen names"
 
 
