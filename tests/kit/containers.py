@@ -37,7 +37,9 @@ class Containers:
         self._storage = ["--root", str(folder / "images"), "--runroot", str(folder / "run")]
         self.podman = folder / "podman"
         how = [*self._storage, "--network-config-dir", str(folder / "networks"), "--runtime", "runc"]
-        self.podman.write_text(f'#!/bin/sh\nexec podman {" ".join(how)} "$@"\n')
+        settings = folder / "containers.conf"
+        settings.write_text('[engine]\nlock_type = "file"\n')  # or a file of podman's stays in /dev/shm
+        self.podman.write_text(f'#!/bin/sh\nCONTAINERS_CONF={settings} exec podman {" ".join(how)} "$@"\n')
         self.podman.chmod(0o755)
 
     def make_base(self, name: str, suite: str = "bookworm") -> None:
