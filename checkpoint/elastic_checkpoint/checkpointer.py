@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -111,7 +112,8 @@ class Checkpointer:
             take_over: Claim the URL although a live job answers for it.
             grace_s: How long a silent or dying holder is waited for.
             retry_s: How long a failing storage operation is tried again.
-            log: Gets one line per remarkable thing; the default is the logger named "elastic_checkpoint".
+            log: Gets one line per remarkable thing, in any thread; what it raises is passed over. The default is the
+                logger named "elastic_checkpoint".
             shard_bytes: The most tensor bytes in one object.
             orphan_grace_s: How old the remains of unfinished saves become before they are swept; those of our own
                 claim, which may be under way, at least three times finish_s.
@@ -163,7 +165,7 @@ class Checkpointer:
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
         self._storage = _opened(url, storage_options, retry_s)
         opening = opening_of(url, self._storage, storage_options or {}, retry_s)
-        self._log = log or logging.getLogger("elastic_checkpoint").warning
+        self._log = functools.partial(_told, log or logging.getLogger("elastic_checkpoint").warning)
         self._sweeper = Sweeper(
             self._storage,
             keep=keep,
@@ -690,6 +692,12 @@ def _opened(url: str | os.PathLike[str] | Storage, options: dict[str, Any] | Non
     if not isinstance(url, str | os.PathLike) and hasattr(url, "put_new"):
         return url
     return open_storage(cast(str, url), options, retry_s=retry_s)
+
+
+def _told(log: Callable[[str], None], line: str) -> None:
+    """A log that takes nothing ends no save and no thread of ours."""
+    with contextlib.suppress(Exception):
+        log(line)
 
 
 def _ignored(*what: object, **how: object) -> None:

@@ -22,6 +22,7 @@ from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
 from elastic_checkpoint.save.resources import WriterResources
 from elastic_checkpoint.save.writer.messages import DropArena, Serve
 from elastic_checkpoint.storage import open_storage
+from elastic_checkpoint.storage.local import LocalStorage
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
@@ -41,9 +42,8 @@ def test_a_failure_is_reported_and_after_three_the_next_save_stops_the_run(tmp_p
         with pytest.raises(StorageError, match="a file lies where a folder is needed") as caught:
             saving.wait(WITHIN_S)
         assert caught.value.operation == "write"
-    assert [f"step {step} could not be saved" in line for step, line in zip((2, 3, 4), lines, strict=True)] == [
-        True
-    ] * 3
+    said = [line for line in lines if "could not be saved" in line]  # beside them, that step 1's sweep met the same file
+    assert [f"step {step} could not be saved" in line for step, line in zip((2, 3, 4), said, strict=True)] == [True] * 3
     with pytest.raises(StorageError):
         runs.wait()
     with pytest.raises(CheckpointError, match="3 saves in a row failed") as stopped:
@@ -149,6 +149,23 @@ def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:
             runs.save(5, state(5), blocking=False)
         runs.save(5, state(5), blocking=False).wait(WITHIN_S)
     assert newest(tmp_path / "run") == 5
+
+
+def test_a_log_that_takes_nothing_ends_no_sweep(tmp_path: Path, checkpointer: Make) -> None:
+    class Unlisted(LocalStorage):
+        def list(self, prefix: str) -> dict[str, int]:
+            if prefix == "data":
+                raise StorageError("Permission denied", operation="list", key=prefix, attempts=1)
+            return super().list(prefix)
+
+    def broken(line: str) -> None:
+        asked.append(line)
+        raise BrokenPipeError(line)
+
+    asked: list[str] = []
+    runs = checkpointer(Unlisted(tmp_path / "run"), log=broken, retry_s=0.1)
+    assert runs.save(1, state(1)).step == 1
+    assert "older ones could not be swept" in asked[-1]
 
 
 def test_a_save_is_committed_where_no_thread_is_left_to_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

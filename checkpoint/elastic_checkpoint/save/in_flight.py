@@ -212,8 +212,7 @@ class InFlightSaves:
     def _tell(self, saving: Saving, error: CheckpointError | None) -> None:
         """Without any lock: a log may wait for someone who waits for this save."""
         if error is not None:
-            with contextlib.suppress(Exception):  # a log that takes nothing must not end the thread that frees halves
-                self._log(f"step {saving.step} could not be saved: {error}")
+            self._log(f"step {saving.step} could not be saved: {error}")
 
     def hear(self, said: FromWriter) -> None:
         """What the writer process says of saves."""
