@@ -23,6 +23,7 @@ from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
 from elastic.loop.restoring.background_transfer import Giving
 from elastic.state import settings
 from elastic.state.attributes import Attributes
+from elastic.state.bits import digest_of as digest_of_tensors
 from elastic.state.health import Health
 from elastic.state.replica import Replica, advice, difference, digest_of, told_of
 from elastic.state.trained import Trained
@@ -170,6 +171,11 @@ class Exchange:
         self._group.settle()
         self._memory.forget()
         return agreed
+
+    def digest_of_gradients(self) -> int:
+        """Of what the step has left in `.grad`, see bits.digest_of."""
+        assert self._set is not None
+        return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
 
     def compare_replicas(self, step: int) -> None:
         """At the run's end, whole. All call it together. Raises PeerLost, CollectiveMismatch."""

@@ -48,6 +48,7 @@ from elastic.state.body import Body
 from elastic.state.compiled import Compiling
 from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.health import Health
+from elastic.state.identity import CONTENT, SCRIPT
 from elastic.state.modules import roots
 from elastic.state.randomness import seed_streams
 from elastic.state.reached import watch
@@ -99,7 +100,8 @@ class Session:
             health=Health(config.on_bad),
             of_data=DatasetAttributes(partial(data_sets_and_transforms, (config.dataset,)), context.console.warn),
         )
-        comparable = not config.accept and (config.mode == "exact" or config.device.type == "cpu")
+        alike = {*config.accept} <= {CONTENT, SCRIPT}
+        comparable = alike and (config.mode == "exact" or config.device.type == "cpu")
         of_data = self.train_state.of_data
         self._replica = Replica(config.optimizers, config.extra, values=comparable, data=of_data)
         self.view_group = ViewGroup(context)
@@ -123,6 +125,14 @@ class Session:
     @property
     def group(self) -> Group:
         return self.view_group.group
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a share gives the same bits each time that it is passed: in exact mode, unless kernels by themselves
+        may give others."""
+        config = self._config
+        repeats = config.device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
+        return repeats and config.mode == "exact"
 
     def open(self) -> None:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""

@@ -26,6 +26,8 @@ Identity = dict[str, Any]
 
 CONTENT = "dataset_content"
 """Field of what a data set holds, which has none that holds nothing to look at; and word for what it reads as."""
+SCRIPT = "script"
+"""No field: word for which gradients the script's code makes of what it reads."""
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
 _ADDED = frozenset({"compiler", "dataset", CONTENT, "processor", "processor_settings", "libraries"})
 """Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
@@ -146,7 +148,7 @@ def check(
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
     """Raises ConfigError for names that no identity has, or that cannot be accepted."""
-    known = (here.keys() | {*_OF_DEVICES, CONTENT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
+    known = (here.keys() | {*_OF_DEVICES, CONTENT, SCRIPT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
         raise ConfigError(

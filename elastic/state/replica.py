@@ -19,7 +19,6 @@ would wait for it. Not compared are a scaler, and what an optimizer keeps under 
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -29,6 +28,7 @@ import torch
 import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.state.bits import memory, sum_of_bits, update
 from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.normal_form import PLAIN_TENSORS, is_readable, normal_form
 from elastic.state.trained_set import TrainedSet
@@ -215,11 +215,7 @@ def _window(tensor: Any, lap: int) -> Any:
     start = lap * _WINDOW % size // unit * unit if size > _WINDOW else 0
     stop = min(start + _WINDOW, size)
     if tensor.is_contiguous():
-        at = tensor.storage_offset() * unit + start
-        if not size or at + stop - start > tensor.untyped_storage().nbytes():  # freed
-            return b""
-        # numpy() would do, but for a tensor whose memory numpy has seen torch refuses ever to resize it
-        return (ctypes.c_char * (stop - start)).from_address(tensor.data_ptr() + start)
+        return memory(tensor, start, stop)
     if not is_readable(tensor):
         return b""
     elements = torch.arange(start // unit, stop // unit)
@@ -232,11 +228,21 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return copy.reshape(-1).view(torch.uint8).numpy().data if copy.numel() else b""
 
 
+def _of_tensor(value: torch.Tensor) -> str:
+    if not is_readable(value):
+        return type(value).__name__
+    if not value.is_cpu:
+        return str(int(sum_of_bits(value)))
+    hasher = xxhash.xxh3_64()
+    update(hasher, value)
+    return hasher.hexdigest()
+
+
 def _of_tensors(values: Iterable[Any]) -> str:
     said = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            said.append(xxhash.xxh3_64_hexdigest(_bytes(value)) if is_readable(value) else type(value).__name__)
+            said.append(_of_tensor(value))
         else:
             said.append(float(value).hex() if isinstance(value, (int, float)) else "")
     return " ".join(said)

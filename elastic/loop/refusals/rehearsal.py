@@ -20,10 +20,10 @@ import torch
 from elastic.data.aligned import aligned
 from elastic.errors import CANNOT_DO, UNTOUCHED, StepError
 from elastic.loop.refusals.script_variables import values, variables
+from elastic.state.bits import sum_of_bits
 from elastic.state.trained_set import listed
 
 _ITEMS = 64  # of a list
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Rehearsal:
@@ -59,7 +59,7 @@ class Rehearsal:
 
     def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
         """What the pass for nothing gave each parameter, by its number."""
-        self._given = {number: _sum_of_bits(gradient) for number, gradient in gradients}
+        self._given = {number: sum_of_bits(gradient) for number, gradient in gradients}
 
     def ends(self) -> None:
         """That body is over."""
@@ -77,7 +77,7 @@ class Rehearsal:
 
     def take(self, number: int, gradient: torch.Tensor) -> None:
         """What the share itself gives."""
-        self._again[number] = _sum_of_bits(gradient)
+        self._again[number] = sum_of_bits(gradient)
 
     def compare(self, names: Sequence[str], *, step: int) -> StepError | None:
         """Both passes; returns what is to be raised where they differ."""
@@ -103,13 +103,6 @@ def _depends_on_itself(step: int, differ: Sequence[str], changed: Sequence[str])
         "from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state begins anew "
         f"with each batch\n         ({CANNOT_DO})"
     )
-
-
-def _sum_of_bits(gradient: torch.Tensor) -> torch.Tensor:
-    if gradient.layout is not torch.strided:
-        return torch.zeros((), dtype=torch.int64)  # which is refused
-    flat = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
-    return flat.contiguous().view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
 
 
 def _holds_a_tensor(value: Any, depth: int = 3) -> bool:

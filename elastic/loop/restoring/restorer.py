@@ -33,7 +33,7 @@ from elastic.loop.restoring.transfer import Roles, broadcast, exchange_standings
 from elastic.loop.run_state import Standing
 from elastic.loop.storage.hub_notice import HubNotice
 from elastic.loop.storage.late_reading import LateReading
-from elastic.loop.storage.next_read import NextRead
+from elastic.loop.storage.next_step import NextStep
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import Position
 from elastic.loop.view_group import ViewGroup
@@ -84,7 +84,7 @@ class StateRestorer:
         self.giving: Giving | None = None
         self.idle = Idle()
         self._late = LateReading()
-        self._next_read: NextRead | None = None  # of the checkpoint that the run goes on from
+        self._next_step: NextStep | None = None  # of the checkpoint that the run goes on from
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._keeps_trained = False  # what the script has made trainable, and not what the saved run had
         self._accepted: set[str] = set()  # fields in which the run that goes on was another, or other workers are
@@ -264,20 +264,17 @@ class StateRestorer:
             live.on_hub_moved = self._tell_where_the_hub_is
             self._hub_notice.write(live.beacon, self._claimed)
 
-    def has_read(self, step: int, read: tuple[int, ...]) -> None:
-        """The first step behind a save, or behind a resume, as all workers have read it. All call it, before the
-        update.
+    def computed(self, found: NextStep) -> None:
+        """The first step behind a save, or behind a resume. All workers call it, with the same, before the update.
 
-        read  see Agreed
-        Raises IdentityMismatch where it is not what was read there before.
+        Raises IdentityMismatch where it is not what was read and computed there before.
         """
-        found = NextRead(step, *read)
-        if self._next_read is not None:
-            self._next_read.check(found, where=redact(self._config.url))
+        if self._next_step is not None:
+            self._next_step.check(found, where=redact(self._config.url))
         if self.saver is not None:
             self.saver.note(found)
 
-    def last_read(self) -> NextRead | None:
+    def last_read(self) -> NextStep | None:
         """On the coordinator, once: what the last step has read of a run that is made longer."""
         if self.saver is None:
             return None
@@ -418,7 +415,7 @@ class StateRestorer:
                 outcome = {"claim": self.claim_document(), "from_claim": from_claim, "position": asdict(self.position)}
                 outcome["accepted"] = self._open_saver().accepted
                 outcome["losses"] = self.losses().document()
-                outcome["next_read"] = self._open_saver().next_read
+                outcome["next_step"] = self._open_saver().next_step
             except Exception as refused:
                 failure = refused
                 outcome = {"failure": f"{type(refused).__name__}: {refused}"}
@@ -431,7 +428,7 @@ class StateRestorer:
         self._know_losses(Losses.from_document(answer["losses"]))
         self._accepted.update(answer["accepted"])
         self._keeps_trained = "trained" in answer["accepted"]
-        self._next_read = NextRead.of(answer["next_read"])
+        self._next_step = NextStep.of(answer["next_step"])
         self._events.context(claim=self.claim)
         return tree, answer["from_claim"]
 

@@ -33,7 +33,7 @@ from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import PassOver
-from elastic.loop.storage.next_read import reads_otherwise
+from elastic.loop.storage.next_step import NextStep, reads_otherwise
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
 from elastic.state.trained_set import listed
@@ -177,7 +177,7 @@ class StepInHand:
                 finally:
                     context.stopwatch.at(before)
                 self._phases.sign(Phase.COMPUTING)
-                if self._notes_reads and not loaded.left_out:
+                if self._notes_step and not loaded.left_out:
                     self._note_read(loaded.batch, share, micro, len(shares) if micro == self.pieces - 1 else 0)
                 self.indices_read.append(loaded.indices)
                 self.examples += len(loaded.indices)
@@ -205,8 +205,8 @@ class StepInHand:
             driver.share_has_ended(exchange)
 
     @property
-    def _notes_reads(self) -> bool:
-        """So that whoever resumes here finds out whether it reads the same (storage/next_read.py)."""
+    def _notes_step(self) -> bool:
+        """So that whoever resumes here finds out whether it is the same (storage/next_step.py)."""
         return self.index in (self._state.saved, self._state.total_steps - 1)
 
     def _note_read(self, batch: Any, share: int, micro: int, ended: int) -> None:
@@ -308,8 +308,9 @@ class StepInHand:
             unit=unit,
             sets_options=self.session.body.has_set_options,
         )
-        if agreed.read and agreed.read[1] == len(self.plan.sizes):
-            self.session.restorer.has_read(self.index, agreed.read)
+        if self._notes_step:
+            gradients = exchange.digest_of_gradients() if self.session.repeats else 0
+            self.session.restorer.computed(NextStep.of_step(self.plan, agreed.read, gradients))
         if self._streams is not None:
             self._streams.settle(agreed.sums)
         self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out

@@ -32,7 +32,7 @@ from elastic.errors import Evicted, IdentityMismatch, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
-from elastic.loop.storage.next_read import NextRead, Notes
+from elastic.loop.storage.next_step import NextStep, Notes
 from elastic.loop.storage.save_duration import SaveDuration, UploadOrder, likely_s, older_left_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
 from elastic.loop.storage.under_way import Position, UnderWay
@@ -43,7 +43,7 @@ from elastic.membership.succession.succession import may_succeed
 from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
 from elastic.state.finite import not_finite
-from elastic.state.identity import CONTENT
+from elastic.state.identity import CONTENT, SCRIPT
 from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
 from elastic_checkpoint.load.spool import Spool
@@ -68,7 +68,8 @@ class Saver:
     losses   what the run has seen by now, of losses that cost a reload
     seen     the same, as of the state that was read
     left_in_order  that state was the last of its launch, saved as it left or came to its end
-    next_read  what the first step behind the checkpoint that was read last has read, as JSON; None: it is not compared
+    next_step  what is known of the first step behind the checkpoint that was read last, as JSON; None: it is not
+               compared
     last_read  likewise the step before it, where that was the last one of its run
     read_ahead_bytes  of what was read last: those that its node had read before
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
@@ -107,8 +108,8 @@ class Saver:
         self._warmed = False
         self._spool = Spool(launch.read_ahead) if launch.read_ahead is not None else None
         self.read_ahead_bytes = 0
-        self.next_read: dict[str, Any] | None = None
-        self.last_read: NextRead | None = None
+        self.next_step: dict[str, Any] | None = None
+        self.last_read: NextStep | None = None
         self._notes = Notes(config.url, config.storage_options)
         self._objects = 0
         self._under_way: list[UnderWay] = []
@@ -218,9 +219,9 @@ class Saver:
         for name, (here, there) in accepted.items():
             self._console.say(f"accepted: {name} is {here} here and was {there}; the bits of the result may differ")
         position = Position(**found.meta["position"])
-        if not accepted and CONTENT not in self._config.accept:
-            self.next_read = self._checkpoints.noted(found.commit)
-            self.last_read = NextRead.of(found.meta.get("last_read"))
+        if not accepted and not {CONTENT, SCRIPT} & {*self._config.accept}:
+            self.next_step = self._checkpoints.noted(found.commit)
+            self.last_read = NextStep.of(found.meta.get("last_read"))
         self._saved = position.step, position.stopped
         seen = found.meta.get("losses") or {}
         claims = self._claim - found.commit.claim
@@ -229,9 +230,9 @@ class Saver:
         self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=self.left_in_order)
         return position, found.tree, found.commit.claim
 
-    def note(self, read: NextRead) -> None:
-        """What the first step behind the newest save has read, beside it."""
-        self._notes.has_read(read)
+    def note(self, step: NextStep) -> None:
+        """Of the first step behind the newest save, beside it."""
+        self._notes.computed(step)
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
         """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 import elastic
 import elastic_checkpoint
 from elastic.errors import IdentityMismatch
-from elastic.loop.storage.next_read import NextRead
+from elastic.loop.storage.next_step import NextStep
 from elastic_checkpoint.format.envelope import unseal
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
@@ -32,8 +32,8 @@ class Own(Dataset[Any]):
         return torch.full((4,), self.scale["of all"] * index) + torch.rand(4), torch.tensor(index % 2)
 
 
-def train(url: Path | str, *, scale: float = 1.0, until: int | None = None, **changes: Any) -> str:
-    """The weights' digest. Four steps an epoch, of three shares; interrupted in the step `until`."""
+def train(url: Path | str, *, scale: float = 1.0, times: float = 1.0, until: int | None = None, **changes: Any) -> str:
+    """The weights' digest. Four steps an epoch, of three shares; interrupted in the step `until`. times: the loss"""
     elastic.seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -46,21 +46,23 @@ def train(url: Path | str, *, scale: float = 1.0, until: int | None = None, **ch
                 if run.step_index == until:
                     raise KeyboardInterrupt
                 optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                (times * F.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     return elastic_checkpoint.digest(model)
 
 
-def notes(url: Path) -> dict[int, NextRead]:
+def notes(url: Path) -> dict[int, NextStep]:
     """What lies there, by its step."""
-    found = [NextRead.of(unseal(path.read_bytes(), path.name)) for path in url.glob("data/*/*/note.json")]
+    found = [NextStep.of(unseal(path.read_bytes(), path.name)) for path in url.glob("data/*/*/note.json")]
     return {note.step: note for note in found if note is not None}
 
 
-def in_rank(rank: int, world_size: int, port: int, url: str, scale: float, until: int | None = None) -> str:
+def in_rank(
+    rank: int, world_size: int, port: int, url: str, scale: float, until: int | None = None, times: float = 1.0
+) -> str:
     as_worker_of_torchrun(rank, world_size, port)
     try:
-        return train(url, scale=scale, until=until)
+        return train(url, scale=scale, until=until, times=times)
     except IdentityMismatch as refused:
         return str(refused)
 
@@ -78,6 +80,26 @@ def test_other_data_is_refused_in_the_first_step_by_every_worker(tmp_path: Path,
     assert returned(run_ranks(in_rank, 2, port, str(tmp_path / "run"), 1.0)) == [whole, whole]
     noted, alone = notes(tmp_path / "run"), notes(tmp_path / "whole")
     assert noted == {step: alone[step] for step in noted}  # whoever reads, alone and by two
+
+
+def test_another_script_is_refused_in_the_first_step_by_every_worker(tmp_path: Path, port: int) -> None:
+    (whole,) = returned(run_ranks(in_rank, 1, port, str(tmp_path / "whole"), 1.0))
+    returned(run_ranks(in_rank, 1, port, str(tmp_path / "run"), 1.0, 3))
+    commits = sorted((tmp_path / "run" / "commits").iterdir())
+
+    for workers in (1, 3):
+        for said in returned(run_ranks(in_rank, workers, port, str(tmp_path / "run"), 1.0, None, 1.0001)):
+            assert said.startswith("step 2 reads the same, and gives other gradients than before the run was ended")
+            assert "accept=['script']" in said
+    assert sorted((tmp_path / "run" / "commits").iterdir()) == commits
+    assert returned(run_ranks(in_rank, 3, port, str(tmp_path / "run"), 1.0)) == [whole] * 3
+
+
+def test_a_script_that_is_meant_to_be_another_goes_on(tmp_path: Path) -> None:
+    train(tmp_path / "run", until=3)
+    with pytest.raises(IdentityMismatch, match="gives other gradients"):
+        train(tmp_path / "run", times=2.0)
+    train(tmp_path / "run", times=2.0, accept=["script"])
 
 
 def test_data_that_is_meant_to_be_another_goes_on(tmp_path: Path) -> None:

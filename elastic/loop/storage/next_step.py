@@ -1,11 +1,12 @@
-"""What the first step behind a save has read: whoever goes on from that save reads it again, and finds out whether the
-data, its transforms and the collate function are those that the run had.
+"""What the first step behind a save has read, and which gradients that gave: whoever goes on from that save computes it
+again, and finds out whether the data, the script and the machine are those that the run had.
 
-    data/c00000007/s000001200-<nonce>/note.json   {"step": 1200, "digest": …, "shares": 8, "batches": 8}
+    data/c00000007/s000001200-<nonce>/note.json   {"step": 1200, "digest": …, "shares": 8, "batches": 8, "gradients": …}
 
 Each share's batch is digested as the loop's body gets it, and the digests travel with the step's sums, so that they are
-the same at any world size (in fast mode, at the same one). The coordinator writes them beside the commit once both are
-there, in a thread of its own. A run that is lost before has nothing to compare.
+the same at any world size (in fast mode, at the same one). The step's gradients are the same there anyway, in exact
+mode, and where kernels give the same bits each time. The coordinator writes both beside the commit once that is there,
+too, in a thread of its own. A run that is lost before has nothing to compare.
 
 Behind the last step of a run none is read. What that one has read lies in its checkpoint, as `meta["last_read"]`: where
 the run is made longer, it is read once more, and told of where it is another. It may be so honestly: between two epochs
@@ -15,41 +16,54 @@ the script may have changed what its data set gives.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import elastic_checkpoint
+from elastic.data.data_plan import StepPlan
 from elastic.errors import IdentityMismatch
-from elastic.state.identity import CONTENT
+from elastic.state.identity import CONTENT, SCRIPT
 
 _CLOSE_S = 5.0  # for a last word; a run whose last one is missing has nothing to compare
 
 
 @dataclass(frozen=True)
-class NextRead:
+class NextStep:
     """
-    digest   of all batches of the step, a sum of 40 bits of each
-    shares   that they are of
-    batches  into which these were put
+    digest     of all batches of the step, a sum of 40 bits of each
+    shares     that they are of; 0: they were not all digested
+    batches    into which these were put
+    gradients  digest of what all shares together gave; 0: there is none to compare
     """
 
     step: int
     digest: int
     shares: int
     batches: int
+    gradients: int
 
     @classmethod
-    def of(cls, note: object) -> NextRead | None:
+    def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int) -> NextStep:
+        """read: see Agreed"""
+        digest, shares, batches = read if read and read[1] == len(plan.sizes) else (0, 0, 0)
+        return cls(plan.index, digest, shares, batches, gradients)
+
+    @classmethod
+    def of(cls, note: object) -> NextStep | None:
         """As it lies beside a commit; None: it is none."""
         if not isinstance(note, dict) or note.keys() != cls.__annotations__.keys():
             return None
         return cls(**note) if all(type(value) is int for value in note.values()) else None
 
-    def check(self, found: NextRead, *, where: str) -> None:
+    def check(self, found: NextStep, *, where: str) -> None:
         """Whether that is the same, where it is of the same step, cut alike. Raises IdentityMismatch."""
         if found == self or (found.step, found.shares, found.batches) != (self.step, self.shares, self.batches):
+            return
+        if found.digest == self.digest:
+            if found.gradients and self.gradients and found.gradients != self.gradients:
+                raise self._computes_otherwise(found, where)
             return
         raise IdentityMismatch(
             f"step {self.step} reads other values than it did before the run was ended: digest {found.digest:x} here, "
@@ -63,6 +77,20 @@ class NextRead:
             {CONTENT: (f"{found.digest:x}", f"{self.digest:x}")},
         )
 
+    def _computes_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
+        read = "reads the same, and" if self.shares else "(of whose batches nobody knows whether they are the same)"
+        return IdentityMismatch(
+            f"step {self.step} {read} gives other gradients than before the run was ended: digest "
+            f"{found.gradients:x} here, {self.gradients:x} there\n"
+            "  found  the script's own code is another one (model, loss, body), or it keeps something that the run was "
+            "not handed,\n         or this machine computes otherwise\n"
+            f"  state  nothing was applied; what is saved in {where} is as it was\n"
+            f"  next   bring back what was changed, hand over what is kept (extra=), or start under a new URL; a "
+            f"script that is\n         meant to be another: Run(accept=[{SCRIPT!r}]), `elastic run --accept={SCRIPT}`, "
+            f"or ELASTIC_ACCEPT={SCRIPT} in\n         the environment",
+            {SCRIPT: (f"{found.gradients:x}", f"{self.gradients:x}")},
+        )
+
 
 class Notes:
     """Of one coordinator. url, options: of the run's storage"""
@@ -71,9 +99,9 @@ class Notes:
         self._url = url
         self._options = dict(options) if options else None
         self._commit: elastic_checkpoint.Commit | None = None
-        self.newest: NextRead | None = None
+        self.newest: NextStep | None = None
         self._lock = threading.Lock()
-        self._waiting: tuple[elastic_checkpoint.Commit, NextRead] | None = None
+        self._waiting: tuple[elastic_checkpoint.Commit, NextStep] | None = None
         self._thread: threading.Thread | None = None
 
     def committed(self, commit: elastic_checkpoint.Commit) -> None:
@@ -81,7 +109,7 @@ class Notes:
         self._commit = commit
         self._match()
 
-    def has_read(self, read: NextRead) -> None:
+    def computed(self, read: NextStep) -> None:
         """The step that was exchanged last."""
         self.newest = read
         self._match()

@@ -1,0 +1,58 @@
+"""Digests of tensors, by their bits: what is equal has the same, on one device and in one layout of its elements.
+
+On the CPU they are xxh3 of the memory. On other devices a sum of each tensor's bits is made there, and one small copy
+of all sums is waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import xxhash
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def memory(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> Any:
+    """These of its bytes, where they lie; empty where its storage was freed. tensor: contiguous, on the CPU
+
+    numpy() would do, but for a tensor whose memory numpy has seen torch refuses ever to resize it.
+    """
+    stop = tensor.nbytes if stop is None else stop
+    at = tensor.storage_offset() * tensor.element_size() + start
+    if stop <= start or at + stop - start > tensor.untyped_storage().nbytes():
+        return b""
+    return (ctypes.c_char * (stop - start)).from_address(tensor.data_ptr() + start)
+
+
+def update(hasher: Any, tensor: torch.Tensor) -> None:
+    """Takes in its bytes, in the order of its elements, whatever its layout. tensor: readable, on the CPU"""
+    held = tensor.detach().resolve_conj().resolve_neg().contiguous()  # as long as its memory is looked at
+    hasher.update(memory(held))
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Of its elements as integers, modulo 2**64: one number, on the tensor's device. It does not see their order."""
+    if tensor.layout is not torch.strided:
+        return torch.zeros((), dtype=torch.int64)  # which is refused elsewhere
+    flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return flat.detach().contiguous().view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
+
+
+def digest_of(tensors: Iterable[torch.Tensor | None]) -> int:
+    """63 bits of them all, in their order, never 0; that there is none counts, too."""
+    hasher, sums = xxhash.xxh3_64(), []
+    for tensor in tensors:
+        hasher.update(b"-" if tensor is None else b"+")
+        if tensor is None:
+            continue
+        if tensor.is_cpu and tensor.layout is torch.strided:
+            update(hasher, tensor)
+        else:
+            sums.append(sum_of_bits(tensor))
+    if sums:
+        hasher.update(repr(torch.stack(sums).tolist()).encode())
+    return hasher.intdigest() >> 1 or 1
