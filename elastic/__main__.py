@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": ("elastic.demo", "loses workers on purpose, loses all, resumes, and compares the weights: a minute, here"),
     "run": ("elastic.launch.run_command", "runs a training script, and recovers live (torchrun's flags)"),
     "drill": ("elastic.drill.command", "runs a script with faults and without, and judges that nothing was lost"),
+    "check": ("elastic.drill.check_command", "is the result the same whatever happens? some steps, with faults"),
     "report": ("elastic.report.command", "what became of a run, from its events"),
     "checkpoint": ("elastic_checkpoint.cli", "a run's checkpoints: ls, verify, digest, diff, export, import, sweep"),
     "doctor": ("elastic.doctor.command", "what a run needs of this machine and of its URL, looked at, and what to do"),

@@ -109,10 +109,11 @@ class Run:
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
             secret of the run (ELASTIC_SECRET), the same at every launch.
-        rehearse: In exact mode and a loop over `batches`: pass the first share that a process computes twice, once for
-            nothing, and refuse a body that gives it other gradients the second time, for it depends on what it has
-            changed itself (a hidden state, a count of bodies), and so on the world size. `elastic drill` asks for it
-            always.
+        cross_check: The same share, passed by two workers, must give the same bits. In exact mode one share of each
+            worker is passed by another one, too, for nothing, in a launch's first step and before saves, and other
+            gradients are refused before anything is applied: the body depends on what it has changed itself (a hidden
+            state, a count of bodies), or a machine computes wrongly. This is so large a part of all shares beside
+            these, from 0 to 1, which costs that part of the time; None: none is checked.
         accept: Names of identity fields that may differ from the saved run's, and between workers; `--accept` of
             `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
         keep: How many of the newest checkpoints stay.
@@ -193,7 +194,7 @@ class Run:
         overlap: bool = True,
         bucket_bytes: int = 8 << 20,
         compile_cache: bool = False,
-        rehearse: bool = True,
+        cross_check: float | None = 0.0,
         accept: Collection[str] = (),
         keep: int = 3,
         keep_every: int | None = None,
@@ -244,7 +245,7 @@ class Run:
             overlap=overlap,
             bucket_bytes=bucket_bytes,
             compile_cache=compile_cache,
-            rehearse=self._observer.rehearses(rehearse),
+            cross_check=self._observer.cross_checks(cross_check),
             accept=accept if isinstance(accept, str) else (*accept, *environment.accept()),  # type: ignore[arg-type]
             keep=keep,
             keep_every=keep_every,

@@ -64,6 +64,12 @@ def check_above_zero(**given: Any) -> None:
             raise ConfigError(f"{name}={number!r}; expected a number above 0")
 
 
+def check_part(name: str, part: Any) -> None:
+    """Raises ConfigError for what is no part of a whole, nor None."""
+    if part is not None and not (isinstance(part, (int, float)) and 0 <= part <= 1):
+        raise ConfigError(f"{name}={part!r}; expected a number from 0 to 1, or None")
+
+
 def check_clip(clip: Any) -> None:
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
         raise ConfigError(f"clip_grad_norm={clip!r}; expected the largest norm, a number above 0, or None")

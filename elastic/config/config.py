@@ -21,6 +21,7 @@ from elastic.config.checks import (
     check_extra,
     check_numerics,
     check_optimizers,
+    check_part,
     check_rollback,
     check_saves,
     check_schedulers,
@@ -74,7 +75,7 @@ class Config:
     overlap: bool
     bucket_bytes: int
     compile_cache: bool
-    rehearse: bool
+    cross_check: float | None
     buffers: dict[str, Any]
     accept: tuple[str, ...]
     keep: int
@@ -113,6 +114,7 @@ class Config:
         check_above_zero(timeout_s=self.timeout_s, bucket_bytes=self.bucket_bytes)
         check_clip(self.clip_grad_norm)
         check_saves(self.keep, self.keep_every, self.save_failures_max)
+        check_part("cross_check", self.cross_check)
         check_optimizers(self.optimizers)
         check_trained(self.models, self.optimizers)
         check_numerics(self.mode, self.threads)

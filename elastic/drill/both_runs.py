@@ -49,18 +49,23 @@ from elastic.drill.report.findings import Findings
 from elastic.drill.report.show import show
 from elastic.drill.report.story import Story, of_plan
 from elastic.drill.watched_run import WatchedRun
-from elastic.errors import ConfigError
+from elastic.errors import CollectiveMismatch, ConfigError, IdentityMismatch, StepError
 from elastic.events.event import Event
 from elastic.events.words import counted
 from elastic.membership.worker.live import ORPHAN_S
 
 BASELINE, FAULTED = "undisturbed", "disturbed"
 _JOINS_AWAIT_S = 60.0
+_REFUSALS = (StepError.__name__, CollectiveMismatch.__name__, IdentityMismatch.__name__)
 _OUTPUT_SHOWN = 3000  # characters of a script's output where it failed
 
 
 class CannotRun(Exception):
     """The drill could not be run as asked; nothing is said about the script's promises."""
+
+
+class Refused(CannotRun):
+    """The run itself has refused the script, by name, before there were any faults."""
 
 
 class Drill:
@@ -202,6 +207,9 @@ class Drill:
             raise CannotRun(f"the run without faults: {late}") from late
         events = cluster.cluster.events()
         if code or not any(event["event"] == "finished" for event in events):
+            refusal = next((event["error"] for event in events if event["event"] == "error"), "")
+            if refusal.startswith(_REFUSALS):
+                raise Refused(refusal)
             if not any(event["event"] == "run_started" for event in events):
                 why = "the script never came to `with elastic.Run(…)`, or failed before it"
             else:
@@ -255,6 +263,8 @@ class Drill:
             storage_options=target_options,
             save_every=plan.save_every if plan is not None else options.asked.save_every,
             joins_await_s=_JOINS_AWAIT_S,
+            steps=options.steps,
+            cross_check=options.cross_check,
         )
         hosting = None
         if plan is not None and plan.hosts:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 HOLDS, BROKEN, CANNOT = 0, 1, 2
 
 
-def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
+def main(argv: Sequence[str], *, drill: type[Drill] | None = None, name: str = "elastic drill") -> int:
     """0 every invariant holds, 1 one is broken, 128 + n ended by signal n; 2 the drill could not be run as asked, or
     not every fault struck.
 
     drill  what is made of the options; None: Drill
+    name   of the command
     """
     from elastic.drill.interruption import Interrupted, interruptible
     from elastic.drill.plan.options import parse
@@ -32,17 +33,22 @@ def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
             options = parse(argv)
             from rich.console import Console
 
-            from elastic.drill.both_runs import CannotRun, Drill
+            from elastic.drill.both_runs import CannotRun, Drill, Refused
 
             try:
                 found = (drill or Drill)(options, Console(highlight=False)).run()
+            except Refused as refused:
+                print(
+                    f"{name}: the run refuses the script, on one worker and without faults\n{refused}", file=sys.stderr
+                )
+                return BROKEN
             except CannotRun as cannot:
-                print(f"elastic drill: {cannot}", file=sys.stderr)
+                print(f"{name}: {cannot}", file=sys.stderr)
                 return CANNOT
     except ConfigError as wrong:
-        print(f"elastic drill: {wrong}", file=sys.stderr)
+        print(f"{name}: {wrong}", file=sys.stderr)
         return CANNOT
     except Interrupted as interrupted:
-        print(f"elastic drill: ended by {interrupted}; nothing of it is left running", file=sys.stderr)
+        print(f"{name}: ended by {interrupted}; nothing of it is left running", file=sys.stderr)
         return interrupted.status
     return BROKEN if found.broken else CANNOT if found.never else HOLDS

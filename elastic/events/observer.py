@@ -89,6 +89,7 @@ class ObservedRun(Protocol):
     @property
     def events(self) -> EventLog: ...
     def long_section(self, at_most_s: float = ...) -> AbstractContextManager[None]: ...
+    def stop(self, reason: str) -> None: ...
 
 
 class Observer:
@@ -102,9 +103,9 @@ class Observer:
         """How often the run saves. Called once, before anything else, with what the script says."""
         return save_every
 
-    def rehearses(self, rehearse: bool) -> bool:
-        """Whether a process's first share is passed twice. Called once, before anything else."""
-        return rehearse
+    def cross_checks(self, part: float | None) -> float | None:
+        """How large a part of all shares two workers pass. Called once, before anything else."""
+        return part
 
     def dataset(self, dataset: Any) -> Any:
         """The dataset that the loader reads, here and in loader processes. Called once, before any read."""

@@ -225,7 +225,7 @@ class GradientSum:
         elif self._pass_begins is None and len(self._hooks) > len(self._large):
             self._hear_no_more(self._small)
         self.clear()
-        if at_once and weight == 1 and not self._seen:
+        if at_once and weight == 1 and not self._seen and self._look is None:
             self._let_autograd_add(self._way[0])
         self._open = True
 

@@ -32,7 +32,7 @@ LEFT_OUT = "\0left out"  # no name that a script gives: how many of a share's ex
 COUNT = "\0count"  # likewise: what a share's loss is a mean over, where that is no integer
 READ = "\0read"  # likewise: digest of a batch, how many shares end with it, and 1
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
-_HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "news")
+_HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "own", "passed", "news")
 
 
 @dataclass(frozen=True, order=True)
@@ -103,6 +103,7 @@ class Agreed:
     """What the ranks know together once a step's rows are exchanged.
 
     left_out  how many of the step's examples
+    own, passed  digests of cross-checked shares, of every rank's own and of what it has passed of others
     read      digest of what was read for it, of how many shares, in how many batches; where that was asked for
     """
 
@@ -115,6 +116,8 @@ class Agreed:
     relaid: tuple[str, ...]
     left_out: int
     read: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
+    passed: tuple[int, ...] = ()
 
 
 class SubtreeSums:
@@ -154,6 +157,7 @@ class StepSums:
         schedule: Schedule,
         relaid: Sequence[str] = (),
         replica: int = 0,
+        checked: tuple[int, int] = (0, 0),
     ) -> Agreed:
         """One round, two more when a name is new. Raises PeerLost, and StepError when the ranks are not at one step.
 
@@ -164,11 +168,12 @@ class StepSums:
         buffers   digest of the exact buffers, see buffers.py; those that are `newly_moving` all remember, what is
                   `relaid` is known for this step
         replica   digest of what the step began with, see state/replica.py; every rank's are returned
+        checked   see loop/cross_check.py; likewise
         """
         mine = {entry for part in parts for entry in part.entries()}
         news = bool(mine - set(self._entries) or newly_moving or relaid)
         all_relaid: tuple[str, ...] = ()
-        header = (*position, count, wishes, buffers, replica, int(news))
+        header = (*position, count, wishes, buffers, replica, *checked, int(news))
         rows = self._gather(header, parts, schedule)
         self._same_step(rows, position)
         if any(row[_HEADER.index("news")] for row in rows.view(np.int64)):
@@ -186,6 +191,8 @@ class StepSums:
             relaid=all_relaid,
             left_out=int(sums.pop(LEFT_OUT, 0)),
             read=tuple(map(int, sums.pop(READ, ()))),
+            own=tuple(int(d) for d in heads[:, _HEADER.index("own")]),
+            passed=tuple(int(d) for d in heads[:, _HEADER.index("passed")]),
         )
 
     def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:

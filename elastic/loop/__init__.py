@@ -8,6 +8,8 @@
     view_group     the view it is in, its rank there, and the group that it shares with the others
     assignment     which rank computes which shares, and in which order their sums are added
     exchange       gradients, buffers and sums of one step, together
+    cross_check    does a share give the same bits wherever it is passed?
+    wishes         what each worker tells the others with it
     recovery       a collective failed: into the next view, or to this process's end
     portable       one instruction set on machines of several kinds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,7 +26,7 @@ from elastic.state import settings
 from elastic.state.attributes import Attributes
 from elastic.state.bits import digest_of as digest_of_tensors
 from elastic.state.health import Health
-from elastic.state.replica import Replica, advice, difference, digest_of, told_of
+from elastic.state.replica import Replica, advice, difference, digest_of, told_of, who_differs
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -123,11 +124,13 @@ class Exchange:
         wishes: int,
         unit: int = 1,
         sets_options: bool = False,
+        checked: tuple[int, int] = (0, 0),
     ) -> Agreed:
         """Sums everything over the ranks.
 
         unit          the gradients were weighted by so many examples each
         sets_options  the loop's bodies have set optimizers' options, which must be the same on all ranks
+        checked       see CrossCheck.digests
 
         Raises PeerLost, CollectiveMismatch, and StepError if nothing was counted anywhere.
         """
@@ -150,6 +153,7 @@ class Exchange:
             relaid=self.buffers.relaid(),
             schedule=self.assignment.schedule,
             replica=self._replica_digest,
+            checked=checked,
         )
         if len(set(agreed.replicas)) > 1:
             self._compare_settings(agreed.replicas)
@@ -178,18 +182,19 @@ class Exchange:
         return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
 
     def compare_replicas(self, step: int) -> None:
-        """At the run's end, whole. All call it together. Raises PeerLost, CollectiveMismatch."""
+        """Before a save, whole. All call it together. Raises PeerLost, CollectiveMismatch."""
         if self._group.world_size == 1:
             return
         with self.buffers.untouched():
             self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
-            when = f"after step {step - 1}, the last one" if step else "before the first step"
+            when = f"after step {step - 1}" if step else "before the first step"
             self._compare_replicas(when, "  state  it is not saved")
 
     def _compare_replicas(self, when: str, state: str) -> None:
         """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,
         CollectiveMismatch."""
         own: dict[str, Any] = {
+            "host": socket.gethostname(),
             "changed": self.buffers.plain.changed(),
             "data": [*self._replica.data.now()],
             "apart": sorted(self._replica.apart),
@@ -214,12 +219,12 @@ class Exchange:
                 )
             return
         all_know(self._group)
-        apart = [rank for rank, there in enumerate(gathered) if there != gathered[0]]
+        hosts = [one["host"] for one in known]
         raise CollectiveMismatch(
-            f"the workers no longer hold the same state {when}: rank 0 has another one than rank "
-            f"{', '.join(map(str, apart))}\n"
-            f"  found  {listed(names)}\n{state}, and what was saved stays: the coordinator's\n{advice(names)}",
-            doing={rank: "differs" if rank in apart else "is as rank 0" for rank in range(len(gathered))},
+            f"the workers no longer hold the same state {when}: {who_differs(gathered, hosts)}\n"
+            f"  found  {listed(names)}\n{state}; what was saved before stays, and the same command goes on from it\n"
+            f"{advice(names)}",
+            doing={rank: f"holds {digest_of(there)}" for rank, there in enumerate(gathered)},
         )
 
     def _attributes(self) -> tuple[dict[str, str], int]:

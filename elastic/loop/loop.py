@@ -34,7 +34,6 @@ from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, Recovery
 from elastic.loop.refusals.looks import Looks
 from elastic.loop.refusals.other_loaders import Body, OtherLoaders
-from elastic.loop.refusals.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps
@@ -90,7 +89,6 @@ class Loop:
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._plain: PlainLoop | None = None
         self._count: Count | None = None
-        self._rehearsal: Rehearsal | None = None
         config = context.config
         self._looks = Looks(
             config,
@@ -198,13 +196,10 @@ class Loop:
         self.session.on_close(self._first_losses.close)
         self.own_update, self._count = own, count
         config = self._context.config
-        several = config.plan.virtual_workers > 1  # else a step has one body, at every world size
-        alone = self._evaluations.are_made_alone  # nobody waits for who joins
-        if config.rehearse and config.mode == "exact" and several and not alone:
-            self._rehearsal = Rehearsal(config.device)
         self._plain = PlainLoop(
             self._state,
-            self._rehearsal,
+            self._to_check,
+            lambda: self.step is not None and self.step.check.runs,
             lambda step: bodies(config, step, self.session.view_group.rank, self.session.view_group.world_size),
             config.plan,
             lambda: self._steps(self._next_plain_step),
@@ -307,7 +302,6 @@ class Loop:
         step = PlainStep(
             in_hand,
             count=self._count,
-            rehearsal=self._rehearsal,
             look=partial(self._look, in_hand.index) if in_hand.looked_at else None,
             on_batch=self._first_losses.watch,
             on_exact=own.opens,
@@ -347,6 +341,15 @@ class Loop:
 
     def _buffers_of_models(self) -> list[torch.Tensor]:
         return [buffer for model in self._context.config.models.values() for buffer in model.buffers()]
+
+    def _to_check(self) -> int:
+        """Batches for nothing that come ahead of a launch's first step."""
+        state = self._state
+        begun = self.plain_step is not None and self.plain_step.has_begun
+        if state.agreed is not None or begun or state.finished:
+            return 0
+        check = self.session.cross_check(self.session.step_plan(state.step))
+        return len(check.passes) + (check.copied is not None)
 
     def _warn_of_sum(self, node: str) -> None:
         self._context.console.warn(

@@ -87,14 +87,15 @@ class Recovery:
     def save(self) -> None:
         """All workers call it; the coordinator writes."""
         self.check()
-        self.agree_to_stop()
+        self.agree_to_save()
         self._session.restorer.save_begun_s = time.monotonic()
         self.save_unless_held(must=False)
         self._state.saved = self._state.step
 
-    def agree_to_stop(self) -> None:
-        """A stop that someone has asked for is saved with the state."""
-        self._state.stop_wish = self.first_answer(Kind.SAVE, self._state.stop_wish)
+    def agree_to_save(self) -> None:
+        """All hold the same, and a stop that someone has asked for is saved with it. Raises CollectiveMismatch."""
+        doing = f"at the boundary after step {self._state.step - 1}: save"
+        self._state.stop_wish = self.agree("save", self.departure.agreed_to_save, doing)
 
     def save_unless_held(
         self, *, must: bool, patiently: str | None = None, by_s: float | None = None, last: bool = False
@@ -155,7 +156,7 @@ class Recovery:
         if self._context.live is None:
             self.departure.save_without_agent()
         else:
-            self.agree_to_stop()
+            self.agree_to_save()
             self.agree("leave", self.departure.saved_by_all, "waiting for the save on leaving")
         self.part()
         self.departure.leave_with_all()

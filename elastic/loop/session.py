@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from elastic.data.data_plan import Examples
+from elastic.data.data_plan import Examples, StepPlan
 from elastic.data.dataset_changes import data_sets_and_transforms
 from elastic.data.loader import Loader, read_once
 from elastic.data.own_generators import OwnGenerators
@@ -32,12 +32,14 @@ from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.compiled.cache import CompileCache
 from elastic.loop.context import Context
+from elastic.loop.cross_check import CrossCheck, each
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
 from elastic.loop.refusals.script_variables import generators
 from elastic.loop.restoring.restorer import StateRestorer
 from elastic.loop.run_state import RunState, Standing
 from elastic.loop.view_group import ViewGroup
+from elastic.loop.wishes import Wish
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.rules.next_view import BOUNDARY
@@ -245,6 +247,17 @@ class Session:
         self.exchange.close(in_order=not lost)
         self.exchange = self._new_exchange()
         return side_state_of_those_ahead
+
+    def cross_check(self, plan: StepPlan) -> CrossCheck:
+        """This worker's part in that of a step. The next one is known to all: what the coordinator asks for is agreed
+        on with the step before."""
+        config, agreed = self._config, self.state.agreed
+        asked = agreed is None or any(Wish(one) & Wish.CHECK for one in agreed.wishes)
+        world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
+        wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.repeats else 0
+        blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
+        streams = config.streams is not None
+        return CrossCheck.planned(blocks, self.group.rank, each=wanted, idle=idle, streams=streams)
 
     def find_generators(self) -> None:
         """When the script has built its models: those that these keep to themselves, and those that are variables of

@@ -16,7 +16,8 @@ staging          what is being copied for a save is joined before it is written 
 
 on_bad           which steps are bad; health: the losses and norms that say so; finite: are these finite numbers?
 identity         what must be equal for equal bits; settings: what optimizers are set to, on all ranks alike
-replica          whether all ranks still hold the same state; normal_form: of an object, to compare it by
+replica          whether all ranks still hold the same state; normal_form: of an object, to compare it by; bits: of
+                 tensors
 processor        which one this is, as far as bits depend on it; torch_release: for which releases of torch runs are
 gpu_kernels      on a GPU, torch's deterministic ones
 compiled         torch.compile under exact mode; compilations: what is called around each; compiled_artifacts: what it

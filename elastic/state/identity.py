@@ -2,8 +2,9 @@
 
 Where a run ends (epochs, steps), how often it saves and how its data is loaded are no part of it: they
 change when the run finishes, never what a step computes. (Under last_batch="carry" the end of the run cuts
-its last step short, so there `epochs` is part of it.) The script's own code is not looked at, and of the data's
-content what the data set says of it (`data_identity()`), and what it holds in memory (data/content.py).
+its last step short, so there `epochs` is part of it.) The script's own code is not looked at, but what it gives is
+(loop/cross_check.py, loop/storage/next_step.py); and of the data's content what the data set says of it
+(`data_identity()`), and what it holds in memory (data/content.py).
 """
 
 from __future__ import annotations

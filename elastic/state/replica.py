@@ -39,7 +39,8 @@ _WEIGHT, _KEPT, _BUFFER, _ATTRIBUTE = "weight", "optimizer state of", "buffer", 
 _OBJECT, _DATA = "extra", "data set"
 _NEXT = """\
   next   what changes a model or its optimizer between two steps must do the same on every worker: not under
-         `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch)"""
+         `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch);
+         a script that does nothing of the kind: the memory, or the processor, of the machine is damaged"""
 _KEEP = """
          what a module only notes, Run(buffers={{{name!r}: 'keep'}}) puts back and leaves out"""
 
@@ -169,6 +170,17 @@ def difference(all_parts: Sequence[Parts]) -> list[str]:
     """The names of what is not the same everywhere."""
     names = dict.fromkeys(chain.from_iterable(all_parts))
     return [name for name in names if len({parts.get(name) for parts in all_parts}) > 1]
+
+
+def who_differs(all_parts: Sequence[Parts], hosts: Sequence[str]) -> str:
+    """In words: those who are alone with what they hold, where most hold the same."""
+    most = max(all_parts, key=all_parts.count)
+    few = [rank for rank, parts in enumerate(all_parts) if parts != most]
+    many = [rank for rank in range(len(all_parts)) if rank not in few]
+    if len(many) <= len(few):  # nobody can say which of them is right
+        few, many = [rank for rank, parts in enumerate(all_parts) if parts != all_parts[0]], [0]
+    named = ", ".join(f"rank {rank} (on {hosts[rank]})" for rank in few)
+    return f"{named} hold{'s' if len(few) == 1 else ''} another one than rank {', '.join(map(str, many))}"
 
 
 def told_of(names: Sequence[str]) -> list[str] | None:

@@ -17,7 +17,7 @@ def train_on(url: Path, streams: Streams, until: int | None = None) -> list[Any]
     model = torch.nn.Linear(1, 1)
     read: list[Any] = []
     run = elastic.Run(url, model=model, optimizer=torch.optim.SGD(model.parameters()), dataset=streams, batch_size=6,
-                      virtual_workers=3, steps=4, save_every=1, collate_fn=list, rehearse=False)  # fmt: skip
+                      virtual_workers=3, steps=4, save_every=1, collate_fn=list, cross_check=None)  # fmt: skip
     with suppress(KeyboardInterrupt), run:
         for batch in run.batches():
             read += batch

@@ -117,7 +117,7 @@ def test_a_count_that_no_body_reads_is_none(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_loop_over_steps_is_told_likewise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for steps in (3, 6):
-        loop, shares, done = Plain(tmp_path, epochs=None, steps=steps), 0, 0
+        loop, shares, done = Plain(tmp_path, epochs=None, steps=steps, cross_check=None), 0, 0
         with loop.run as run:
             for taken in run:
                 for x, y in taken:

@@ -40,7 +40,7 @@ def train(url: Path, model: nn.Module, body: Body, **options: Any) -> None:
         "batch_size": BATCH,
         "virtual_workers": SHARES,
         "epochs": 1,
-        "rehearse": False,
+        "cross_check": None,
     }
     with elastic.Run(url, model=model, optimizer=optimizer, **given, **options) as run:
         for x, y, index in run.batches():

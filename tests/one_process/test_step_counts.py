@@ -84,22 +84,22 @@ def test_without_epochs_it_counts_the_run_s(tmp_path: Path) -> None:
     assert (bar.at, bar.over) == (5, False)
 
 
-@pytest.mark.parametrize("rehearse", [False, True])
-def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path, rehearse: bool) -> None:
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path, checks: bool) -> None:
     """For `batch / len(loader)`, before, in the midst and behind; other calls of run.batches() disturb nothing."""
 
     def loop(run: Any, body: Any) -> None:
-        assert (len(run.batches()), run.total_steps) == (EPOCHS * BODIES + rehearse, EPOCHS * PER_EPOCH)
+        assert (len(run.batches()), run.total_steps) == (EPOCHS * BODIES + checks, EPOCHS * PER_EPOCH)
         for epoch in run.epochs():
             batches, passed = run.batches(), 0
-            bodies = BODIES + (rehearse and epoch == 0)  # the first share twice
+            bodies = BODIES + (checks and epoch == 0)  # a share twice
             for (x,) in batches:
                 assert len(batches) == len(run.batches()) == bodies
                 body(x)
                 passed += 1
             assert passed == len(batches) == bodies
 
-    trained(tmp_path / "run", loop, rehearse=rehearse)
+    trained(tmp_path / "run", loop, cross_check=0.0 if checks else None, save_every=100)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -129,4 +129,4 @@ def test_epochs_that_differ_have_no_number_of_steps(tmp_path: Path) -> None:
         assert passed == foreseen
         assert sum(passed) == run.total_steps * 4
 
-    trained(tmp_path / "run", loop, last_batch="carry", epochs=4, rehearse=False)
+    trained(tmp_path / "run", loop, last_batch="carry", epochs=4, cross_check=None)

@@ -37,7 +37,7 @@ def train(url: Path | str, *, scale: float = 1.0, times: float = 1.0, until: int
     elastic.seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": 2, "rehearse": False}
+    given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": 2, "cross_check": None}
     data = Own(scale)
     with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=data,
                                                   **(given | changes)) as run:  # fmt: skip

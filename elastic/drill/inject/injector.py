@@ -73,8 +73,9 @@ class Injector(Observer):
             return save_every
         return int(instead) if instead.isdecimal() else instead
 
-    def rehearses(self, rehearse: bool) -> bool:
-        return True
+    def cross_checks(self, part: float | None) -> float | None:
+        asked = self._overrides.cross_check
+        return asked if asked is not None else part or 0.0
 
     def dataset(self, dataset: Any) -> Any:
         if self._run is not None:
@@ -111,6 +112,8 @@ class Injector(Observer):
             run.events.emit(Held(last=False, **holds))
         if moment == "finish":
             run.events.emit(Held(last=True, **self._holdings.at_the_end(**view)))
+        if moment == "applied" and self._overrides.steps is not None and run.step_index >= self._overrides.steps - 1:
+            run.stop(f"{self._overrides.steps} steps were asked for")  # with the exchange of the next one
         if moment == "applied":
             self._applied = _digest(run)
             run.events.emit(Weights(step=self._step, digest=self._applied))

@@ -23,6 +23,8 @@ class Overrides:
     url              where the run lives; None: where the script says
     storage_options  for that URL
     save_every       as Run has it; None: what the script says
+    steps            the run is stopped after so many; None: where the script ends
+    cross_check      as Run has it; None: what the script says, unless that is None
     joins_await_s    a node that joins is waited for at its moment, so long at most; 0: the run goes on meanwhile
     """
 
@@ -30,10 +32,13 @@ class Overrides:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     save_every: str | None = None
     joins_await_s: float = 0.0
+    steps: int | None = None
+    cross_check: float | None = None
 
     def write(self, folder: Path) -> None:
         """For the workers of the drill in `folder`, who have `environment` as well."""
-        (folder / _FILE).write_text(json.dumps({"save_every": self.save_every, "joins_await_s": self.joins_await_s}))
+        said = {name: getattr(self, name) for name in ("save_every", "joins_await_s", "steps", "cross_check")}
+        (folder / _FILE).write_text(json.dumps(said))
 
     def environment(self) -> dict[str, str]:
         options = dict(self.storage_options) if self.storage_options is not None else None

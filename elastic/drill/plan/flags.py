@@ -115,5 +115,12 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--within", type=float, default=WITHIN_S, metavar="SECONDS", help=f"for each run (default {WITHIN_S:g})"
     )
+    how.add_argument("--steps", type=int, metavar="N", help="both runs are stopped after so many (default: none is)")
+    how.add_argument(
+        "--cross-check",
+        type=float,
+        metavar="PART",
+        help="so large a part of all shares is passed by two workers, 1 for all (default: as the script says)",
+    )
     how.add_argument("--hang-limit", type=float, metavar="SECONDS", help="as for elastic run (default 30)")
     return made

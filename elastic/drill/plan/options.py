@@ -41,6 +41,8 @@ class Options:
     hang_s   --hang-limit of `elastic run`; None: its own default
     storage_root  the URL below which both runs live; None: in `folder`
     replay_of  a recorded fleet, whose changes are faults
+    steps    both runs are stopped after so many; None: where the script ends
+    cross_check  this part of all shares is passed by two workers; None: as the script says
     saves    where all is lost before the script would have saved, the drill may set a cadence of its own
     """
 
@@ -55,6 +57,8 @@ class Options:
     keep: bool
     within_s: float
     hang_s: float | None
+    steps: int | None = None
+    cross_check: float | None = None
     storage_root: StorageRoot | None = None
     saves: bool = True
     replay_of: Replay | None = None
@@ -83,8 +87,10 @@ class Options:
         undisturbed = [] if self.undisturbed_workers == 1 else [f"--undisturbed-workers={self.undisturbed_workers}"]
         hang = [] if self.hang_s is None else [f"--hang-limit={self.hang_s:g}"]
         within = [] if self.within_s == WITHIN_S else [f"--within={self.within_s:g}"]
+        steps = [] if self.steps is None else [f"--steps={self.steps}"]
+        checks = [] if self.cross_check is None else [f"--cross-check={self.cross_check:g}"]
         where = [] if self.storage_root is None else self.storage_root.replay()
-        options = [*where, *undisturbed, *hang, *within]
+        options = [*where, *undisturbed, *hang, *within, *steps, *checks]
         return shlex.join(["elastic", "drill", *script, "--plan", str(plan), *options, *rest])
 
 
@@ -106,6 +112,10 @@ def parse(argv: Sequence[str]) -> Options:
             raise ConfigError(f"--{_flag(name)} must be 1 or more; found {count}")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         raise ConfigError(f"--folder {given.folder}: it is not empty, and a drill wants fresh storage")
+    if given.steps is not None and given.steps < 2:
+        raise ConfigError(f"--steps must be 2 or more; found {given.steps}")
+    if given.cross_check is not None and not 0 <= given.cross_check <= 1:
+        raise ConfigError(f"--cross-check is a part of all shares, from 0 to 1; found {given.cross_check:g}")
     kinds, rate = _kinds(given), given.rate if given.rate is not None else DEFAULT_RATE
     if not 0 < rate <= 1:
         raise ConfigError(f"--rate is faults per step, above 0 and up to 1; found {rate}")
@@ -131,6 +141,8 @@ def parse(argv: Sequence[str]) -> Options:
         keep=given.keep,
         within_s=given.within,
         hang_s=given.hang_limit,
+        steps=given.steps,
+        cross_check=given.cross_check,
         storage_root=storage_root,
         saves=given.plan is None and given.save_every is None,
         replay_of=_replay(given, plan),

@@ -1,22 +1,12 @@
-"""Between two steps, after the script's own code: what the exchange agreed on happens, on every worker.
-
-Each worker sends its wishes with a step's exchange, so that all know them at the boundary behind it:
-
-    STOP     somebody has called run.stop            SAVE     the cadence of time says so, or a node may be taken soon
-    LEAVE    a notice has come to that worker        REGROUP  somebody waits to join
-"""
+"""Between two steps, after the script's own code: what the exchange agreed on (wishes.py) happens, on every worker."""
 
 from __future__ import annotations
 
-from enum import IntFlag
-
 from elastic.group.fingerprint import Kind
+from elastic.loop.cross_check import Budget
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
-
-
-class Wish(IntFlag):
-    LEAVE, STOP, SAVE, REGROUP = 1, 2, 4, 8
+from elastic.loop.wishes import Wish
 
 
 class Boundary:
@@ -27,9 +17,10 @@ class Boundary:
         self._state = session.state
         self._recovery = recovery
         self._leaves = self._saves = False  # this worker has said so
+        self._budget = Budget(session.context.config.plan.virtual_workers)
 
-    def wishes(self) -> int:
-        """This worker's, for the exchange that is about to be carried out."""
+    def wishes(self, checked: bool) -> int:
+        """This worker's, for the exchange that is about to be carried out. checked: the step is cross-checked"""
         saver, live, departure = self._session.restorer.saver, self._session.context.live, self._recovery.departure
         wishes = Wish.STOP if self._state.stop_wish is not None else Wish(0)
         self._leaves = departure.notice is not None
@@ -40,9 +31,22 @@ class Boundary:
             wishes |= Wish.REGROUP
         self._saves = departure.look_for_hints()
         is_due = saver is not None and saver.is_due
-        if self._saves or is_due:
+        if not checked and saver is not None and (is_due or self._is_saved_behind(self._state.step + 1)):
+            wishes |= self._checks_first()
+        if self._saves or (is_due and not wishes & Wish.CHECK):
             wishes |= Wish.SAVE
         return int(wishes)
+
+    def _is_saved_behind(self, step: int) -> bool:
+        every = self._session.context.config.saves.steps
+        return every is not None and (step + 1) % every == 0
+
+    def _checks_first(self) -> Wish:
+        """What is saved is a step later, where that is checked."""
+        config = self._session.context.config
+        may = config.cross_check is not None and self._session.repeats
+        world_size = self._session.view_group.world_size
+        return Wish.CHECK if may and self._budget.asks(self._state.step, world_size=world_size) else Wish(0)
 
     def reach(self) -> None:
         """The step is whole, and the run ends here where it was the last one, or somebody has called run.stop.

@@ -143,6 +143,12 @@ class Departure:
                 self._save()
             self._wait_for_all(Kind.LEAVE, None)
 
+    def agreed_to_save(self) -> str | None:
+        """What any worker has asked the run to stop for; all hold the same. Raises PeerLost, CollectiveMismatch."""
+        stop = self._wait_for_all(Kind.SAVE, self._state.stop_wish)
+        self._session.exchange.compare_replicas(self._state.step)
+        return stop
+
     def leave_with_all(self) -> NoReturn:
         """What all of the view hold is saved, and all know it. Raises SystemExit."""
         live = self._context.live
@@ -154,7 +160,7 @@ class Departure:
     def save_without_agent(self) -> None:
         """All leave, with no hub to ask: they have their peers' word, or see to it themselves. Raises SystemExit."""
         try:
-            self._state.stop_wish = self._wait_for_all(Kind.SAVE, self._state.stop_wish)
+            self._state.stop_wish = self.agreed_to_save()
             self.saved_by_all()
         except PeerLost:
             self.save_without_others()

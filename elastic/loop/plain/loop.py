@@ -14,7 +14,6 @@ from elastic.data.data_plan import DataPlan, StepPlan
 from elastic.errors import ConfigError, StepError
 from elastic.group.fingerprint import script_site
 from elastic.loop.plain.step import Count, PlainStep
-from elastic.loop.refusals.rehearsal import Rehearsal
 from elastic.loop.run_state import RunState
 
 
@@ -60,7 +59,8 @@ class Batches(Iterator[Any]):
 class PlainLoop:
     """
     state      the run's
-    rehearsal  passes a share for nothing, see there; None: there is none
+    to_check   how many batches this worker will be handed for nothing, ahead of a launch's first step
+    checks     whether it has one in hand
     bodies     how many batches this worker is handed in a step, in the present view
     steps      begins the loop, and gives its steps
     passes     is called where the script comes to the beginning of an epoch that this step is past; what it returns,
@@ -71,7 +71,8 @@ class PlainLoop:
     def __init__(
         self,
         state: RunState,
-        rehearsal: Rehearsal | None,
+        to_check: Callable[[], int],
+        checks: Callable[[], bool],
         bodies: Callable[[StepPlan], int],
         plan: DataPlan,
         steps: Callable[[], Iterator[PlainStep]],
@@ -79,7 +80,7 @@ class PlainLoop:
         go_on: Callable[[], None],
     ) -> None:
         self._state = state
-        self._rehearsal = rehearsal
+        self._to_check, self._checks = to_check, checks
         self._bodies = bodies
         self._plan = plan
         self._begins = steps
@@ -144,8 +145,7 @@ class PlainLoop:
         of_step, attempt, here = self._handed_of_step
         if (of_step, attempt) != (step, self._state.attempt):
             here = 0
-        more = 1 if self._rehearsal is not None and self._rehearsal.due else 0
-        return more + self._handed - here + self._bodies_before(end) - self._bodies_before(step)
+        return self._to_check() + self._handed - here + self._bodies_before(end) - self._bodies_before(step)
 
     def _bodies_before(self, step: int) -> int:
         """Only the last step of an epoch may be smaller; where epochs run into each other, that of the run."""
@@ -157,7 +157,7 @@ class PlainLoop:
     def _hand(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             self._handed += 1
-            if self._rehearsal is None or not self._rehearsal.runs:
+            if not self._checks():
                 step, attempt, here = self._handed_of_step
                 now = self._state.step, self._state.attempt
                 self._handed_of_step = (*now, here + 1 if (step, attempt) == now else 1)

@@ -24,20 +24,16 @@ from elastic.errors import CANNOT_DO, UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
 from elastic.loop.exchange import Exchange
-from elastic.loop.refusals.rehearsal import Rehearsal
 from elastic.loop.steps.script_step import ScriptStep
 from elastic.loop.steps.step_in_hand import StepInHand, counted
 from elastic.state.trained_set import listed
 
 Count = Callable[[Any], Any]
 
-_NO_PIECE = -1
-
 
 class PlainStep(ScriptStep):
     """
     count         of a batch, what its loss is a mean over; None: its examples
-    rehearsal     see there; None: there is none
     look          is called before the first two batches of a step that is looked at closely; None: this one is not
     on_batch      is called before the loss of a batch, which is a mean over so many, is passed back
     on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
@@ -58,7 +54,6 @@ class PlainStep(ScriptStep):
         in_hand: StepInHand,
         *,
         count: Count | None,
-        rehearsal: Rehearsal | None,
         look: Callable[[], None] | None,
         on_batch: Callable[[float, Any], None],
         on_exact: Callable[[PlainStep, Agreed], None],
@@ -68,7 +63,6 @@ class PlainStep(ScriptStep):
         super().__init__(in_hand)
         self._session = in_hand.session
         self._count = count
-        self._rehearsal = rehearsal
         self._look = look
         self._bodies = 0
         self._moved: Callable[[], list[str]] | None = None  # behind the body's backward pass
@@ -147,23 +141,21 @@ class PlainStep(ScriptStep):
         if watched:
             self._watch_buffers()
 
-    def rehearse(self, batch: Any) -> Iterator[Any]:
+    def step_begins(self) -> None:
         """See Driver."""
-        rehearsal, step = self._rehearsal, self.in_hand
         if self._look is not None:
             self._look()
-        copied = rehearsal.begins(batch) if rehearsal is not None else None
-        if rehearsal is None or copied is None:
-            return
-        assert step.share is not None
-        step.seed_share(step.share, 0)
-        step.piece, step.due, self._idle = _NO_PIECE, True, True
+
+    def check_begins(self) -> None:
+        """See Driver."""
+        self._idle = True
         self._session.exchange.gradients.at_next_pass(self._pass_begins)
-        yield copied
+
+    def check_has_ended(self) -> None:
+        """See Driver."""
         self.body_has_ended()
-        self._idle = False
+        self._idle = not self._session.exchange.assignment.batches
         self._bodies += 1
-        rehearsal.ends()
 
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""
@@ -181,8 +173,6 @@ class PlainStep(ScriptStep):
             holds_back=True,
         )
         gradients.at_next_pass(self._pass_begins)
-        if self._rehearsal is not None and self._rehearsal.compares:
-            gradients.look_at(self._rehearsal.take)
         self._on_batch(self.items, batch)
         step.context.moment("backward", step.share)
 
@@ -213,6 +203,8 @@ class PlainStep(ScriptStep):
     def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
         step = self.in_hand
         step.begin(exchange)
+        for share in step.check.passes:
+            yield from step.pass_for_nothing(share, exchange, self)
         batch = step.read_for_nothing()
         step.seed_share(0, 0)
         step.due = step.last = True
@@ -245,20 +237,14 @@ class PlainStep(ScriptStep):
         (self._on_exact if step.bad is None else self._on_pass_over)(self, agreed)
 
     def _take(self, exchange: Exchange) -> None:
-        step = self.in_hand
-        rehearsal, gradients = self._rehearsal, exchange.gradients
+        step, gradients = self.in_hand, exchange.gradients
         if self._idle:
             exchange.buffers.restore()
-            if rehearsal is not None and rehearsal.runs:
-                rehearsal.passed(gradients.given())
+            if step.check.runs:
+                step.check.passed(gradients.given())
                 gradients.clear()
             return
         gradients.end_pass()
-        if rehearsal is not None and rehearsal.compares:
-            gradients.look_at(None)
-            if (error := rehearsal.compare(gradients.names, step=step.index)) is not None:
-                self._session.body.end(step.index)  # which may know what the body has changed
-                raise error
         step.count_in(self.items)
         if step.piece == step.pieces - 1:
             step.take_buffers(exchange)
@@ -268,9 +254,6 @@ class PlainStep(ScriptStep):
     def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
         self.in_hand.due = False
         exchange.gradients.at_next_pass(None)
-        exchange.gradients.look_at(None)
-        if self._rehearsal is not None:
-            self._rehearsal.give_up()
         self._moved = None
         if self.in_hand.comes_again(lost, exchange):
             self._comes_again = True

@@ -9,5 +9,4 @@ other_averages      an average of weights that is no module
 other_loaders       a DataLoader that is read on from body to body
 other_optimizers    one that is made in the loop, and has no effect
 wrapped_optimizers  what steps the run's optimizer, and counts
-rehearsal           whatever else a body leaves for the next: asked once, of a process's first share
 """

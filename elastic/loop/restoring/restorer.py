@@ -264,14 +264,17 @@ class StateRestorer:
             live.on_hub_moved = self._tell_where_the_hub_is
             self._hub_notice.write(live.beacon, self._claimed)
 
-    def computed(self, found: NextStep) -> None:
+    def check_step(self, found: NextStep) -> None:
         """The first step behind a save, or behind a resume. All workers call it, with the same, before the update.
 
         Raises IdentityMismatch where it is not what was read and computed there before.
         """
         if self._next_step is not None:
             self._next_step.check(found, where=redact(self._config.url))
-        if self.saver is not None:
+
+    def applied(self, found: NextStep | None) -> None:
+        """Likewise, once it is applied: whoever mends a script that could not be has nothing to compare."""
+        if self.saver is not None and found is not None:
             self.saver.note(found)
 
     def last_read(self) -> NextStep | None:

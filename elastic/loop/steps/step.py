@@ -140,10 +140,16 @@ class _Body:
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
         step.due = False
-        step.count_in(added)
         gradients, scaler = self._session.exchange.gradients, step.context.config.scaler
-        step.context.moment("backward", step.share)
         scaled = scaler.scale(loss) if scaler is not None else loss
+        if step.check.runs:
+            gradients.clear()
+            scaled.backward()
+            step.check.passed(gradients.given())
+            gradients.clear()
+            return
+        step.count_in(added)
+        step.context.moment("backward", step.share)
         try:
             gradients.begin_pass(
                 step.merges,
@@ -158,9 +164,15 @@ class _Body:
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
             self.lost = lost
 
-    def rehearse(self, batch: Any) -> Iterator[Any]:
+    def step_begins(self) -> None:
         """See Driver."""
-        yield from ()
+
+    def check_begins(self) -> None:
+        """See Driver."""
+
+    def check_has_ended(self) -> None:
+        """See Driver."""
+        self.body_has_ended()
 
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""

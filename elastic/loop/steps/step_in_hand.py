@@ -11,6 +11,7 @@ group/tree.py's, and what applying means update.py's.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elastic.data.aligned import aligned
 from elastic.data.data_plan import StepPlan
 from elastic.data.example_digest import digest_at
 from elastic.data.loader import LeftOut
@@ -29,6 +31,7 @@ from elastic.events import schema
 from elastic.events.timing import DATA
 from elastic.group.sums import COUNT, LEFT_OUT, READ, Agreed, ShareSums
 from elastic.loop.assignment import pieces
+from elastic.loop.cross_check import CrossCheck
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -40,14 +43,21 @@ from elastic.state.trained_set import listed
 
 T = TypeVar("T")
 
+_NO_PIECE = -1
 _PHASE = 0  # a step's only one; its place in the seeds and in the exchange's name
 
 
 class Driver(Protocol):
     """What surrounds the loop's body."""
 
-    def rehearse(self, batch: Any) -> Iterator[Any]:
-        """Before the first batch of a step: bodies that count for nothing."""
+    def step_begins(self) -> None:
+        """Before its first batch."""
+
+    def check_begins(self) -> None:
+        """Before a batch is handed out whose body counts for nothing; what it gives is to be handed to `check`."""
+
+    def check_has_ended(self) -> None:
+        """After it. Raises StepError."""
 
     def body_begins(self, batch: Any, examples: int) -> None:
         """Before a batch of so many examples is handed out."""
@@ -73,6 +83,8 @@ class StepInHand:
         looked_at: What the script keeps beside the run is looked for in this step (refusals/looks.py), and what the
             body does to the data set, which takes some µs a batch.
         last: Its batch in hand is this worker's last of the step.
+        check: What other workers pass of it, too.
+        computed: Once it is exchanged: what whoever resumes there is to find; None: nobody will, or it is not known.
         merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
         shown_sums: Of its sums and count, which sums people are shown; a trainer keeps some for itself.
     """
@@ -83,7 +95,7 @@ class StepInHand:
         recovery: Recovery,
         plan: StepPlan,
         *,
-        wishes: Callable[[], int],
+        wishes: Callable[[bool], int],
         judge: Callable[[int, Agreed], PassOver | None],
         looked_at: bool,
     ) -> None:
@@ -114,6 +126,8 @@ class StepInHand:
         self.pieces = 0
         self.share: int | None = None
         self.for_nothing = False
+        self.check = CrossCheck()
+        self.computed: NextStep | None = None
         self.examples = 0
         self.left_out = 0
         self.share_sums: list[ShareSums] = []
@@ -134,6 +148,8 @@ class StepInHand:
 
     def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> bool:
         """To the sums of the share in hand; returns whether there is one. of_nothing: see ShareSums.add"""
+        if self.check.runs:
+            return True
         if self.share is None or not self.share_sums:
             return False
         if self.for_nothing:
@@ -153,6 +169,9 @@ class StepInHand:
         """Hands out this worker's. Raises PeerLost, StepError, and what the driver raises."""
         context, plan = self.context, self.plan
         self.begin(exchange)
+        driver.step_begins()
+        for share in self.check.passes:
+            yield from self.pass_for_nothing(share, exchange, driver)
         assignment = exchange.assignment
         changed: Callable[[], list[str]] = list
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
@@ -190,8 +209,10 @@ class StepInHand:
                 batch = beside
                 if not self.for_nothing:
                     batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
-                if number == 0 and micro == 0:
-                    yield from driver.rehearse(batch)
+                if share == self.check.copied and micro == 0 and (copied := _copy(batch)) is not None:
+                    yield from self._hand_for_nothing(share, copied, exchange, driver)
+                takes = self.check.takes(share, None if self.for_nothing else batch) if micro == 0 else None
+                exchange.gradients.look_at(takes)
                 self.piece = micro
                 self.last = last_share and micro == self.pieces - 1
                 changed = self.session.loader.watched() if self.looked_at and not self.last else list
@@ -203,6 +224,22 @@ class StepInHand:
                 if not driver.body_has_ended():
                     return
             driver.share_has_ended(exchange)
+
+    def pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+        """Hands out what another worker passes as its own."""
+        batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
+        yield from self._hand_for_nothing(share, batch, exchange, driver)
+
+    def _hand_for_nothing(self, share: int, batch: Any, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+        self.check.begins(share, batch)
+        if batch is not None:
+            self.share, self.piece, self.due, self.last = share, _NO_PIECE, True, False
+            self.seed_share(share, 0)
+            driver.check_begins()
+            yield batch
+            driver.check_has_ended()
+            exchange.buffers.restore()
+        self.check.ends()
 
     @property
     def _notes_step(self) -> bool:
@@ -268,6 +305,8 @@ class StepInHand:
         self.session.train_state.of_data.step_begins(in_midst=self.step_in_epoch > 0)
         self._compare_with_end()
         trained = exchange.begin(self.index, again=self.attempt > 0)
+        exchange.gradients.look_at(None)
+        self.check = self.session.cross_check(self.plan)
         self.session.body.begin(self.index, trained)
 
     def take_buffers(self, exchange: Exchange) -> None:
@@ -304,13 +343,17 @@ class StepInHand:
             self.share_sums,
             count=self._counted,
             examples=self.plan.count,
-            wishes=self._wishes(),
+            wishes=self._wishes(self.check.takes_place),
             unit=unit,
             sets_options=self.session.body.has_set_options,
+            checked=self.check.digests(),
         )
+        self.check.compare(agreed.own, agreed.passed, self.session.group, exchange.gradients.names, step=self.index)
+        self.computed = None
         if self._notes_step:
             gradients = exchange.digest_of_gradients() if self.session.repeats else 0
-            self.session.restorer.computed(NextStep.of_step(self.plan, agreed.read, gradients))
+            self.computed = NextStep.of_step(self.plan, agreed.read, gradients)
+            self.session.restorer.check_step(self.computed)
         if self._streams is not None:
             self._streams.settle(agreed.sums)
         self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out
@@ -355,6 +398,14 @@ class StepInHand:
         """The code after the update draws the same on every worker: on one that has drawn noise in its update, and
         on one that took the state over from it."""
         self.session.seed(after_seed(self.plan.plan.seed, self.index))
+
+
+def _copy(batch: Any) -> Any:
+    """As the batch is, or kernels would sum in another order; None: there is none to be had."""
+    try:
+        return aligned(copy.deepcopy(batch))
+    except Exception:  # the script's own class, which may raise anything
+        return None
 
 
 def counted(count: Any, asked: str) -> float:

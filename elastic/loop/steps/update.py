@@ -62,7 +62,7 @@ class Update:
         self._open()
         self._compute(step)
         self._also(step)
-        self._close(agreed)
+        self._close(step.in_hand, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note()
         step.in_hand.applied = True
@@ -81,7 +81,7 @@ class Update:
     def end_own(self, step: StepInHand, agreed: Agreed, *, read: bool) -> None:
         """read: the script's own code has read exact gradients, and may have made something of them"""
         also = self._also(step) or read
-        self._close(agreed)
+        self._close(step, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note_own_update(also=also)
         step.applied = True
@@ -96,7 +96,7 @@ class Update:
         self._begin()
         buffers.close()
         self._bad_steps.pass_over(over)
-        self._close(agreed)
+        self._close(step, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note()
         step.applied = True
@@ -115,9 +115,10 @@ class Update:
         self._begin()
         self._session.exchange.buffers.apply()
 
-    def _close(self, agreed: Agreed) -> None:
+    def _close(self, step: StepInHand, agreed: Agreed) -> None:
         self._state.step += 1
         self._state.end_update(agreed, self._session.view_group.view.workers)
+        self._session.restorer.applied(step.computed)
 
     def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
         passed = over.passed

@@ -1,0 +1,260 @@
+"""The same share, passed by two workers, must give the same bits: asked before an update, of its outcome.
+
+A script may keep state in more places than any look at it finds (a hidden state, a count of bodies, a buffer of what
+came by, an attribute of a module), and a machine may compute wrongly: both show in the gradients of a share that two
+workers pass. In a step that is checked each worker passes, ahead of its own shares and for nothing, the last share of
+the worker before it; one that is alone, its own. What was read and what it gave are digested on both sides, travel
+with the step's row, and are compared before anything is applied.
+
+    checked      the first step of a launch, and the step before a save, as far as `Budget` lets the coordinator ask
+                 with `cross_check=0.01`, beside these, so large a part of all shares
+    not checked  in fast mode, where kernels by themselves may give other bits, and alone with one share a step
+    of streams   nobody can read another's share once more: each worker passes a copy of its own first one
+
+Only the first micro-batch of a share is passed. A check changes no result: what the pass gives is let go, buffers are
+put back, and the share's random stream begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from elastic.config import Config
+from elastic.data.example_digest import digest_at
+from elastic.errors import CANNOT_DO, UNTOUCHED, StepError
+from elastic.group.form import Group, all_know, gather_bytes
+from elastic.loop.refusals.script_variables import values, variables
+from elastic.state.bits import digest_of, sum_of_bits
+from elastic.state.randomness import derive
+from elastic.state.trained_set import listed
+
+_FREE = 3  # checks, before their part of a run's time counts
+_PART = 0.005
+_ITEMS = 64  # of a list
+_PARTS = 1 << 20
+
+
+class Budget:
+    """How often a worker, as coordinator, asks for a check: a few times at first, then for so small a part of its run's
+    shares that nobody notices.
+
+    shares  in a step
+    """
+
+    def __init__(self, shares: int) -> None:
+        self._shares = shares
+        self._asked = 0
+        self._since: int | None = None
+
+    def asks(self, step: int, *, world_size: int) -> bool:
+        """Whether one more is affordable at this step; it is counted then."""
+        self._since = step if self._since is None else self._since
+        passed = (step - self._since) * self._shares
+        if self._asked >= _FREE and (self._asked - _FREE + 1) * world_size > _PART * passed:
+            return False
+        self._asked += 1
+        return True
+
+
+class CrossCheck:
+    """Of one step, as this worker takes part in it.
+
+    passes  the shares that it passes for nothing
+    copied  its own share that it passes a copy of, instead
+    own     the shares of its own that somebody passes, too
+    runs    a body that counts for nothing is at work
+    """
+
+    def __init__(self, passes: Sequence[int] = (), own: Collection[int] = (), copied: int | None = None) -> None:
+        self.passes = (*passes,)
+        self.own = frozenset(own)
+        self.copied = copied
+        self.runs = False
+        self._share = -1
+        self._theirs: dict[int, _Pass] = {}
+        self._ours: dict[int, _Pass] = {}
+        self._seen: dict[str, Any] = {}
+        self._changed: list[str] = []
+
+    @classmethod
+    def planned(
+        cls, blocks: Sequence[range], rank: int, *, each: int, idle: Collection[int], streams: bool
+    ) -> CrossCheck:
+        """
+        blocks  the shares of each rank
+        each    how many of a rank's shares are checked, the last ones
+        idle    ranks that hold no state yet
+        """
+        there = [one for one in range(len(blocks)) if one not in idle]
+        if rank not in there or not each:
+            return cls()
+        own = blocks[rank]
+        if streams:
+            return cls(own=own[:1], copied=own[0]) if own else cls()
+        before = blocks[there[there.index(rank) - 1]]
+        return cls(before[-each:], own[-each:])
+
+    @property
+    def takes_place(self) -> bool:
+        """Whether any worker passes a share for nothing, as far as this one knows."""
+        return bool(self.own or self.passes or self.copied is not None)
+
+    def begins(self, share: int, batch: Any) -> None:
+        """This worker is about to pass it for nothing. None: all of its examples were left out"""
+        self._seen = values(variables())
+        self.runs, self._share = True, share
+        self._theirs[share] = _Pass(batch, share)
+
+    def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """What that gave each parameter, by its number."""
+        for number, gradient in gradients:
+            self._theirs[self._share].take(number, gradient)
+
+    def ends(self) -> None:
+        """That body is over."""
+        self.runs = False
+        here = variables()
+        now = values(here)
+        changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
+        # What is only counted or printed is a number; what may reach gradients is named alone, where there is any.
+        self._changed = [name for name in changed if _holds_a_tensor(here.get(name))] or changed
+        self._seen = {}
+
+    def takes(self, share: int, batch: Any) -> Callable[[int, torch.Tensor], None] | None:
+        """What is to get the gradients of the share's own pass, one by one; None: nobody else passes it."""
+        if share not in self.own:
+            return None
+        ours = self._ours[share] = _Pass(batch, share)
+        return ours.take if batch is not None else None
+
+    def digests(self) -> tuple[int, int]:
+        """For the step's row: of its own, and of what it has passed for nothing; 0: of none."""
+        return _digest(self._ours), _digest(self._theirs)
+
+    def compare(
+        self, own: Sequence[int], passed: Sequence[int], group: Group, names: Sequence[str], *, step: int
+    ) -> None:
+        """What the rows say; all ranks call it. Raises StepError, the same on all, where two are not the same, and
+        PeerLost.
+
+        own, passed  of all ranks; each that is passed must be some rank's own
+        names        of the parameters
+        """
+        if {*passed} == {*own}:
+            return
+        mine = {
+            "host": socket.gethostname(),
+            "own": {share: one.said(names) for share, one in self._ours.items()},
+            "passed": {share: one.said(names) for share, one in self._theirs.items()},
+            "changed": self._changed,
+        }
+        every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
+        all_know(group)
+        raise _differ(every, step)
+
+
+class _Pass:
+    """Of one share: what was read, and what it gave."""
+
+    def __init__(self, batch: Any, share: int) -> None:
+        self.batch = digest_at(batch, share, 0) or 0
+        self.gradients: dict[int, torch.Tensor] = {}
+
+    def take(self, number: int, gradient: torch.Tensor) -> None:
+        self.gradients[number] = sum_of_bits(gradient)
+
+    def said(self, names: Sequence[str]) -> dict[str, Any]:
+        return {"batch": self.batch, "gradients": {names[at]: int(one) for at, one in sorted(self.gradients.items())}}
+
+
+def each(config: Config, step: int, *, world_size: int, asked: bool) -> int:
+    """How many shares of each worker are checked in a step.
+
+    asked  it is a launch's first one, or the coordinator has asked for it
+    """
+    shares, part = config.plan.virtual_workers, config.cross_check
+    if part is None or (world_size == 1 and shares == 1):
+        return 0
+    if not part:
+        return int(asked)
+    if part == 1:
+        return -(-shares // world_size)
+    wanted = part * shares / world_size
+    drawn = derive("cross-check", config.plan.seed, step) % _PARTS / _PARTS
+    return max(int(asked), int(wanted) + (drawn < wanted % 1))
+
+
+def _digest(passes: Mapping[int, _Pass]) -> int:
+    if not passes:
+        return 0
+    every: list[torch.Tensor] = []
+    for share, one in sorted(passes.items()):
+        every.append(torch.tensor([share, one.batch, *sorted(one.gradients)]))
+        every += [sums for _, sums in sorted(one.gradients.items())]
+    return digest_of(every)
+
+
+def _differ(every: Sequence[Mapping[str, Any]], step: int) -> StepError:
+    """What is said by all ranks, with the first share that differs."""
+    owners = {share: (rank, one) for rank, said in enumerate(every) for share, one in said["own"].items()}
+    for checker, said in enumerate(every):
+        for share, there in said["passed"].items():
+            owner, here = owners.get(share, (checker, there))
+            if here == there:
+                continue
+            by = "by this worker" if owner == checker else ""
+            if owner != checker:
+                hosts = [f"rank {rank} (on {every[rank]['host']})" for rank in (owner, checker)]
+                by = f"by {' and by '.join(hosts)}"
+            if here["batch"] != there["batch"]:
+                return _reads_otherwise(step, share, by)
+            names = {*here["gradients"], *there["gradients"]}
+            differ = [name for name in sorted(names) if here["gradients"].get(name) != there["gradients"].get(name)]
+            return _gives_otherwise(step, share, by, differ, said["changed"], alone=owner == checker)
+    return StepError(f"the shares of step {step} that two workers passed are not the same ones\n{UNTOUCHED}")
+
+
+def _reads_otherwise(step: int, share: str, by: str) -> StepError:
+    return StepError(
+        f"share {share} of step {step} was read twice, {by}, and the batches are not the same\n"
+        "  found  the same examples, by number: the data set, its transforms, or the collate function keep something "
+        "of what\n         was read before, draw what nobody has seeded, or read other files on another machine\n"
+        f"{UNTOUCHED}"
+        "  next   make dataset[i] depend on i alone (random numbers of torch, numpy and random are seeded for each "
+        "example)"
+    )
+
+
+def _gives_otherwise(
+    step: int, share: str, by: str, differ: Sequence[str], changed: Sequence[str], *, alone: bool
+) -> StepError:
+    of_script = f"         of the script's variables it changed {listed(changed)}\n" if changed else ""
+    machine = "" if alone else ";\n         or one of these machines computes wrongly"
+    return StepError(
+        f"share {share} of step {step} was passed twice, {by}, and gave other gradients the second time: "
+        f"{listed(differ)}\n"
+        "  found  what the loop's body has changed itself reaches the gradients (a hidden state; a count of bodies, "
+        "enumerate's\n         too; a buffer of what came by; what objects keep of the last batch); how many bodies a "
+        f"worker has depends\n         on the world size{machine}\n"
+        f"{of_script}{UNTOUCHED}"
+        "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is kept "
+        "from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state begins anew "
+        f"with each batch\n         ({CANNOT_DO})"
+    )
+
+
+def _holds_a_tensor(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and depth:
+        return any(_holds_a_tensor(one, depth - 1) for one in value[:_ITEMS])
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other or one != one)
