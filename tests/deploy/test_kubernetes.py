@@ -209,3 +209,13 @@ def test_command_lines_differ_in_what_their_operators_say_alone() -> None:
     job = manifest("kubeflow/trainjob.yaml")["spec"]["trainer"]
     assert job["args"][0] == f"--nnodes=1:{job['numNodes']}"
     assert job["args"][1:] == [arg for arg in base[1:] if "WORKERS" not in arg]
+
+
+def test_the_port_that_a_node_is_told_to_serve_its_figures_at_is_named() -> None:
+    """deploy/monitoring has Prometheus find the port by this name."""
+    for name in MANIFESTS:
+        args = [arg for holder in _holders(manifest(name), "args") for arg in holder["args"]]
+        if args:
+            assert [arg for arg in args if arg.startswith("--metrics-port")] == ["--metrics-port=9464"], name
+        if name != "kubeflow/trainjob.yaml":  # whose pod is the runtime's
+            assert pod(manifest(name))["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9464}], name
