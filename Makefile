@@ -83,6 +83,11 @@ deploy-check: $(STAMP) deploy-tools  ## the files of deploy/, strictly: no clust
 deploy-nightly: $(STAMP) deploy-tools build/deploy-ray/.installed build/deploy-sky/.installed  ## these, and what needs a server, an image or a cluster: make deploy-nightly TESTS=tests/deploy/test_ray.py
 	DEPLOY=1 NIGHTLY=1 $(PYTEST) --timeout=3600 $(or $(TESTS),tests/deploy)
 
+kubernetes: build/kubernetes/kubelet  ## compiles what tests/deploy/test_cluster.py runs: as root on Debian 12, 16 minutes of a processor
+
+build/kubernetes/kubelet:
+	tests/deploy/compile_kubernetes.sh build/kubernetes
+
 soak: $(STAMP)  ## 200 random drills, 100 of hosts, and 200 faults in one run: make soak DRILLS=50 SEED=7, or HOSTS=9, FAULTS=50
 ifneq ($(or $(DRILLS),$(if $(HOSTS)$(FAULTS),,200)),)
 	SEED=$(or $(SEED),$(NEW_SEED)) DRILLS=$(or $(DRILLS),200) $(BIN)/python -m pytest -s tests/processes/test_random_drills.py::test_random_drills_keep_every_promise
@@ -114,4 +119,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly oldest newest deploy-tools deploy-check deploy-nightly soak kills counts notices gpu bench clean
+.PHONY: help setup demo check docs quick test busy nightly oldest newest deploy-tools deploy-check deploy-nightly kubernetes soak kills counts notices gpu bench clean
