@@ -104,6 +104,29 @@ def test_a_run_whose_commits_are_gone_does_not_begin_anew(look: Any, run: Path, 
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_run_of_one_claim_whose_commits_are_gone_does_not_begin_anew_if_a_note_tells_of_them(
+    noted: bool, tmp_path: Path, checkpointer: Make
+) -> None:
+    """Its claim went on from nothing, and looks like that of a run that died before its first commit; but of that one
+    no note can be there. Without one, that data is there is told."""
+    lines: list[str] = []
+    with checkpointer(tmp_path / "run") as runs:
+        saved = runs.save(1, state(1))
+        if noted:
+            runs.note(saved, {"read": 1})
+    shutil.rmtree(tmp_path / "run" / "commits")
+    runs = checkpointer(tmp_path / "run", grace_s=0, log=lines.append)
+    if noted:
+        for look in (lambda: runs.load(state(), default=0), runs.claim, lambda: runs.save(5, state())):
+            with pytest.raises(CorruptCheckpoint, match=r"note.json was written after its commit(.|\n)*claims/, too"):
+                look()
+        shutil.rmtree(tmp_path / "run" / "claims")
+    assert runs.load(state(), default=0) == 0
+    runs.save(1, state(1))
+    assert any("no commit is there, and data of 1 saves" in line for line in lines)
+
+
 def test_a_run_whose_commits_are_gone_is_not_swept_by_hand(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its data is all that is left of it."""
     shutil.rmtree(run / "commits")

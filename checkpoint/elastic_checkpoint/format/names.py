@@ -118,6 +118,12 @@ def data_owner(key: str) -> CommitId | None:
     return _id(_DATA.fullmatch(key))
 
 
+def note_owner(key: str) -> CommitId | None:
+    """The save that the note at this key belongs to, or None."""
+    owner = data_owner(key)
+    return owner if owner is not None and key == owner.note_key else None
+
+
 def id_document(id: CommitId | None) -> dict[str, Any] | None:
     """How a commit is named inside JSON: {"claim", "step", "nonce"}, or null."""
     return id._asdict() if id else None

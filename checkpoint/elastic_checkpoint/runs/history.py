@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint
 from elastic_checkpoint.format.draft import MANIFEST_BYTES_MAX
 from elastic_checkpoint.format.manifest import Commit, Manifest, corrupt_manifest, parse
-from elastic_checkpoint.format.names import COMMITS, DATA, CommitId, claim_key, commit_id, data_owner, id_from
+from elastic_checkpoint.format.names import (
+    COMMITS,
+    DATA,
+    CommitId,
+    claim_key,
+    commit_id,
+    data_owner,
+    id_from,
+    note_owner,
+)
 from elastic_checkpoint.runs.fence import claims_listed, is_there, read_claim_body
 from elastic_checkpoint.runs.lineage import lineage
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
@@ -60,7 +69,7 @@ def read_history(
              if nothing is committed under it yet
     known    what was read of claims before, which grows here: for a holder of a claim, who knows that the run is still
              the same. A claim's record never changes, but a run that is removed and made anew has the same numbers
-    raises   CorruptCheckpoint where a claim names a commit, and none is there
+    raises   CorruptCheckpoint where a claim names a commit, or a note lies with a save's data, and no commit is there
     A claim that cannot be read is passed over with a logged reason: its own commits repeat what it resumed from, and
     without any the run goes on from the claim below it. So is what looks like a commit, and has no commit's name.
     """
@@ -99,6 +108,8 @@ def read_history(
     ordered = tuple(lineage(top or None, commits, resumed_from))
     above = {claim for claim in listed.numbers if claim > counts} if ordered else listed.numbers
     _look_for_lost(storage, log, above, ordered[0] if ordered else None, read)
+    if not ordered and listed.numbers - void - {under}:
+        _look_for_noted(storage)
     outside = tuple(sorted(set(everything) - set(ordered), reverse=True))
     highest = max(listed.numbers | listed.withdrawn | {id.claim for id in everything}, default=0)
     return History(newest, highest, ordered, outside, tuple(sorted((c for c in claims if c >= counts), reverse=True)))
@@ -119,18 +130,30 @@ def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitI
         if named is None or (newest is not None and named <= newest) or is_there(storage, named.manifest_key):
             continue
         if newest is None:
-            raise CorruptCheckpoint(
-                f"{storage.url}: its commits are gone\n"
-                f"  found     none that it goes on from, though claim {claim} went on from {named}\n"
-                f"  expected  {named.manifest_key}, or a newer one\n"
-                "  state     nothing was changed; data of saves that lies there is as it was\n"
-                f"  next      bring {COMMITS}/ back, from a copy or as older versions of its objects; to begin anew, "
-                "use another URL, or remove claims/, too",
-                commit=str(named),
-                key=named.manifest_key,
-            )
+            raise _commits_gone(storage, named, f"claim {claim} went on from {named}")
         log(f"{storage.url}: {named} is gone, from which claim {claim} went on; the newest that is there is {newest}")
         return
+
+
+def _look_for_noted(storage: Storage) -> None:
+    """A run of one claim names no commit that it went on from. Its notes are written after their commits (note.py), so
+    a run that died before its first commit has none."""
+    noted = max((id for key in storage.list(DATA) if (id := note_owner(key)) is not None), default=None)
+    if noted is not None and not is_there(storage, noted.manifest_key):
+        raise _commits_gone(storage, noted, f"{noted.note_key} was written after its commit")
+
+
+def _commits_gone(storage: Storage, newest: CommitId, known_by: str) -> CorruptCheckpoint:
+    return CorruptCheckpoint(
+        f"{storage.url}: its commits are gone\n"
+        f"  found     none that it goes on from, though {known_by}\n"
+        f"  expected  {newest.manifest_key}, or a newer one\n"
+        "  state     nothing was changed; data of saves that lies there is as it was\n"
+        f"  next      bring {COMMITS}/ back, from a copy or as older versions of its objects; to begin anew, use "
+        "another URL, or remove claims/, too",
+        commit=str(newest),
+        key=newest.manifest_key,
+    )
 
 
 def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
