@@ -107,6 +107,17 @@ def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
     assert leaks(faulted, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
 
 
+@pytest.mark.parametrize(("shares", "leaked"), [([1, 3], False), ([3, 4], True)])
+def test_a_worker_that_carries_another_share_may_read_another_stream(shares: list[int], leaked: bool) -> None:
+    """Five workers have eight shares: as rank 2 it had one, and has two as rank 1."""
+    formed = [
+        {"t": 0.0, "event": "view_formed", "worker": "w1", "generation": generation, "shares": of}
+        for generation, of in ((1, [3, 4]), (2, shares))
+    ]
+    held = [look(1, 5, 11, rank=2), look(1, 5, 11, rank=2), look(2, 5, 11, descriptors=32, last=True)]
+    assert bool(leaks([*formed, *held])) == leaked
+
+
 def test_a_worker_looks_at_itself_less_and_less_often() -> None:
     """A long run is not to be slowed down by its drill, and a view of few steps is to be seen."""
     worker = Holdings()

@@ -30,6 +30,7 @@ OF_A_GROUP = 5
 OF_A_WRITER = {"descriptors": 4, "sockets": 1, "threads": 1}
 # Of a worker that has become coordinator: its sign of life, and tqdm's monitor where it draws a trainer's bar now.
 OF_A_CLAIM = {"descriptors": 0, "sockets": 0, "threads": 2}
+OF_A_SHARE = {"descriptors": 1, "sockets": 0, "threads": 0}  # its stream's file, which is open from read to read
 OF_A_STORE = {"descriptors": 16, "sockets": 12, "threads": 8}  # a pool of ten connections, and who looks up names
 KINDS = ("sockets", "threads", "descriptors")
 _SHARED = ("/dev/shm/", "/memfd:")  # batches from loader processes come and go; what stays is found elsewhere
@@ -94,6 +95,13 @@ def leaks(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: boo
     store  the run lives in an object store
     """
     by_itself = dict.fromkeys(KINDS, 0)
+    formed = [event for event in events if event["event"] == "view_formed"]
+    shares = {(e["worker"], e["generation"]): int(e["shares"][1] - e["shares"][0]) for e in formed}
+
+    def of_streams(kind: str, before: Event, after: Event) -> int:
+        now, then = (shares.get((look["worker"], look["generation"]), 0) for look in (after, before))
+        return OF_A_SHARE[kind] * max(0, now - then)
+
     for looks in _looks(baseline).values():
         by_itself = {kind: max(more, _more(kind, looks[0], looks[-1])) for kind, more in by_itself.items()}
     found = []
@@ -104,7 +112,7 @@ def leaks(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: boo
             continue
         kept = OF_A_GROUP * collectives_given_up([event for event in events if event["worker"] == worker])
         for kind in KINDS:
-            more, before = min((_more(kind, look, last), look[kind]) for look in first)
+            more, before = min((_more(kind, look, last) - of_streams(kind, look, last), look[kind]) for look in first)
             if more > kept + by_itself[kind] + (OF_A_STORE[kind] if store else 0):
                 what = (
                     f"worker {worker} held {last[kind]} {kind} in its last view, of {last['world_size']} workers, and "
