@@ -26,7 +26,7 @@ from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from elastic_checkpoint.net.transport import TransportError
 from tests.kit.agents import meet
 from tests.kit.launch import Launch
-from tests.kit.peer import Peer, recording
+from tests.kit.peer import Peer, recording, roster_at
 from tests.kit.sampling import NIGHTLY
 
 SEED = int(os.environ.get("COUNTS_SEED") or 41)
@@ -77,16 +77,6 @@ class TwoNodes:
         return len(newest["workers"]) == 2 and any(
             event["event"] == "step_applied" and event["t"] > newest["t"] for event in events
         )
-
-    def names(self) -> list[str]:
-        """Of its nodes, as the hub tells one that joins without a worker."""
-        at, run = self.hub
-        with Peer(at, self.secret) as peer:
-            said = peer.joins("asks-for-names", run)
-            while (roster := next((one for one in said if one["say"] == "roster"), None)) is None:
-                said = peer.hears()
-                assert said, "the hub told nobody's name"
-        return [name for name, *_ in roster["nodes"] if name != "asks-for-names"]
 
 
 @pytest.fixture
@@ -212,7 +202,7 @@ def stolen_name(run: TwoNodes, draw: random.Random) -> str:
     from the storage, where the others' claim ends it.
     """
     at, nonce = run.hub
-    name = draw.choice(run.names())
+    name, *_ = draw.choice(roster_at(at, run.secret, nonce))
     with Peer(at, run.secret) as peer:
         peer.joins(name, nonce, slots=draw.choice((0, 1)))
     run.trains_together("a stolen name")

@@ -56,6 +56,16 @@ class Peer:
         self._socket.close()
 
 
+def roster_at(at: tuple[str, int], secret: str | None, run: str) -> list[list[Any]]:
+    """Of each node of that run its name, address and port, as its hub tells one that joins without a worker."""
+    with Peer(at, secret) as peer:
+        said = peer.joins("asks-for-names", run)
+        while (roster := next((one for one in said if one["say"] == "roster"), None)) is None:
+            said = peer.hears()
+            assert said, "the hub told nobody's name"
+    return [node for node in roster["nodes"] if node[0] != "asks-for-names"]
+
+
 @contextlib.contextmanager
 def recording(port: int) -> Iterator[dict[int, bytes]]:
     """What goes to this port of the machine's own loop, by the port that it comes from. Raises PermissionError."""

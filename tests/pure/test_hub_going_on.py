@@ -315,7 +315,7 @@ def test_newcomers_hear_that_one_who_is_away_may_go_on_under_a_claim_of_this_hub
     run.orders(run.hub.lost(0.0, "C", dead=False))
     run.tell("A", "started", worker="A1", local_rank=0)
     run.tell("A", "ready", worker="A1", shares=8, identity="one")
-    run.later(3.0)
+    run.later(6.0)
     assert run.view("A") == "A1"
     assert run.said("A", "view")[-1]["unanswered"] == (not answers)
 
@@ -350,7 +350,7 @@ def test_newcomers_of_a_hub_that_took_over_ask_the_storage_only_where_somebody_m
         run.tell(node, "started", worker=f"{node}1", local_rank=0)
     for node in here:
         run.tell(node, "ready", worker=f"{node}1", shares=8, identity="one")
-    run.later(3.0)
+    run.later(6.0)
     assert run.view("B") == " ".join(f"{node}1" for node in here)
     assert run.said("B", "view")[-1]["unanswered"] == unanswered
 
@@ -368,7 +368,7 @@ def test_newcomers_look_for_one_that_went_on_without_their_hub_s_node(met: bool)
     for life in (1, 2):
         run.tell("A", "started", worker=f"A{life}", local_rank=0)
         run.tell("A", "ready", worker=f"A{life}", shares=8, identity="one")
-        run.later(3.0)
+        run.later(6.0)
         assert run.view("A") == f"A{life}"
         assert run.said("A", "view")[-1]["unanswered"]
         run.fails("A", f"A{life}", step=life)  # it found that somebody lives
@@ -458,3 +458,36 @@ def test_a_view_that_was_to_come_is_not_taken_for_the_one_that_has_met() -> None
     run.replaced("DE")
     run.later(30.0)
     assert run.view("A") == "A0 B1 C1", "it is one of the three, and two may go on"
+
+
+def test_newcomers_leave_the_run_to_others_who_may_hold_its_state() -> None:
+    """Their connection broke before they had the state: they began from the storage, which was the others', and failed.
+    Also where they are the most of the view."""
+    run = _newcomers_alone()
+    run.later(4.0)
+    assert run.hub.generation == 2
+    assert run.hub.missing() == ["A"]
+    run.later(2.0)
+    assert run.hub.generation == 3
+
+
+def test_newcomers_do_not_wait_for_one_whose_machine_takes_no_connections() -> None:
+    run = _newcomers_alone()
+    run.hub.loses("A", dead=False, refuses=True)
+    run.later(0.1)
+    assert run.hub.generation == 3
+
+
+def _newcomers_alone() -> Run:
+    """B's and C's workers were replaced, and A, with the state and the hub, is lost before they have it."""
+    run = Run("ABC", witness=True)
+    for node in "BC":
+        run.is_killed(node, f"{node}0", step=7)
+    run.replaced("BC")
+    run.over("A", at=BOUNDARY)
+    assert run.view("B") == "A0 B1 C1"
+    run.moves("BC", lost="A")
+    for node in "BC":
+        facts = {"generation": 2, "step": -1, "at": BOUNDARY, "lost": True}
+        run.tell(node, "view_is_over", worker=f"{node}1", **facts)
+    return run

@@ -27,6 +27,9 @@ from elastic.membership.succession.succession import (
 
 # so long a side leaves the claim to the others
 LET_FIRST_S = {SideSize.MOST: 0.0, SideSize.HALF: 1.0, SideSize.FEW: 2.5}
+# the same where nobody of it holds the state: it is looked for with them once a second (launch/hub/step_down.py), and
+# who begins anew from a storage that is theirs fails after another 15 s
+LET_HOLDERS_S = 5.0
 _AGAIN_S = 1.0  # after a storage that failed
 _PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
 ClaimDocument = dict[str, Any]
@@ -313,7 +316,10 @@ class GoingOn:
             return found
         if self._granted is not None and suffices(self._granted, holding=holding, departed=self._departed):
             return GoOn()
-        if now_s - self._alone_since_s < LET_FIRST_S[found.size]:
+        let_first_s = LET_FIRST_S[found.size]
+        if not holding and not self.missing(present) <= self._dead | self._refusing:
+            let_first_s = max(let_first_s, LET_HOLDERS_S)
+        if now_s - self._alone_since_s < let_first_s:
             return found.why
         return found if now_s >= self._again_s else found.why
 
