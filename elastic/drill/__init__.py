@@ -11,6 +11,7 @@ environment what the processes of a drill's run are told, and what is in no file
 cluster     one run in a drill; pytest_plugin makes it a fixture, and failed_test says what became of it
 watched_run the same while it runs; launch_end, end: of one launch, and of the last
 location    where runs live; undisturbed_ends: the ends of those without faults, made once
-both_runs   what `elastic drill` does (command): a run without faults, one with them, and the findings
+both_runs   what `elastic drill` does (command): a run without faults, one with them, and the findings; check_command:
+            what `elastic check` does, by the same
 interruption  how a drill ends on a signal
 """

@@ -76,6 +76,7 @@ class CrossCheck:
         self.copied = copied
         self.runs = False
         self._share = -1
+        self._batch: Any = None
         self._theirs: dict[int, _Pass] = {}
         self._ours: dict[int, _Pass] = {}
         self._seen: dict[str, Any] = {}
@@ -97,7 +98,7 @@ class CrossCheck:
         if streams:
             return cls(own=own[:1], copied=own[0]) if own else cls()
         before = blocks[there[there.index(rank) - 1]]
-        return cls(before[-each:], own[-each:])
+        return cls(before[-each:][::-1], own[-each:])  # in another order than their own worker passes them
 
     @property
     def takes_place(self) -> bool:
@@ -107,6 +108,7 @@ class CrossCheck:
     def begins(self, share: int, batch: Any) -> None:
         """This worker is about to pass it for nothing. None: all of its examples were left out"""
         self._seen = values(variables())
+        self._batch = batch
         self.runs, self._share = True, share
         self._theirs[share] = _Pass(batch, share)
 
@@ -118,7 +120,8 @@ class CrossCheck:
     def ends(self) -> None:
         """That body is over."""
         self.runs = False
-        here = variables()
+        handed, self._batch = {*map(id, _parts(self._batch))}, None
+        here = {name: one for name, one in variables().items() if id(one) not in handed}
         now = values(here)
         changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
         # What is only counted or printed is a number; what may reach gradients is named alone, where there is any.
@@ -246,6 +249,12 @@ def _gives_otherwise(
         "from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state begins anew "
         f"with each batch\n         ({CANNOT_DO})"
     )
+
+
+def _parts(batch: Any) -> list[Any]:
+    """What a loop may unpack it into."""
+    inside = [*batch.values()] if isinstance(batch, Mapping) else [*batch] if isinstance(batch, (list, tuple)) else []
+    return [batch, *inside]
 
 
 def _holds_a_tensor(value: Any, depth: int = 3) -> bool:
