@@ -30,6 +30,7 @@ BENCHMARKS = {
     "data_speed": "the order of an epoch, beside a shuffled list; loaders, beside a DataLoader",
     "data_correctness": "examples lost and repeated by a run that is killed and resized, beside other loaders",
     "events": "what recording costs a step",
+    "cross_check": "what shares that two workers pass cost a run, and what is compared before a save",
 }
 
 

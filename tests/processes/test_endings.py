@@ -265,7 +265,13 @@ def scales(rank: int, world_size: int, port: int, url: str, steps: int) -> tuple
     scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     data = TensorDataset(torch.arange(12.0).view(3, 4), torch.arange(3) % 2)
     elastic.seed(2)
-    options: dict[str, Any] = {"dataset": data, "epochs": 100, "steps": steps, "clip_grad_norm": 0.5}
+    options: dict[str, Any] = {
+        "dataset": data,
+        "epochs": 100,
+        "steps": steps,
+        "clip_grad_norm": 0.5,
+        "cross_check": None,
+    }
     small = Small(url, nn.Linear(4, 2), scaler=scaler, **options)
     shares = 0
 
