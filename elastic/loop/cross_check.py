@@ -206,7 +206,7 @@ def _differ(every: Sequence[Mapping[str, Any]], step: int) -> StepError:
     """What is said by all ranks, with the first share that differs."""
     owners = {share: (rank, one) for rank, said in enumerate(every) for share, one in said["own"].items()}
     for checker, said in enumerate(every):
-        for share, there in said["passed"].items():
+        for share, there in sorted(said["passed"].items(), key=lambda one: int(one[0])):
             owner, here = owners.get(share, (checker, there))
             if here == there:
                 continue

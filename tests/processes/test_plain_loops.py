@@ -152,7 +152,7 @@ def test_a_drill_finds_a_body_that_depends_on_how_many_there_were(elastic_cluste
     """At one worker, too, and without a fault."""
     end = elastic_cluster(script=PROGRAM, workers=1, launcher="elastic", steps=4, weigh=1).finish(within_s=240)
     assert end.exit_code != 0
-    assert "the first share of step 0 was passed twice, and gave other gradients the second time" in end.output
+    assert " of step 0 was passed twice, by this worker, and gave other gradients the second time" in end.output
     assert "of the script's variables it changed bodies" in end.output
 
 
