@@ -92,7 +92,7 @@ class CrossCheck:
         idle    ranks that hold no state yet
         """
         there = [one for one in range(len(blocks)) if one not in idle]
-        if rank not in there or not each:
+        if rank not in there:
             return cls()
         own = blocks[rank]
         if streams:

@@ -255,6 +255,8 @@ class Session:
         asked = agreed is None or any(Wish(one) & Wish.CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.repeats else 0
+        if not wanted:
+            return CrossCheck()
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
         streams = config.streams is not None
         return CrossCheck.planned(blocks, self.group.rank, each=wanted, idle=idle, streams=streams)

@@ -16,6 +16,8 @@ from tests.kit.planted.catalogue import CATALOGUE
 from tests.kit.planted.plans import WAYS, Undisturbed, judged, undisturbed
 
 Reference = Callable[[str | None], Undisturbed]
+REFUSED = ("was read twice, by", "was passed twice, by", "gives other gradients than before the run was ended")
+"""What a run says of another share, or another first step, than others have computed."""
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +50,13 @@ def test_with_no_bug_planted_the_judge_finds_nothing(reference: Reference, tmp_p
 @pytest.mark.nightly(sample=4, covers=broken_by)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_planted_bug_is_noticed(reference: Reference, tmp_path: Path, name: str) -> None:
-    """By each of the invariants that it breaks; and it must have acted, or another thing was noticed."""
+    """By each of the invariants that it breaks, or by the run itself before that; and it must have acted, or another
+    thing was noticed."""
     bug = CATALOGUE[name]
     verdict, output = judged(WAYS[bug.plan], tmp_path, reference(WAYS[bug.plan].habit), bug)
 
     acted = list((tmp_path / "marks").iterdir())
     assert acted, f"{bug.what} But that never happened: does the run come by {bug.patches[0].target}?\n{output}"
-    missed = bug.caught_by - verdict.broken()
+    is_refused = "finished" in verdict.broken() and any(words in output for words in REFUSED)
+    missed = set[str]() if is_refused else bug.caught_by - verdict.broken()
     assert not missed, f"{bug.what} The judge does not see {', '.join(sorted(missed))}\n{verdict}\n{output}"

@@ -212,6 +212,7 @@ def flips(rank: int, world_size: int, port: int, url: str, what: str | None) -> 
     model = nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 512), nn.Linear(512, 2))
     optimizer = torch.optim.AdamW(model.parameters())
     given: dict[str, Any] = {"dataset": dataset, "batch_size": 12, "virtual_workers": 6, "epochs": 3, "save_every": 4}
+    given["cross_check"] = None  # which would find its gradients before
     with elastic.Run(url, model=model, optimizer=optimizer, **given) as run:
         for x, y in run.batches():
             if rank == 1 and what is not None and run.step_index == 5:

@@ -44,8 +44,8 @@ def join_a_copy_after_the_update(right: Any, act: Act) -> Any:
 
 @join_a_copy_after_the_update.also("elastic.loop.steps.update:Update._close")
 def _(right: Any, act: Act) -> Any:
-    def close(self: Any, agreed: Any) -> None:
-        right(self, agreed)
+    def close(self: Any, step: Any, agreed: Any) -> None:
+        right(self, step, agreed)
         staging = self._session.train_state.staging
         staging._saving = _UPDATED.pop() if _UPDATED else None
         staging.join()
