@@ -40,7 +40,12 @@ def main(argv: Sequence[str]) -> int:
     faults = [f"--join=@step={2 + steps // 4}", f"--lose-all=@step={steps // 2 + 2}"]
     if workers > 1:
         faults.append(f"--kill={workers - 1}@step={1 + steps // 8}")
-    asked = [f"--workers={workers}", f"--resume-workers={max(1, workers - 1)}", f"--steps={steps}", "--cross-check=1"]
+    asked = [
+        f"--workers={workers}",
+        f"--resume-workers={max(1, workers - 1)}",
+        f"--stop-after={steps}",
+        "--cross-check=1",
+    ]
     asked += [f"--within={given.within:g}", *["--keep"] * given.keep, *["--module"] * given.module, given.script]
     return command.main([*asked, *faults, "--", *given.args, *argv[cut + 1 :]], name="elastic check")
 

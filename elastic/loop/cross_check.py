@@ -121,9 +121,13 @@ class CrossCheck:
         """That body is over."""
         self.runs = False
         handed, self._batch = {*map(id, _parts(self._batch))}, None
-        here = {name: one for name, one in variables().items() if id(one) not in handed}
+        here = {
+            name: one
+            for name, one in variables().items()
+            if id(one) not in handed and getattr(one, "grad_fn", None) is None  # the batch, and what was made of it
+        }
         now = values(here)
-        changed = [name for name, then in self._seen.items() if not _same(now.get(name), then)]
+        changed = [name for name, then in self._seen.items() if name in here and not _same(now.get(name), then)]
         # What is only counted or printed is a number; what may reach gradients is named alone, where there is any.
         self._changed = [name for name in changed if _holds_a_tensor(here.get(name))] or changed
         self._seen = {}

@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--within", type=float, default=WITHIN_S, metavar="SECONDS", help=f"for each run (default {WITHIN_S:g})"
     )
-    how.add_argument("--steps", type=int, metavar="N", help="both runs are stopped after so many (default: none is)")
+    how.add_argument("--stop-after", type=int, metavar="N", help="both runs are stopped after so many steps")
     how.add_argument(
         "--cross-check",
         type=float,

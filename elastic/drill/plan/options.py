@@ -87,7 +87,7 @@ class Options:
         undisturbed = [] if self.undisturbed_workers == 1 else [f"--undisturbed-workers={self.undisturbed_workers}"]
         hang = [] if self.hang_s is None else [f"--hang-limit={self.hang_s:g}"]
         within = [] if self.within_s == WITHIN_S else [f"--within={self.within_s:g}"]
-        steps = [] if self.steps is None else [f"--steps={self.steps}"]
+        steps = [] if self.steps is None else [f"--stop-after={self.steps}"]
         checks = [] if self.cross_check is None else [f"--cross-check={self.cross_check:g}"]
         where = [] if self.storage_root is None else self.storage_root.replay()
         options = [*where, *undisturbed, *hang, *within, *steps, *checks]
@@ -112,8 +112,8 @@ def parse(argv: Sequence[str]) -> Options:
             raise ConfigError(f"--{_flag(name)} must be 1 or more; found {count}")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         raise ConfigError(f"--folder {given.folder}: it is not empty, and a drill wants fresh storage")
-    if given.steps is not None and given.steps < 2:
-        raise ConfigError(f"--steps must be 2 or more; found {given.steps}")
+    if given.stop_after is not None and given.stop_after < 2:
+        raise ConfigError(f"--stop-after must be 2 or more; found {given.stop_after}")
     if given.cross_check is not None and not 0 <= given.cross_check <= 1:
         raise ConfigError(f"--cross-check is a part of all shares, from 0 to 1; found {given.cross_check:g}")
     kinds, rate = _kinds(given), given.rate if given.rate is not None else DEFAULT_RATE
@@ -141,7 +141,7 @@ def parse(argv: Sequence[str]) -> Options:
         keep=given.keep,
         within_s=given.within,
         hang_s=given.hang_limit,
-        steps=given.steps,
+        steps=given.stop_after,
         cross_check=given.cross_check,
         storage_root=storage_root,
         saves=given.plan is None and given.save_every is None,
