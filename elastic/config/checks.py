@@ -66,7 +66,7 @@ def check_above_zero(**given: Any) -> None:
 
 def check_part(name: str, part: Any) -> None:
     """Raises ConfigError for what is no part of a whole, nor None."""
-    if part is not None and not (isinstance(part, (int, float)) and 0 <= part <= 1):
+    if part is not None and not (type(part) in (int, float) and 0 <= part <= 1):
         raise ConfigError(f"{name}={part!r}; expected a number from 0 to 1, or None")
 
 

@@ -44,10 +44,11 @@ class Budget:
     shares that nobody notices.
 
     shares  in a step
+    cost    of a share that is passed for nothing, in shares: it is read by no loader
     """
 
-    def __init__(self, shares: int) -> None:
-        self._shares = shares
+    def __init__(self, shares: int, *, cost: int = 1) -> None:
+        self._shares, self._cost = shares, cost
         self._asked = 0
         self._since: int | None = None
 
@@ -55,7 +56,7 @@ class Budget:
         """Whether one more is affordable at this step; it is counted then."""
         self._since = step if self._since is None else self._since
         passed = (step - self._since) * self._shares
-        if self._asked >= _FREE and (self._asked - _FREE + 1) * world_size > _PART * passed:
+        if self._asked >= _FREE and (self._asked - _FREE + 1) * self._cost * world_size > _PART * passed:
             return False
         self._asked += 1
         return True
@@ -76,6 +77,7 @@ class CrossCheck:
         self.copied = copied
         self.runs = False
         self._share = -1
+        self._void = False
         self._batch: Any = None
         self._theirs: dict[int, _Pass] = {}
         self._ours: dict[int, _Pass] = {}
@@ -117,6 +119,10 @@ class CrossCheck:
         for number, gradient in gradients:
             self._theirs[self._share].take(number, gradient)
 
+    def gives_up(self) -> None:
+        """What this worker should pass cannot be had here: nothing that it passes is compared."""
+        self._void = True
+
     def ends(self) -> None:
         """That body is over."""
         self.runs = False
@@ -141,7 +147,7 @@ class CrossCheck:
 
     def digests(self) -> tuple[int, int]:
         """For the step's row: of its own, and of what it has passed for nothing; 0: of none."""
-        return _digest(self._ours), _digest(self._theirs)
+        return _digest(self._ours), 0 if self._void else _digest(self._theirs)
 
     def compare(
         self, own: Sequence[int], passed: Sequence[int], group: Group, names: Sequence[str], *, step: int
@@ -152,12 +158,12 @@ class CrossCheck:
         own, passed  of all ranks; each that is passed must be some rank's own
         names        of the parameters
         """
-        if {*passed} == {*own}:
+        if {*passed} <= {*own, 0}:
             return
         mine = {
             "host": socket.gethostname(),
             "own": {share: one.said(names) for share, one in self._ours.items()},
-            "passed": {share: one.said(names) for share, one in self._theirs.items()},
+            "passed": {} if self._void else {share: one.said(names) for share, one in self._theirs.items()},
             "changed": self._changed,
         }
         every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
@@ -183,10 +189,10 @@ def each(config: Config, step: int, *, world_size: int, asked: bool) -> int:
     """How many shares of each worker are checked in a step.
 
     asked  it is a launch's first one, or the coordinator has asked for it
+
+    Of a run that checks any: see Session.checks.
     """
     shares, part = config.plan.virtual_workers, config.cross_check
-    if part is None or (world_size == 1 and shares == 1):
-        return 0
     if not part:
         return int(asked)
     if part == 1:

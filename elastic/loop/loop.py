@@ -343,10 +343,10 @@ class Loop:
         return [buffer for model in self._context.config.models.values() for buffer in model.buffers()]
 
     def _to_check(self) -> int:
-        """Batches for nothing that come ahead of a launch's first step."""
+        """Batches for nothing that come ahead of the next step, as far as it is known."""
         state = self._state
         begun = self.plain_step is not None and self.plain_step.has_begun
-        if state.agreed is not None or begun or state.finished:
+        if begun or state.finished:
             return 0
         check = self.session.cross_check(self.session.step_plan(state.step))
         return len(check.passes) + (check.copied is not None)

@@ -38,6 +38,7 @@ class RunState:
     in_loop      the script is in its outer loop
     looped       it has been
     attempt      how often the step in hand has come round again
+    foreseen     of what the loop has asked how many batches there are: an "epoch", the "run"; None: it has not asked
     saved        after so many steps all workers have begun a save, or taken the state from one
     """
 
@@ -59,6 +60,7 @@ class RunState:
     looped: bool = False
     attempt: int = 0
     saved: int | None = None
+    foreseen: str | None = None
 
     @property
     def position(self) -> Position:

@@ -62,6 +62,8 @@ from elastic.status.tracker import Status, StatusTracker
 from elastic_checkpoint import linux
 from elastic_checkpoint.storage import redact
 
+_CHECK = int(Wish.CHECK)
+
 
 class Session:
     """`close` gives back all of it.
@@ -102,8 +104,8 @@ class Session:
             health=Health(config.on_bad),
             of_data=DatasetAttributes(partial(data_sets_and_transforms, (config.dataset,)), context.console.warn),
         )
-        alike = {*config.accept} <= {CONTENT, SCRIPT}
-        comparable = alike and (config.mode == "exact" or config.device.type == "cpu")
+        self._alike = {*config.accept} <= {CONTENT, SCRIPT}  # else machines may compute other bits
+        comparable = self._alike and (config.mode == "exact" or config.device.type == "cpu")
         of_data = self.train_state.of_data
         self._replica = Replica(config.optimizers, config.extra, values=comparable, data=of_data)
         self.view_group = ViewGroup(context)
@@ -130,11 +132,19 @@ class Session:
 
     @property
     def repeats(self) -> bool:
-        """Whether a share gives the same bits each time that it is passed: in exact mode, unless kernels by themselves
-        may give others."""
+        """Whether a share gives the same bits each time that it is passed, on every machine: in exact mode, unless
+        kernels by themselves may give others, or processors, which accept= lets differ."""
         config = self._config
         repeats = config.device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
-        return repeats and config.mode == "exact"
+        return repeats and config.mode == "exact" and self._alike
+
+    @property
+    def checks(self) -> bool:
+        """Whether there are steps whose shares two workers pass. Where examples may be left out there are none: a read
+        that fails once, of two, gives another batch."""
+        config = self._config
+        several = self.group.world_size > 1 or config.plan.virtual_workers > 1
+        return config.cross_check is not None and self.repeats and several and config.on_bad_example == "raise"
 
     def open(self) -> None:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
@@ -252,9 +262,9 @@ class Session:
         """This worker's part in that of a step. The next one is known to all: what the coordinator asks for is agreed
         on with the step before."""
         config, agreed = self._config, self.state.agreed
-        asked = agreed is None or any(Wish(one) & Wish.CHECK for one in agreed.wishes)
+        asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
-        wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.repeats else 0
+        wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
         if not wanted:
             return CrossCheck()
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks

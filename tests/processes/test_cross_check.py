@@ -159,6 +159,57 @@ def test_other_data_on_one_worker_is_refused_in_the_first_step(tmp_path: Path, p
         assert "the batches are not the same" in text
 
 
+def test_where_machines_may_compute_other_bits_nobody_is_asked(tmp_path: Path, port: int) -> None:
+    given = {"accept": ["processor"]}
+    returned(run_ranks(train, 2, port, str(tmp_path / "run"), computes_wrongly, False, given))
+
+
+class Failing(Own):
+    """Its seventh read fails, whoever makes it."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        Failing.reads += 1
+        if Failing.reads == 7:
+            raise OSError("once")
+        return super().__getitem__(index)
+
+
+class OfLoaders(Own):
+    def __getitem__(self, index: int) -> Any:
+        found = torch.utils.data.get_worker_info()
+        assert found is not None
+        assert found.id == 0
+        return super().__getitem__(index)
+
+
+def reads(rank: int, world_size: int, port: int, url: str, kind: type[Own], given: dict[str, Any]) -> str:
+    as_worker_of_torchrun(rank, world_size, port)
+    elastic.seed(1)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"batch_size": 24, "virtual_workers": SHARES, "steps": 2, "save_every": 1} | given
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=kind(1.0), **given) as run:
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return elastic_checkpoint.digest(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(Failing, {"on_bad_example": "skip"}), (OfLoaders, {"num_workers": 1})],
+    ids=["a read that fails once", "one that loaders alone can read"],
+)
+def test_what_cannot_be_read_twice_is_not_compared(
+    tmp_path: Path, port: int, kind: type[Own], given: dict[str, Any]
+) -> None:
+    first, second = returned(run_ranks(reads, 2, port, str(tmp_path / "run"), kind, given))
+    assert first == second
+
+
 @LOOPS
 @pytest.mark.parametrize("given", [{}, {"micro_batch_size": 3}], ids=["shares", "micro-batches"])
 def test_a_check_changes_no_result(tmp_path: Path, port: int, given: dict[str, Any], over_steps: bool) -> None:

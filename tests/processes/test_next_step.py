@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,27 @@ def test_a_checkpoint_takes_its_note_along(tmp_path: Path) -> None:
         assert all(one.ok for one in storage.verify())
     assert {*notes(tmp_path / "run")} <= kept
     assert len(kept) == 2
+
+
+class Batch:
+    """Of which nobody knows what it holds."""
+
+    def __init__(self, examples: list[Any]) -> None:
+        self.x, self.y = map(torch.stack, zip(*examples, strict=True))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.x, self.y))
+
+
+def test_of_batches_that_nobody_can_digest_the_gradients_alone_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for epochs in (1, 2):
+        train(tmp_path / "run", epochs=epochs, collate_fn=Batch)
+    assert "read once more" not in capsys.readouterr().err
+    train(tmp_path / "other", until=3, collate_fn=Batch)
+    with pytest.raises(IdentityMismatch, match=r"step 2 \(of whose batches nobody knows .* gives other gradients"):
+        train(tmp_path / "other", collate_fn=Batch, times=2.0)
 
 
 def test_a_finished_run_that_is_made_longer_is_told_of_other_data(

@@ -17,9 +17,10 @@ class Boundary:
         self._state = session.state
         self._recovery = recovery
         self._leaves = self._saves = False  # this worker has said so
-        self._budget = Budget(session.context.config.plan.virtual_workers)
+        config = session.context.config
+        self._budget = Budget(config.plan.virtual_workers, cost=1 + config.num_workers)
 
-    def wishes(self, checked: bool) -> int:
+    def wishes(self, checked: bool, last_of_epoch: bool) -> int:
         """This worker's, for the exchange that is about to be carried out. checked: the step is cross-checked"""
         saver, live, departure = self._session.restorer.saver, self._session.context.live, self._recovery.departure
         wishes = Wish.STOP if self._state.stop_wish is not None else Wish(0)
@@ -31,8 +32,10 @@ class Boundary:
             wishes |= Wish.REGROUP
         self._saves = departure.look_for_hints()
         is_due = saver is not None and saver.is_due
-        if not checked and saver is not None and (is_due or self._is_saved_behind(self._state.step + 1)):
-            wishes |= self._checks_first()
+        if not checked and saver is not None:
+            foreseen, saves_next = self._state.foreseen, is_due or self._is_saved_behind(self._state.step + 1)
+            if saves_next if foreseen is None else (foreseen == "epoch" and last_of_epoch):
+                wishes |= self._checks_first()
         if self._saves or (is_due and not wishes & Wish.CHECK):
             wishes |= Wish.SAVE
         return int(wishes)
@@ -42,10 +45,9 @@ class Boundary:
         return every is not None and (step + 1) % every == 0
 
     def _checks_first(self) -> Wish:
-        """What is saved is a step later, where that is checked."""
-        config = self._session.context.config
-        may = config.cross_check is not None and self._session.repeats
-        world_size = self._session.view_group.world_size
+        """What is saved is a step later, where that is checked. A loop that has foreseen how many batches there are is
+        handed no more of them: it is checked where an epoch begins, or not at all."""
+        may, world_size = self._session.checks, self._session.view_group.world_size
         return Wish.CHECK if may and self._budget.asks(self._state.step, world_size=world_size) else Wish(0)
 
     def reach(self) -> None:

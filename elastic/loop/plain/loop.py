@@ -139,6 +139,7 @@ class PlainLoop:
 
     def _count(self) -> int:
         """Those that were handed out, and those that are left."""
+        self._state.foreseen = "epoch" if self.by_epochs else "run"
         step, end = self._state.step, self._end
         if step >= end:
             return self._handed

@@ -95,7 +95,7 @@ class StepInHand:
         recovery: Recovery,
         plan: StepPlan,
         *,
-        wishes: Callable[[bool], int],
+        wishes: Callable[[bool, bool], int],
         judge: Callable[[int, Agreed], PassOver | None],
         looked_at: bool,
     ) -> None:
@@ -227,7 +227,21 @@ class StepInHand:
 
     def pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver) -> Iterator[Any]:
         """Hands out what another worker passes as its own."""
-        batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
+        self.session.train_state.staging.look()
+        exchange.announced.look()
+        self.session.group.check()
+        self._phases.sign(Phase.READING)
+        before = self.context.stopwatch.at(DATA)
+        try:
+            batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
+        except ExampleError:
+            if not self.context.config.num_workers:
+                raise
+            self.check.gives_up()  # a loader process reads it, and maybe nobody else can
+            return
+        finally:
+            self.context.stopwatch.at(before)
+            self._phases.sign(Phase.COMPUTING)
         yield from self._hand_for_nothing(share, batch, exchange, driver)
 
     def _hand_for_nothing(self, share: int, batch: Any, exchange: Exchange, driver: Driver) -> Iterator[Any]:
@@ -253,7 +267,7 @@ class StepInHand:
     def _compare_with_end(self) -> None:
         """With what the last step of a run has read that is made longer: nobody has read the step behind it."""
         last = self.session.restorer.last_read()
-        if last is None or self._streams is not None or self.context.config.mode != "exact":
+        if last is None or not last.shares or self._streams is not None or self.context.config.mode != "exact":
             return
         plan, found = self.session.step_plan(last.step), [0, 0]
         for share in range(len(plan.sizes)):
@@ -343,7 +357,7 @@ class StepInHand:
             self.share_sums,
             count=self._counted,
             examples=self.plan.count,
-            wishes=self._wishes(self.check.takes_place),
+            wishes=self._wishes(self.check.takes_place, self.last_of_epoch),
             unit=unit,
             sets_options=self.session.body.has_set_options,
             checked=self.check.digests(),
@@ -351,7 +365,8 @@ class StepInHand:
         self.check.compare(agreed.own, agreed.passed, self.session.group, exchange.gradients.names, step=self.index)
         self.computed = None
         if self._notes_step:
-            gradients = exchange.digest_of_gradients() if self.session.repeats else 0
+            whole = self.session.repeats and not agreed.left_out
+            gradients = exchange.digest_of_gradients() if whole else 0
             self.computed = NextStep.of_step(self.plan, agreed.read, gradients)
             self.session.restorer.check_step(self.computed)
         if self._streams is not None:

@@ -129,11 +129,11 @@ def _unnoticed(right: Any, act: Act) -> Any:
 def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
 
-    def wishes(self: Any, checked: bool) -> int:
+    def wishes(self: Any, checked: bool, last_of_epoch: bool) -> int:
         if self._recovery.departure.notice is not None:
             act()
             raise SystemExit(0)
-        return int(right(self, checked))
+        return int(right(self, checked, last_of_epoch))
 
     return wishes
 
