@@ -229,7 +229,11 @@ def _differ(every: Sequence[Mapping[str, Any]], step: int) -> StepError:
             names = {*here["gradients"], *there["gradients"]}
             differ = [name for name in sorted(names) if here["gradients"].get(name) != there["gradients"].get(name)]
             return _gives_otherwise(step, share, by, differ, said["changed"], alone=owner == checker)
-    return StepError(f"the shares of step {step} that two workers passed are not the same ones\n{UNTOUCHED}")
+    return StepError(
+        f"a share of step {step} was passed by a second worker, and its own worker has no digest of it to compare\n"
+        "  found  workers that plan a step differently, which is a fault of elastic's own\n"
+        f"{UNTOUCHED}  next   report it with the run's events; Run(cross_check=None) goes on without these checks"
+    )
 
 
 def _reads_otherwise(step: int, share: str, by: str) -> StepError:
