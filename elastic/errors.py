@@ -7,6 +7,7 @@
       StartFailed         rank 0 could not start the run; its message, repeated here, says why
       StepError           the training loop breaks a rule of `Step`; fix the script
         CollectiveMismatch  the workers' scripts went different ways; fix the script
+        ComputesWrongly     most workers agree that this one is wrong; it ends, and is replaced
       CollectiveFailed    an exchange failed and no peer was lost: a fault of its tensors, or of ours
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
       ExampleError        the dataset or its collate function raised; fix it, or the example
@@ -76,6 +77,23 @@ class CollectiveMismatch(StepError):
     def __init__(self, message: str, *, doing: dict[int, str]) -> None:
         super().__init__(message)
         self.doing = doing
+
+
+class ComputesWrongly(StepError):
+    """This worker gives other bits than most, or holds others: it ends, and another one takes its place.
+
+    Attributes:
+        host: Of the machine.
+        rank: Of this worker, in the view in which that was found.
+        exit_status: Of its process under `elastic run`.
+    """
+
+    exit_status = 77
+
+    def __init__(self, message: str, *, host: str, rank: int) -> None:
+        super().__init__(message)
+        self.host = host
+        self.rank = rank
 
 
 class CollectiveFailed(ElasticError, RuntimeError):

@@ -26,12 +26,12 @@ import torch
 
 from elastic.config import Config
 from elastic.data.example_digest import digest_at
-from elastic.errors import CANNOT_DO, UNTOUCHED, StepError
 from elastic.group.form import Group, all_know, gather_bytes
+from elastic.loop.disagreement import Disagreement, ShareDiffers
 from elastic.loop.refusals.script_variables import values, variables
+from elastic.loop.verdict import ENOUGH, wrong
 from elastic.state.bits import digest_of, sum_of_bits
 from elastic.state.randomness import derive
-from elastic.state.trained_set import listed
 
 _FREE = 3  # checks, before their part of a run's time counts
 _PART = 0.005
@@ -71,7 +71,10 @@ class CrossCheck:
     runs    a body that counts for nothing is at work
     """
 
-    def __init__(self, passes: Sequence[int] = (), own: Collection[int] = (), copied: int | None = None) -> None:
+    def __init__(
+        self, passes: Sequence[int] = (), own: Collection[int] = (), copied: int | None = None, *, hold_state: int = 1
+    ) -> None:
+        """hold_state: so many workers"""
         self.passes = (*passes,)
         self.own = frozenset(own)
         self.copied = copied
@@ -83,6 +86,8 @@ class CrossCheck:
         self._ours: dict[int, _Pass] = {}
         self._seen: dict[str, Any] = {}
         self._changed: list[str] = []
+        self._again: list[dict[str, Any]] = []
+        self._hold_state = hold_state
 
     @classmethod
     def planned(
@@ -100,7 +105,8 @@ class CrossCheck:
         if streams:
             return cls(own=own[:1], copied=own[0]) if own else cls()
         before = blocks[there[there.index(rank) - 1]]
-        return cls(before[-each:][::-1], own[-each:])  # in another order than their own worker passes them
+        backwards = before[-each:][::-1]  # in another order than their own worker passes them
+        return cls(backwards, own[-each:], hold_state=len(there))
 
     @property
     def takes_place(self) -> bool:
@@ -152,8 +158,8 @@ class CrossCheck:
     def compare(
         self, own: Sequence[int], passed: Sequence[int], group: Group, names: Sequence[str], *, step: int
     ) -> None:
-        """What the rows say; all ranks call it. Raises StepError, the same on all, where two are not the same, and
-        PeerLost.
+        """What the rows say; all ranks call it. Raises PeerLost; and where two are not the same, on all, StepError or
+        ShareDiffers.
 
         own, passed  of all ranks; each that is passed must be some rank's own
         names        of the parameters
@@ -166,9 +172,25 @@ class CrossCheck:
             "passed": {} if self._void else {share: one.said(names) for share, one in self._theirs.items()},
             "changed": self._changed,
         }
-        every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
+        found = Disagreement.of([*map(json.loads, gather_bytes(group, json.dumps(mine).encode()))], step)
+        if found.owner != found.checker and self._hold_state >= ENOUGH:
+            raise ShareDiffers(found)
         all_know(group)
-        raise _differ(every, step)
+        raise found.error()
+
+    def passed_again(self, names: Sequence[str]) -> None:
+        """Of a share that all pass: this worker has."""
+        self._again += [one.said(names) for one in self._theirs.values()]
+        self._theirs = {}
+
+    def settles(self, found: Disagreement, group: Group) -> Exception:
+        """What this rank raises, once all have passed that share again; all call it. Raises PeerLost."""
+        mine = [] if self._void else self._again
+        every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
+        again = {rank: [*map(_plain, said)] for rank, said in enumerate(every) if said}
+        odd = wrong({rank: _plain(said) for rank, said in found.first.items()}, again)
+        all_know(group)
+        return found.ends(odd, rank=group.rank) if odd else found.error()
 
 
 class _Pass:
@@ -202,6 +224,10 @@ def each(config: Config, step: int, *, world_size: int, asked: bool) -> int:
     return max(int(asked), int(wanted) + (drawn < wanted % 1))
 
 
+def _plain(said: Mapping[str, Any]) -> str:
+    return json.dumps(said, sort_keys=True)
+
+
 def _digest(passes: Mapping[int, _Pass]) -> int:
     if not passes:
         return 0
@@ -210,59 +236,6 @@ def _digest(passes: Mapping[int, _Pass]) -> int:
         every.append(torch.tensor([share, one.batch, *sorted(one.gradients)]))
         every += [sums for _, sums in sorted(one.gradients.items())]
     return digest_of(every)
-
-
-def _differ(every: Sequence[Mapping[str, Any]], step: int) -> StepError:
-    """What is said by all ranks, with the first share that differs."""
-    owners = {share: (rank, one) for rank, said in enumerate(every) for share, one in said["own"].items()}
-    for checker, said in enumerate(every):
-        for share, there in sorted(said["passed"].items(), key=lambda one: int(one[0])):
-            owner, here = owners.get(share, (checker, there))
-            if here == there:
-                continue
-            by = "by this worker" if owner == checker else ""
-            if owner != checker:
-                hosts = [f"rank {rank} (on {every[rank]['host']})" for rank in (owner, checker)]
-                by = f"by {' and by '.join(hosts)}"
-            if here["batch"] != there["batch"]:
-                return _reads_otherwise(step, share, by)
-            names = {*here["gradients"], *there["gradients"]}
-            differ = [name for name in sorted(names) if here["gradients"].get(name) != there["gradients"].get(name)]
-            return _gives_otherwise(step, share, by, differ, said["changed"], alone=owner == checker)
-    return StepError(
-        f"a share of step {step} was passed by a second worker, and its own worker has no digest of it to compare\n"
-        "  found  workers that plan a step differently, which is a fault of elastic's own\n"
-        f"{UNTOUCHED}  next   report it with the run's events; Run(cross_check=None) goes on without these checks"
-    )
-
-
-def _reads_otherwise(step: int, share: str, by: str) -> StepError:
-    return StepError(
-        f"share {share} of step {step} was read twice, {by}, and the batches are not the same\n"
-        "  found  the same examples, by number: the data set, its transforms, or the collate function keep something "
-        "of what\n         was read before, draw what nobody has seeded, or read other files on another machine\n"
-        f"{UNTOUCHED}"
-        "  next   make dataset[i] depend on i alone (random numbers of torch, numpy and random are seeded for each "
-        "example)"
-    )
-
-
-def _gives_otherwise(
-    step: int, share: str, by: str, differ: Sequence[str], changed: Sequence[str], *, alone: bool
-) -> StepError:
-    of_script = f"         of the script's variables it changed {listed(changed)}\n" if changed else ""
-    machine = "" if alone else ";\n         or one of these machines computes wrongly"
-    return StepError(
-        f"share {share} of step {step} was passed twice, {by}, and gave other gradients the second time: "
-        f"{listed(differ)}\n"
-        "  found  what the loop's body has changed itself reaches the gradients (a hidden state; a count of bodies, "
-        "enumerate's\n         too; a buffer of what came by; what objects keep of the last batch); how many bodies a "
-        f"worker has depends\n         on the world size{machine}\n"
-        f"{of_script}{UNTOUCHED}"
-        "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is kept "
-        "from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state begins anew "
-        f"with each batch\n         ({CANNOT_DO})"
-    )
 
 
 def _parts(batch: Any) -> list[Any]:

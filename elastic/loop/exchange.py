@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
-from elastic.errors import UNTOUCHED, CollectiveMismatch, StepError
+from elastic.errors import UNTOUCHED, CollectiveMismatch, ComputesWrongly, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, all_know, gather_bytes
@@ -21,12 +21,14 @@ from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
+from elastic.loop.disagreement import PeerWrong, first_besides
 from elastic.loop.restoring.background_transfer import Giving
+from elastic.loop.verdict import apart
 from elastic.state import settings
 from elastic.state.attributes import Attributes
 from elastic.state.bits import digest_of as digest_of_tensors
 from elastic.state.health import Health
-from elastic.state.replica import Replica, advice, difference, digest_of, told_of, who_differs
+from elastic.state.replica import Replica, advice, difference, digest_of, of_memory, told_of, who_differs
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -157,7 +159,8 @@ class Exchange:
         )
         if len(set(agreed.replicas)) > 1:
             self._compare_settings(agreed.replicas)
-            self._compare_replicas(f"as step {position[1]} began", f"  state  step {position[1]} is not applied")
+            began = f"as step {position[1]} began"
+            self._compare_replicas(began, f"  state  step {position[1]} is not applied", position[1])
         if agreed.left_out == examples:
             raise nothing_to_read(position[1], examples)
         if agreed.count == 0:
@@ -182,17 +185,17 @@ class Exchange:
         return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
 
     def compare_replicas(self, step: int) -> None:
-        """Before a save, whole. All call it together. Raises PeerLost, CollectiveMismatch."""
+        """Before a save, whole. All call it together. Raises as `_compare_replicas`."""
         if self._group.world_size == 1:
             return
         with self.buffers.untouched():
             self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
             when = f"after step {step - 1}" if step else "before the first step"
-            self._compare_replicas(when, "  state  it is not saved")
+            self._compare_replicas(when, "  state  it is not saved", step)
 
-    def _compare_replicas(self, when: str, state: str) -> None:
+    def _compare_replicas(self, when: str, state: str, step: int) -> None:
         """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,
-        CollectiveMismatch."""
+        CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the others."""
         own: dict[str, Any] = {
             "host": socket.gethostname(),
             "changed": self.buffers.plain.changed(),
@@ -219,12 +222,30 @@ class Exchange:
                 )
             return
         all_know(self._group)
-        hosts = [one["host"] for one in known]
+        few, hosts = apart([*map(digest_of, gathered)]), [one["host"] for one in known]
+        what = f"{when}: {who_differs(gathered, few, hosts)}\n  found  {listed(names)}\n"
+        if few and of_memory(names):
+            raise self._wrong(few, hosts, what, state, advice(names), step)
         raise CollectiveMismatch(
-            f"the workers no longer hold the same state {when}: {who_differs(gathered, hosts)}\n"
-            f"  found  {listed(names)}\n{state}; what was saved before stays, and the same command goes on from it\n"
-            f"{advice(names)}",
+            f"the workers no longer hold the same state {what}{state}; what was saved before stays, and the same "
+            f"command goes on from it\n{advice(names)}",
             doing={rank: f"holds {digest_of(there)}" for rank, there in enumerate(gathered)},
+        )
+
+    def _wrong(
+        self, few: Collection[int], hosts: Sequence[str], what: str, state: str, advised: str, step: int
+    ) -> ComputesWrongly | PeerWrong:
+        """On this rank, where these few hold something else than most."""
+        rank = self._group.rank
+        if rank not in few:
+            named = ", ".join(f"rank {one} (on {hosts[one]})" for one in sorted(few))
+            tells = rank == first_besides(few)
+            return PeerWrong(named, step=step, phase="comparison of what all hold", tells=tells)
+        return ComputesWrongly(
+            f"this worker no longer holds the same state as most {what}{state}; this worker ends, and another one "
+            f"takes its place\n{advised}",
+            host=hosts[rank],
+            rank=rank,
         )
 
     def _attributes(self) -> tuple[dict[str, str], int]:

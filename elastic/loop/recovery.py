@@ -18,6 +18,7 @@ from typing import Any
 from elastic.errors import PeerLost, Stranded
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
+from elastic.loop.disagreement import PeerWrong
 from elastic.loop.leaving.departure import Departure
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
@@ -200,10 +201,22 @@ class Recovery:
         lost.step = self._state.step
         session.exchange.buffers.restore()
         self._context.progress.step_broken()
+        if isinstance(lost, PeerWrong) and not session.state_is_agreed_on:
+            self._go_back(lost)
         if self._context.live is None:
             self._give_up(lost, doing)
         self._tell_lost(lost)
         self.enter_next_view(at=doing, lost=True)
+
+    def _go_back(self, lost: PeerWrong) -> None:
+        """To the newest save, as no worker that is left holds a state that can be relied on. Raises SystemExit."""
+        self._tell_lost(lost)
+        if lost.tells:
+            self._context.console.warn(
+                f"{lost}\n  found  what was applied since the newest save, {self._state.step} steps by now, may hold "
+                "what it gave\n  next   nothing: all workers begin again from that save"
+            )
+        raise SystemExit(AGAIN) from lost
 
     def enter_next_view(self, *, at: str, lost: bool) -> None:
         """The next one. Returns as `recover` does."""

@@ -146,6 +146,14 @@ class Session:
         several = self.group.world_size > 1 or config.plan.virtual_workers > 1
         return config.cross_check is not None and self.repeats and several and config.on_bad_example == "raise"
 
+    @property
+    def state_is_agreed_on(self) -> bool:
+        """Whether what is held can hold nothing that some worker alone has computed: nothing was applied since the last
+        save, before which all compare; or every share is passed by two."""
+        config = self._config
+        of_two = self.checks and config.cross_check == 1 and config.plan.micro_batch_size is None
+        return of_two or self.state.saved == self.state.step
+
     def open(self) -> None:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
         context, config = self.context, self._config
@@ -270,6 +278,10 @@ class Session:
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
         streams = config.streams is not None
         return CrossCheck.planned(blocks, self.group.rank, each=wanted, idle=idle, streams=streams)
+
+    def holds_state(self, step: int) -> bool:
+        """Whether this worker does in that step, which may be its first in a view."""
+        return self.group.rank not in self.restorer.idle.at(step)
 
     def find_generators(self) -> None:
         """When the script has built its models: those that these keep to themselves, and those that are variables of

@@ -20,7 +20,7 @@ would wait for it. Not compared are a scaler, and what an optimizer keeps under 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -172,14 +172,17 @@ def difference(all_parts: Sequence[Parts]) -> list[str]:
     return [name for name in names if len({parts.get(name) for parts in all_parts}) > 1]
 
 
-def who_differs(all_parts: Sequence[Parts], hosts: Sequence[str]) -> str:
-    """In words: those who are alone with what they hold, where most hold the same."""
-    most = max(all_parts, key=all_parts.count)
-    few = [rank for rank, parts in enumerate(all_parts) if parts != most]
-    many = [rank for rank in range(len(all_parts)) if rank not in few]
-    if len(many) <= len(few):  # nobody can say which of them is right
-        few, many = [rank for rank, parts in enumerate(all_parts) if parts != all_parts[0]], [0]
-    named = ", ".join(f"rank {rank} (on {hosts[rank]})" for rank in few)
+def of_memory(names: Sequence[str]) -> bool:
+    """Whether all of these are what training moves, by no script's doing alone: tensors, that a machine may damage."""
+    return all(name.startswith((f"{_WEIGHT} ", f"{_KEPT} ", f"{_BUFFER} ")) for name in names)
+
+
+def who_differs(all_parts: Sequence[Parts], few: Collection[int], hosts: Sequence[str]) -> str:
+    """In words. few: those who are alone with what they hold; none: nobody can say who is right"""
+    few = few or [rank for rank, parts in enumerate(all_parts) if parts != all_parts[0]]
+    first = next(rank for rank in range(len(all_parts)) if rank not in few)
+    many = [rank for rank, parts in enumerate(all_parts) if parts == all_parts[first]]
+    named = ", ".join(f"rank {rank} (on {hosts[rank]})" for rank in sorted(few))
     return f"{named} hold{'s' if len(few) == 1 else ''} another one than rank {', '.join(map(str, many))}"
 
 

@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 
 import elastic
 import elastic_checkpoint
-from tests.kit.ranks import Raised, as_worker_of_torchrun, returned, run_ranks
+from elastic.membership.exit_statuses import AGAIN
+from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
 STEPS, SHARES = 12, 4
 
@@ -117,8 +118,7 @@ def committed(url: Path) -> list[int]:
 
 
 @LOOPS
-@pytest.mark.parametrize("weigh", [counts_bodies, computes_wrongly])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(("weigh", "workers"), [(counts_bodies, 2), (counts_bodies, 3), (computes_wrongly, 2)])
 def test_other_gradients_are_refused_in_the_first_step_by_all(
     tmp_path: Path, port: int, weigh: Weigh, workers: int, over_steps: bool
 ) -> None:
@@ -141,10 +141,31 @@ def test_before_a_save_it_is_asked_again(tmp_path: Path, port: int, weigh: Weigh
 
 
 @LOOPS
+@pytest.mark.parametrize(
+    ("weigh", "given", "step"),
+    [(computes_wrongly, {}, 0), (computes_wrongly_later, {}, 7), (computes_wrongly_later, {"cross_check": 1.0}, 6)],
+)
+def test_of_three_two_say_which_one_is_wrong(
+    tmp_path: Path, port: int, weigh: Weigh, given: dict[str, Any], step: int, over_steps: bool
+) -> None:
+    """It ends by its own error, and the others as where a peer is lost: torchrun starts all of them again.
+
+    Step 5 is short, and rank 1 has no share of it."""
+    url = tmp_path / "run"
+    first, odd, third = run_ranks(train, 3, port, str(url), weigh, over_steps, given)
+    assert first == third == Died(AGAIN)
+    assert isinstance(odd, Raised)
+    assert odd.kind == "ComputesWrongly", odd.traceback
+    assert f"rank 1 (on {socket.gethostname()}) is wrong in share " in odd.text
+    assert f" of step {step}, by what most workers agree on: other gradients: 0.bias" in odd.text
+    assert max(committed(url)) <= step
+
+
+@LOOPS
 def test_of_all_shares_it_is_asked_in_every_step(tmp_path: Path, port: int, over_steps: bool) -> None:
     weigh, given = computes_wrongly_later, {"cross_check": 1.0}
-    for text in refusals(run_ranks(train, 3, port, str(tmp_path / "run"), weigh, over_steps, given)):
-        assert " of step 6 was passed twice, by rank " in text  # step 5 is short, and rank 1 has no share
+    for text in refusals(run_ranks(train, 2, port, str(tmp_path / "run"), weigh, over_steps, given)):
+        assert " of step 5 was passed twice, by rank " in text
 
 
 def scaled_on_one(rank: int) -> float:

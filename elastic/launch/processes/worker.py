@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
+from elastic.errors import ComputesWrongly
 from elastic.launch.processes import robust_mutex
 from elastic.launch.processes.ending import end
 from elastic.launch.processes.main_module import MainModule
@@ -88,7 +89,7 @@ def _status_of(main_module: MainModule) -> int:
         heard = _tell_failure(error, shown=not shared)
         if not (shared and heard):
             _print(error)
-        return 1
+        return error.exit_status if isinstance(error, ComputesWrongly) else 1
     return 0
 
 

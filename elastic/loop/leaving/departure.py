@@ -24,6 +24,7 @@ from elastic.errors import PeerLost
 from elastic.events import schema, words
 from elastic.events.event import ABSENT
 from elastic.group.fingerprint import Kind
+from elastic.loop.disagreement import PeerWrong
 from elastic.loop.leaving.shared_save import SharedSave
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
@@ -162,6 +163,11 @@ class Departure:
         try:
             self._state.stop_wish = self.agreed_to_save()
             self.saved_by_all()
+        except PeerWrong as lost:
+            if not self._session.state_is_agreed_on:
+                self._context.console.warn(f"{lost}; what was applied since the newest save may hold what it gave")
+                raise SystemExit(NOT_SAVED) from lost
+            self.save_without_others()
         except PeerLost:
             self.save_without_others()
 

@@ -203,8 +203,7 @@ class PlainStep(ScriptStep):
     def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
         step = self.in_hand
         step.begin(exchange)
-        for share in step.check.passes:
-            yield from step.pass_for_nothing(share, exchange, self)
+        yield from step.pass_checked(exchange, self)
         batch = step.read_for_nothing()
         step.seed_share(0, 0)
         step.due = step.last = True

@@ -32,6 +32,7 @@ from elastic.events.timing import DATA
 from elastic.group.sums import COUNT, LEFT_OUT, READ, Agreed, ShareSums
 from elastic.loop.assignment import pieces
 from elastic.loop.cross_check import CrossCheck
+from elastic.loop.disagreement import Disagreement, ShareDiffers
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -127,6 +128,7 @@ class StepInHand:
         self.share: int | None = None
         self.for_nothing = False
         self.check = CrossCheck()
+        self._differing: Disagreement | None = None  # a share that all pass, in place of what this step checks
         self.computed: NextStep | None = None
         self.examples = 0
         self.left_out = 0
@@ -170,8 +172,7 @@ class StepInHand:
         context, plan = self.context, self.plan
         self.begin(exchange)
         driver.step_begins()
-        for share in self.check.passes:
-            yield from self.pass_for_nothing(share, exchange, driver)
+        yield from self.pass_checked(exchange, driver)
         assignment = exchange.assignment
         changed: Callable[[], list[str]] = list
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
@@ -225,7 +226,19 @@ class StepInHand:
                     return
             driver.share_has_ended(exchange)
 
-    def pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+    def pass_checked(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+        """Hands out what is passed for nothing ahead of this worker's own. Raises PeerLost, StepError."""
+        found, self._differing = self._differing, None
+        if found is None:
+            for share in self.check.passes:
+                yield from self._pass_for_nothing(share, exchange, driver)
+            return
+        for _ in range(2) if self.session.holds_state(self.index) else ():
+            yield from self._pass_for_nothing(found.share, exchange, driver)
+            self.check.passed_again(exchange.gradients.names)
+        raise self.check.settles(found, self.session.group)
+
+    def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver) -> Iterator[Any]:
         """Hands out what another worker passes as its own."""
         self.session.train_state.staging.look()
         exchange.announced.look()
@@ -382,6 +395,11 @@ class StepInHand:
         self.session.body.end(self.index)
         self.session.body.give_up(self.index)
         exchange.buffers.restore()  # of a share that was broken off
+        if isinstance(lost, ShareDiffers):
+            self._differing = lost.found
+            self.session.read_from(self.index)
+            self._comes_again()
+            return True
         self._look_since_boundary()
         with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
             exchange.announced.look()
@@ -390,9 +408,12 @@ class StepInHand:
         if self._state.step > self.index and agreed is not None:
             self.sums, self.count, self.applied = agreed.sums, agreed.count, True
             return False
+        self._comes_again()
+        return True
+
+    def _comes_again(self) -> None:
         self.attempt = self._state.attempt = self.attempt + 1
         self.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
-        return True
 
     def _look_since_boundary(self) -> None:
         """What comes now may save the state, or be asked to."""

@@ -109,9 +109,11 @@ class Replacements:
         """A restart does not help."""
         trace = worker.failed.trace if worker.failed else ""
         farthest = max((member.step for member in self._workers.members()), default=0)
-        cannot_join = not worker.was_member or (ended.step or 0) < farthest
+        cannot_join = bug.of_place or not worker.was_member or (ended.step or 0) < farthest
         if cannot_join and self._workers.generation > 0 and (len(self._workers) or self._nodes.awaits_workers):
             why = f"{worker.id} cannot join ({bug}); the run goes on without it"
+            if bug.of_place:
+                why = f"{worker.id} was {bug.why}, and gets no other worker; the run goes on without it"
             self._out.tell(worker.node, Status(text=why))
         else:
             self._end.begins(now_s, f"{bug.in_a_line if trace else bug}\n{trace}".rstrip(), repeated=True)

@@ -26,6 +26,7 @@ SAVES_FAILED = "elastic.errors.SavesFailed"
 MISMATCH = "elastic.errors.CollectiveMismatch"
 BAD_STEP = "elastic.errors.BadStep"
 NOT_FINITE = "elastic.errors.WeightsNotFinite"
+WRONG = "elastic.errors.ComputesWrongly"
 _AGAIN_MAX = 20  # of one slot, while the run gets nowhere
 
 
@@ -77,10 +78,11 @@ def ended(said: Exited, failed: Failed | None, *, slot: Slot, lived_s: float) ->
 
 @dataclass(frozen=True)
 class Bug:
-    """why  it is one   what  failed"""
+    """why  it is one   what  failed   of_place  and not of the run: it can go on without a worker there"""
 
     why: str
     what: str = ""
+    of_place: bool = False
 
     def __str__(self) -> str:
         return f"{self.why}: {self.what}" if self.what else self.why
@@ -104,6 +106,7 @@ class Endings:
         self._kills = Kills()
         self._again: Counter[Slot] = Counter()  # since the run got on
         self._counted: set[str] = set()  # workers
+        self._wrong: list[tuple[float, Slot]] = []
         self.farthest = -1
         self._most = -1  # ever, whatever the run has gone back to since
 
@@ -134,9 +137,22 @@ class Endings:
             if self._again[ended.slot] <= _AGAIN_MAX:
                 return Replace(0.0)
         failure = Failure(worker=ended.worker, what=ended.what, step=ended.step, at_s=now_s)
+        if failure.kind == WRONG:
+            return self._wrong_in(now_s, ended)
         bug = repeated(self._failures, failure, restarts_max=self._restarts_max, window_s=self._window_s)
         self._failures.append(failure)
         return Replace(0.0) if bug is None else Bug(bug, ended.what)
+
+    def _wrong_in(self, now_s: float, ended: Ended) -> Replace | Bug:
+        """Most have agreed that it computes wrongly. One place again and again is a machine, which the run goes on
+        without; many places are a script."""
+        self._wrong = [one for one in self._wrong if now_s - one[0] <= self._window_s] + [(now_s, ended.slot)]
+        times = Counter(slot for _, slot in self._wrong)
+        if times[ended.slot] > self._restarts_max:
+            return Bug(f"wrong {times[ended.slot]} times in this place", ended.what, of_place=True)
+        if sum(count for count in times.values() if count <= self._restarts_max) > self._restarts_max:
+            return Bug("one worker after the other is found wrong, in several places: it is the script", ended.what)
+        return Replace(0.0)
 
     def _killed(self, ended: Ended) -> Replace | Bug:
         follows = self._kills.killed(

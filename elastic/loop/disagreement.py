@@ -1,0 +1,148 @@
+"""Two workers have passed one share, and it gave different bits: what is said of that, and what it leads to.
+
+    three workers or more   the step comes round again (ShareDiffers), and all pass that share, twice (cross_check.py)
+        some are wrong      by verdict.py: each of them ends (ComputesWrongly); to the others they are lost (PeerWrong),
+                            and recovery.py asks whether what is held may be gone on from
+        nobody can tell     it is the script, as far as anybody knows: an error on all
+    fewer                   likewise
+
+The same is said of workers that hold other states (exchange.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.errors import CANNOT_DO, UNTOUCHED, ComputesWrongly, PeerLost, StepError
+from elastic.state.trained_set import listed
+
+Said = Mapping[str, Any]
+"""Of one pass: the digest of its "batch", and those of its "gradients", by parameter."""
+
+
+class ShareDiffers(PeerLost):
+    """Nobody is lost: the step comes round again in this view, and all pass that share."""
+
+    def __init__(self, found: Disagreement) -> None:
+        super().__init__(f"share {found.share} gave different bits", step=found.step, phase="cross-check")
+        self.found = found
+
+
+class PeerWrong(PeerLost):
+    """Some workers are wrong, and end.
+
+    tells  this worker is the one of the others that tells people
+    """
+
+    def __init__(self, named: str, *, step: int, phase: str, tells: bool) -> None:
+        super().__init__(f"{named} computes wrongly, and leaves", step=step, phase=phase)
+        self.tells = tells
+
+
+def first_besides(wrong: Collection[int]) -> int:
+    """The first rank that is not."""
+    return next(rank for rank in range(len(wrong) + 1) if rank not in wrong)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """
+    share    -1: its own worker has no digest of it
+    owner    whose share it is; checker: who has passed it, too
+    first    what it gave them, by rank
+    hosts    of all ranks
+    changed  variables of the script that the checker's pass has changed
+    """
+
+    step: int
+    share: int
+    owner: int
+    checker: int
+    first: Mapping[int, Said]
+    hosts: Sequence[str]
+    changed: Sequence[str]
+
+    @classmethod
+    def of(cls, every: Sequence[Mapping[str, Any]], step: int) -> Disagreement:
+        """The first share that differs. every: what each rank says"""
+        hosts = [said["host"] for said in every]
+        owners = {share: (rank, one) for rank, said in enumerate(every) for share, one in said["own"].items()}
+        for checker, said in enumerate(every):
+            for share, there in sorted(said["passed"].items(), key=lambda one: int(one[0])):
+                owner, here = owners.get(share, (checker, there))
+                if here != there:
+                    first = {owner: here, checker: there}
+                    if owner == checker:
+                        first = {0: here, 1: there}
+                    return cls(step, int(share), owner, checker, first, hosts, said["changed"])
+        return cls(step, -1, -1, -1, {}, hosts, ())
+
+    def named(self, ranks: Collection[int]) -> str:
+        return ", ".join(f"rank {rank} (on {self.hosts[rank]})" for rank in sorted(ranks))
+
+    def error(self) -> StepError:
+        """Where nobody can tell which of the two is wrong."""
+        if self.share < 0:
+            return StepError(
+                f"a share of step {self.step} was passed by a second worker, and its own worker has no digest of it to "
+                "compare\n  found  workers that plan a step differently, which is a fault of elastic's own\n"
+                f"{UNTOUCHED}"
+                "  next   report it with the run's events; Run(cross_check=None) goes on without these checks"
+            )
+        here, there = self.first.values()
+        alone = self.owner == self.checker
+        by = "by this worker" if alone else f"by {' and by '.join(map(self.named, ([self.owner], [self.checker])))}"
+        what, differing = f"share {self.share} of step {self.step}", listed(_differing(here, there))
+        if here["batch"] != there["batch"]:
+            return StepError(
+                f"{what} was read twice, {by}, and the batches are not the same\n"
+                "  found  the same examples, by number: the data set, its transforms, or the collate function keep "
+                "something of what\n         was read before, draw what nobody has seeded, or read other files on "
+                f"another machine\n{UNTOUCHED}"
+                "  next   make dataset[i] depend on i alone (random numbers of torch, numpy and random are seeded for "
+                "each example)"
+            )
+        of_script = f"         of the script's variables it changed {listed(self.changed)}\n" if self.changed else ""
+        machine = "" if alone else ";\n         or one of these machines computes wrongly"
+        return StepError(
+            f"{what} was passed twice, {by}, and gave other gradients the second time: {differing}\n"
+            "  found  what the loop's body has changed itself reaches the gradients (a hidden state; a count of "
+            "bodies, enumerate's\n         too; a buffer of what came by; what objects keep of the last batch); how "
+            f"many bodies a worker has depends\n         on the world size{machine}\n"
+            f"{of_script}{UNTOUCHED}"
+            "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is "
+            "kept from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state "
+            f"begins anew with each batch\n         ({CANNOT_DO})"
+        )
+
+    def ends(self, wrong: Collection[int], *, rank: int) -> ComputesWrongly | PeerWrong:
+        """On this rank, where some are known to be wrong."""
+        if rank not in wrong:
+            tells = rank == first_besides(wrong)
+            return PeerWrong(self.named(wrong), step=self.step, phase="cross-check", tells=tells)
+        here, there = self.first.values()
+        other_batch = here["batch"] != there["batch"]
+        what = "another batch" if other_batch else f"other gradients: {listed(_differing(here, there))}"
+        return ComputesWrongly(
+            f"{self.named([rank])} is wrong in share {self.share} of step {self.step}, by what most workers agree on: "
+            f"{what}\n"
+            f"  found  {_READS if other_batch else _COMPUTES}\n{UNTOUCHED}"
+            "  next   nothing, where it stays the only time: this worker ends, and another one takes its place; else "
+            "take the\n         machine out, and test its memory and its processor",
+            host=self.hosts[rank],
+            rank=rank,
+        )
+
+
+_READS = """\
+the others have read the same, twice, each by itself: this machine has other files, or its memory is damaged"""
+_COMPUTES = """\
+the others, each by itself, gave the same bits twice: this machine computes wrongly, or its memory is damaged;
+         or the loop's body depends on which worker it runs in"""
+
+
+def _differing(here: Said, there: Said) -> list[str]:
+    names = sorted({*here["gradients"], *there["gradients"]})
+    return [name for name in names if here["gradients"].get(name) != there["gradients"].get(name)]
