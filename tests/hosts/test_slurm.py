@@ -130,6 +130,29 @@ def test_a_job_loses_a_node_grows_is_preempted_and_goes_on(
 
 
 @pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+def test_a_task_of_an_array_that_leaves_queues_no_other_one_again(
+    slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path
+) -> None:
+    """Its last one has the array's own number."""
+    url, hurry = tmp_path / "run", tmp_path / "hurry"
+    deployed = _as_deployed(tmp_path, url, hurry)
+    job = slurm.submit_file(DEPLOY / "array.sbatch", **{**deployed, "flags": [*deployed["flags"], "--array=1-2"]})
+    _wait(slurm, url, "steps of both tasks", lambda events: _trained_by(events) == 2)
+    slurm.ask("scancel", "--signal=TERM", f"{job}_2.0")
+    _wait(slurm, url, "the last one to have left", lambda events: any(event["event"] == "left" for event in events))
+    _wait(slurm, url, "it to come back", lambda events: _trained_by(events) >= 3)
+    hurry.touch()
+    _until(slurm, "an empty queue", lambda: not slurm.states())
+
+    events = read_events(url)
+    reference = elastic_undisturbed(steps=STEPS, seed=7).events
+    verdict = review(str(url), events, steps=STEPS, reference=reference, lost_max=0)
+    assert verdict.ok, f"{verdict}\n{slurm.said()}"
+    assert sum(event["event"] == "left" for event in events) == 1, slurm.said()
+    assert slurm.ended() == {"COMPLETED"}, f"{slurm.ended()}\n{slurm.said()}"
+
+
+@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_job_ends_well_though_an_agent_was_killed(
     slurm: Slurm, two_hosts: Hosts, elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:
