@@ -11,7 +11,6 @@
       CollectiveFailed    an exchange failed and no peer was lost: a fault of its tensors, or of ours
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
       ExampleError        the dataset or its collate function raised; fix it, or the example
-        ReadOrderError    what they give depends on what was read before; fix them
       LoaderError         a loader process died; look at the machine's memory
       LoaderTimeout       the dataset's storage hangs; look at it
       AuditFailed         the ranks' loaders read what training should not; repair them (data/audit.py)
@@ -142,16 +141,6 @@ class ExampleError(ElasticError, RuntimeError):
         if self.may_be_left_out and self.index is not None:
             alone += '. Run(on_bad_example="skip") leaves such examples out'
         return f"repair {alone}"
-
-
-class ReadOrderError(ExampleError):
-    """What the dataset or the collate function gives depends on what was read before. Let it depend on the example."""
-
-    def _next(self) -> str:
-        return (
-            "let dataset[i] depend on i alone (random numbers are seeded for each example), and a batch on its\n"
-            "            examples; what changes in the course of a run, the script sets between steps"
-        )
 
 
 class LoaderError(ElasticError, RuntimeError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -29,7 +28,6 @@ from elastic.config.checks import (
     check_trained,
 )
 from elastic.config.preferred_device import preferred
-from elastic.data.content import content
 from elastic.data.data_plan import DataPlan, share_sizes
 from elastic.data.loader import OnBadExample
 from elastic.data.order import Order, Sequential, Shuffled
@@ -134,11 +132,6 @@ class Config:
         streams.assign(share_sizes(plan.batch_size, plan.batch_size, plan.virtual_workers))
         return replace(self, extra={**self.extra, "streams": streams})
 
-    @cached_property
-    def _content(self) -> dict[str, str]:
-        """As it was when it was first asked for: what the data set has read since does not count."""
-        return content(self.dataset)
-
     def check(self) -> None:
         """See check_trained."""
         check_trained(self.models, self.optimizers)
@@ -146,11 +139,10 @@ class Config:
     def numerics(self) -> dict[str, Any]:
         """The arguments that the bits of the result depend on."""
         ends = {"epochs": self.plan.epochs} if self.plan.last_batch == "carry" else {}
-        data, held = _data_identity(self.dataset), self._content
+        data = _data_identity(self.dataset)
         return {
             **ends,
             **({} if data is None else {"dataset": data}),
-            **({"dataset_content": held} if held else {}),
             "mode": self.mode,
             "seed": self.plan.seed,
             "batch_size": self.plan.batch_size,
@@ -167,11 +159,6 @@ class Config:
             **self._on_bad_numerics(),
             **({} if self.on_bad_example == "raise" else {"on_bad_example": self.on_bad_example}),
         }
-
-    @property
-    def one_batch_a_step(self) -> bool:
-        """Whether a loop over batches is handed one in each step, at every world size: then its count is of steps."""
-        return (self.mode == "fast" or self.plan.virtual_workers == 1) and self.plan.micro_batch_size is None
 
     @property
     def goes_back(self) -> bool:

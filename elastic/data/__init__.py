@@ -5,8 +5,7 @@ permutation      a shuffle that is computed; mixture, weighted, bucketed: the ot
 loader           delivers the examples that were asked for; ahead: which are read next, and for whom
 loader_process   the processes that read; dataset_changes: has the script changed its data set since they were
                  forked? scratch: a folder for their sockets; own_generators: random generators that a dataset keeps
-content          does a data set hold the same as elsewhere, as far as it lies in memory?
-read_again       does an example depend on what was read before it? example_digest: its values, as a number
+example_digest   the values of an example, as a number
 placement        a batch of any shape: to a device, or into page-locked memory; aligned: where its memory begins
 
 records          any record of a file by its number; record_index: where each begins; data_file: the file's bytes

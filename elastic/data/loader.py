@@ -24,7 +24,6 @@ import errno
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,18 +35,15 @@ from torch.utils.data import TensorDataset, default_collate
 from elastic.data.ahead import Ahead
 from elastic.data.aligned import aligned
 from elastic.data.data_plan import Examples
-from elastic.data.dataset_changes import DatasetChanges, data_sets
-from elastic.data.example_digest import digest_of
+from elastic.data.dataset_changes import DatasetChanges
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.own_generators import OwnGenerators
 from elastic.data.placement import move, pin
-from elastic.data.read_again import ReadAgain
-from elastic.errors import ConfigError, ExampleError, LoaderError, LoaderTimeout, ReadOrderError
+from elastic.errors import ConfigError, ExampleError, LoaderError, LoaderTimeout
 from elastic.events.observer import Observer
-from elastic.state.randomness import default_streams, example_seed, seed_streams, set_default_streams
+from elastic.state.randomness import example_seed, seed_streams
 
 OnBadExample = Literal["raise", "skip"]
-_UNWATCHED = nullcontext()
 _ERROR_CHARS = 500  # of what an example raised, where it is left out
 Request = Examples  # a request is some examples, read in this order and collated to one batch
 
@@ -89,7 +85,6 @@ class Loader:
     timeout_s    how long `next` waits for loader processes; a read in this process cannot be cut short
     interrupt    called every 0.05 s or more often while `next` waits for loader processes. What it raises ends the
                  wait and comes out of `next`; the request stays the next one, for `next` or for `redirect`
-    reading      a context for each read in this process, but for those of a TensorDataset
     """
 
     def __init__(
@@ -105,7 +100,6 @@ class Loader:
         on_bad_example: OnBadExample = "raise",
         timeout_s: float = 120.0,
         interrupt: Callable[[], None] | None = None,
-        reading: AbstractContextManager[None] = _UNWATCHED,
     ) -> None:
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(f"num_workers = {num_workers!r}; expected 0 (read in this process) or more")
@@ -116,13 +110,12 @@ class Loader:
         collate_fn = observer.collate(default_collate if collate_fn is None else collate_fn)
         self._reader: _TensorReader | None = None
         self._look_for_tensors(dataset, collate_fn, device)
-        self._slow_reader = _Reader(dataset, collate_fn, seed, on_bad_example, self._scripts)
+        self._slow_reader = _Reader(dataset, collate_fn, seed, on_bad_example)
         self._num_workers = 0 if self._reader else num_workers
         self._device = device
         self._pin = pin_memory and device is not None and device.type == "cuda"
         self._timeout_s = timeout_s
         self._interrupt = interrupt
-        self._reading = reading
         self._source: Iterator[Request] = iter(())  # where there are no processes
         self._ahead = Ahead(READ_AHEAD * self._num_workers)
         self._processes: LoaderProcesses | None = None
@@ -172,11 +165,6 @@ class Loader:
             batch = move(batch, self._device, non_blocking=self._pin)
         return replace(loaded, batch=aligned(batch))
 
-    def watched(self) -> Callable[[], list[str]]:
-        """Tells which attributes of its data set the script has changed since. Not those of what these hold: loggers
-        and handles hang there, too."""
-        return DatasetChanges(self._scripts[0], holders_of=data_sets).names
-
     def close(self) -> None:
         """End the loader processes and forget all requests. Harmless when repeated; `open` begins anew."""
         processes, self._processes = self._processes, None
@@ -198,8 +186,7 @@ class Loader:
         if self._reader is not None:
             indices, batch, left_out = self._reader[request]
         else:
-            with self._reading:
-                indices, batch, left_out = self._slow_reader[request]
+            indices, batch, left_out = self._slow_reader[request]
         return Loaded(pin(batch) if self._pin else batch, indices, left_out)
 
     def _receive(self) -> Loaded:
@@ -292,10 +279,7 @@ _Result = tuple[NDArray[np.int64], Any, tuple[LeftOut, ...]]  # as Loaded; of a 
 
 
 class _Reader:
-    """Reads a request example by example.
-
-    scripts  dataset and collate function as the script has made them, whose first reads are to be questioned
-    """
+    """Reads a request example by example."""
 
     def __init__(
         self,
@@ -303,14 +287,12 @@ class _Reader:
         collate_fn: Callable[[list[Any]], Any],
         seed: int,
         on_bad_example: OnBadExample,
-        scripts: tuple[Any, Any] | None = None,
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.seed = seed
         self._skips = on_bad_example == "skip"
         self._own: OwnGenerators | None = None
-        self._first = ReadAgain(*scripts) if scripts else None  # until the first batch
 
     def __getitem__(self, request: Request) -> _Result:
         found = self.read(request, lambda: False)
@@ -331,8 +313,6 @@ class _Reader:
                 return None
             try:
                 examples.append(self._example(epoch, index, own))
-            except ReadOrderError:
-                raise
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}"
                 if self._skips and not _is_the_workers(error):
@@ -342,9 +322,7 @@ class _Reader:
                 raise ExampleError(message, epoch=epoch, index=index) from error
             indices.append(index)
         try:  # its random stream, should it want one, goes on from the last example's
-            batch = self._batch(request, examples, own) if examples else None
-        except ReadOrderError:
-            raise
+            batch = self.collate_fn(examples) if examples else None
         except Exception as error:
             raise ExampleError(f"collate_fn of {_named(request)} raised {type(error).__name__}: {error}") from error
         if examples and batch is None:
@@ -355,32 +333,10 @@ class _Reader:
         return np.array(indices, dtype=np.int64), batch, tuple(left_out)
 
     def _example(self, epoch: int, index: int, own: OwnGenerators) -> Any:
-        def read() -> Any:
-            value = example_seed(self.seed, epoch, index)
-            seed_streams(value, None)
-            own.seed(value)
-            return self.dataset[index]
-
-        if self._first is None or self._first.enough:
-            return read()
-        return self._first.call(f"dataset[{index}]", read, own)
-
-    def _batch(self, request: Request, examples: list[Any], own: OwnGenerators) -> Any:
-        first, self._first = self._first, None
-        if first is None or not first.may_collate_again:
-            return self.collate_fn(examples)
-        streams, content = (own.state(), default_streams()), digest_of(examples)
-        if content is None:  # nobody would see that it has written to them
-            return self.collate_fn(examples)
-
-        def collate() -> Any:
-            if digest_of(examples) != content:
-                raise ValueError("it has written to what it was given, so nobody can give it that again")
-            own.set_state(streams[0])
-            set_default_streams(streams[1])
-            return self.collate_fn(list(examples))
-
-        return first.call(f"the batch of {_named(request)}", collate, own, always=True)
+        value = example_seed(self.seed, epoch, index)
+        seed_streams(value, None)
+        own.seed(value)
+        return self.dataset[index]
 
 
 def _is_the_workers(error: Exception) -> bool:

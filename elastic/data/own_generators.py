@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastic.state.attributes import OF_MODULES
 from elastic.state.randomness import derive
 
 _LOOKED_AT = 10_000  # objects
@@ -33,6 +32,7 @@ _DEFAULT = frozenset(
     for one in (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
 )
 _NONE: Mapping[str, Any] = {}
+_OF_MODULES = frozenset(vars(torch.nn.Module()))  # whatever its class
 _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
@@ -101,7 +101,7 @@ def _generators(holder: Any, seen: set[int]) -> Iterator[Any]:
         elif isinstance(one, MethodType):
             waiting.append(one.__self__)
         elif isinstance(one, torch.nn.Module):
-            waiting.extend(value for key, value in vars(one).items() if key not in OF_MODULES)
+            waiting.extend(value for key, value in vars(one).items() if key not in _OF_MODULES)
             waiting.extend(one.children())
         elif isinstance(one, torch.optim.Optimizer):
             waiting.extend(value for key, value in vars(one).items() if key not in ("state", "param_groups"))

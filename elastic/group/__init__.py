@@ -11,5 +11,4 @@ gradients        a step's, summed while the last backward pass runs; backward_en
 sums             the small numbers of a step, and each rank's wishes
 buffers          what becomes of them in a step; buffer_rules: by which rule; buffer_layout, usual_buffers, snapshot:
                  how they lie, the quick way for most, and as they were when the step began
-plain            what becomes of modules' plain attributes
 """

@@ -31,7 +31,7 @@ def override(overrides: Mapping[str, Rule], name: str) -> Rule | None:
     return next((rule for pattern, rule in overrides.items() if "*" in pattern and fnmatchcase(name, pattern)), None)
 
 
-def check(overrides: Mapping[str, Rule], buffers: Sequence[Buffer], attributes: Sequence[str]) -> None:
+def check(overrides: Mapping[str, Rule], buffers: Sequence[Buffer]) -> None:
     """Raises ConfigError for rules that do not fit, and for names that no buffer has."""
     for buffer in buffers:
         rule, value = override(overrides, buffer.name), buffer.start
@@ -46,8 +46,7 @@ def check(overrides: Mapping[str, Rule], buffers: Sequence[Buffer], attributes: 
                 f"buffers={{{buffer.name!r}: {rule!r}}}: the buffer is {value.dtype}; 'first', 'keep', 'agree' and a "
                 "function fit any, 'sum' numbers, 'mean' floats"
             )
-    known = [*(buffer.name for buffer in buffers), *attributes]
-    unknown = [name for name in overrides if not any(override({name: "keep"}, one) for one in known)]
+    unknown = [name for name in overrides if not any(override({name: "keep"}, one.name) for one in buffers)]
     if unknown:
         raise ConfigError(
             f"buffers= names {', '.join(unknown)}; the model has {', '.join(b.name for b in buffers) or 'none'}"

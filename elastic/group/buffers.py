@@ -25,14 +25,10 @@ from elastic.group.buffer_rules import NORMS, REFUSED, Rule, check, default, no_
 from elastic.group.flat_sum import NOTHING, FlatSum
 from elastic.group.form import Group, gather_bytes
 from elastic.group.hierarchical_sum import tree_sum
-from elastic.group.plain import PlainAttributes
 from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
 from elastic.group.usual_buffers import Row, UsualBuffers, usual
-from elastic.state.attributes import Attributes
 from elastic.state.trained_set import listed
-
-_ATTRIBUTE = "attribute "  # of the names of plain ones, among those of buffers
 
 ShareValues = dict[Buffer, "torch.Tensor | None"]
 """What a share left in the buffers that it may have changed."""
@@ -48,7 +44,6 @@ class Buffers:
         overrides: Mapping[str, Rule],
         group: Group,
         device: torch.device,
-        attributes: Attributes,
         *,
         one_share: bool = False,
     ) -> None:
@@ -59,13 +54,7 @@ class Buffers:
         self._now = Snapshot(models, extra)
         self._hanging_of: list[Buffer] | None = None
         self._hanging: list[tuple[str, Callable[[], torch.Tensor | None]]] = []
-        alone = len(models) == 1
-        self._plain = PlainAttributes(
-            lambda root, key: key if alone and root in models else f"{root}.{key}",
-            lambda name: bool(overrides) and override(overrides, name) == "keep",
-            attributes,
-        )
-        check(overrides, self._now.buffers, self._plain.names(self._now.walked) if overrides else [])
+        check(overrides, self._now.buffers)
         self._by_name: dict[str, Buffer] = {}
         self._rules: dict[str, Rule | None] = {}
         self._index()
@@ -89,7 +78,6 @@ class Buffers:
         """Notes the values that every share of the step starts from. Call with the model in its applied state."""
         if self._now.begin():
             self._index()
-        self._plain.begin(self._now.walked)
         if self._lively is not self._now.lively:
             self._lively = self._now.lively
             self._usual = usual(self._lively, self._rule, self._device)
@@ -106,7 +94,6 @@ class Buffers:
         else:
             self._take(stirred, share, examples)
             self._now.put_back()
-        self._plain.share_done(share)
 
     def _take_usual(self, all_of_them: UsualBuffers, share: int, examples: int) -> None:
         row = all_of_them.take(len(self._shares))
@@ -155,19 +142,13 @@ class Buffers:
 
     def restore(self) -> None:
         """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
-        self._plain.restore()
         self._now.restore()
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """A context for what is no step: it may move buffers, and `restore` in it, and its end, put them back."""
         with self._now.untouched():
-            self._plain.begin(self._now.walked)
-            try:
-                yield
-            finally:
-                self._plain.restore()
-                self._plain.close()
+            yield
 
     @property
     def hanging(self) -> Sequence[tuple[str, Callable[[], torch.Tensor | None]]]:
@@ -183,10 +164,6 @@ class Buffers:
     def walked(self) -> Sequence[tuple[str, str, torch.nn.Module]]:
         """(root, path, module), as the step began: another object, where others are there."""
         return self._now.walked
-
-    @property
-    def plain(self) -> PlainAttributes:
-        return self._plain
 
     def newly_moving(self) -> list[str]:
         """Float buffers that this rank's shares changed and that are not known to move yet."""
@@ -218,10 +195,7 @@ class Buffers:
         known: list[dict[str, str]] = [answer for answer in map(json.loads, gathered) if answer is not None]
         names = sorted({name for digests in known for name in digests})
         differ = [name for name in names if len({digests.get(name) for digests in known}) > 1]
-        attributes = [name for name in differ if name.startswith(_ATTRIBUTE)]
-        if others := [name for name in differ if not name.startswith(_ATTRIBUTE)]:
-            raise _disagreement(others, "the shares of different ranks")
-        self._plain.settle({n.removeprefix(_ATTRIBUTE): [digests.get(n) for digests in known] for n in attributes})
+        raise _disagreement(differ, "the shares of different ranks")
 
     def start(self, moving: Sequence[str], relaid: Iterable[str], schedule: Schedule, merges: Sequence[int]) -> None:
         """Starts the sums of the float buffers named by `moving`, and of those of `relaid`, the same on every rank.
@@ -265,20 +239,16 @@ class Buffers:
         agreed = {buffer: value for buffer, value in self._exact.items() if value is not None}
         if self._group.world_size > 1 and (0 in schedule.rows or "first" in self._rules.values()):
             agreed |= self._of_first_share(schedule)
-            if 0 in schedule.rows:
-                self._plain.tell_idle(self._group)
         agreed |= self._of_all_shares()
         self._agreed = {buffer: value for buffer, value in agreed.items() if not same_bits(value, buffer.start)}
 
     def close(self) -> None:
         """In place of `apply`, after `restore`: the step leaves the buffers as they were."""
         self._now.close()
-        self._plain.close()
 
     def apply(self) -> None:
         """Gives the modules the step's buffers: the beginning of the update, whose own changes come on top."""
         self._now.close()
-        self._plain.apply()
         ties: dict[int, torch.Tensor] = {}
         with torch.no_grad():
             if self._sum is not None:
@@ -374,8 +344,7 @@ class Buffers:
 
     def _digests(self) -> dict[str, str]:
         """Of what must be equal on all ranks that hold shares, and is no longer what the step began with."""
-        found = {f"{_ATTRIBUTE}{name}": digest for name, digest in self._plain.digests().items()}
-        found |= {b.name: str(layout) for b, layout in self._relaid.items() if self._rules.get(b.name) != "first"}
+        found = {b.name: str(layout) for b, layout in self._relaid.items() if self._rules.get(b.name) != "first"}
         for buffer, value in self._exact.items():
             if value is not None and self._rule(buffer, value) == "agree" and not same_bits(value, buffer.start):
                 found[buffer.name] = (

@@ -8,8 +8,8 @@ backward, which is called once for each of this worker's shares, and again where
 callbacks, validation and stops come once a step, on every worker. What `training_step` logs is logged once a step:
 the mean over all of its examples.
 
-Loops' counters, callbacks' states and logged values are part of the run's state; so is what callbacks without a state,
-and the module, keep in attributes (state/own_attributes.py). Checked with lightning 2.6.
+Loops' counters, callbacks' states and logged values are part of the run's state. What callbacks and the module keep in
+attributes alone is not, as in Lightning's own checkpoints. Checked with lightning 2.6.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import lightning
@@ -57,8 +56,6 @@ from elastic.integrations.placing import (
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
-from elastic.state.attributes import is_plain
-from elastic.state.own_attributes import Holder, OwnAttributes, by_class
 
 _DECIDED = {
     "model": "trainer.fit(model, ...) has it",
@@ -179,7 +176,6 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         trainer = self.lightning_module.trainer
         self._results = trainer.fit_loop.epoch_loop._results = _StepResults(self)
         self._progress = _Progress(trainer, self._results)
-        steps.begin_step = self._progress.own.begin_step
         schedulers = {f"scheduler{i}": one.scheduler for i, one in enumerate(self.lr_scheduler_configs)}
         plateaus = {name: one for name, one in schedulers.items() if isinstance(one, ReduceLROnPlateau)}
         ends = {"steps": trainer.max_steps, "epochs": trainer.max_epochs}
@@ -267,13 +263,10 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         assert run is not None
         assert step is not None
         assert results is not None
-        assert self._progress is not None
-        check = self._progress.own.shares(step.index, "the code for a batch (training_step, or a hook of its pass)")
         step.show_sums(_shown)
         with results.of_shares(step):
             for self._share in step:
                 closure()
-                check()
         loss = torch.tensor(run.sums["loss"] / run.count)
         closure._result = ClosureResult(closure_loss=loss)  # the whole step's, for hooks
         results.log_step(run)
@@ -320,8 +313,6 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def teardown(self) -> None:
         """Where there was nothing left to train, this is the first to come."""
-        if self._is_open and self._progress is not None:
-            self._progress.own.begin_step()
         self._stack.close()
         super().teardown()
 
@@ -347,15 +338,13 @@ class _WholeStep(dict[str, PlainStep]):
 class _Steps:
     """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect.
 
-    run         whose they are, once it is entered
-    begin_step  is called before a step's hooks
+    run  whose they are, once it is entered
     """
 
     def __init__(self, loader: Any, batch_size: int, *, order: Order | None) -> None:
         self.dataset, self.batch_size, self.drop_last = loader.dataset, batch_size, loader.drop_last
         self._per_epoch = steps_per_epoch(self.dataset, batch_size=batch_size, drops=self.drop_last, order=order)
         self.run: Run | None = None
-        self.begin_step: Callable[[], None] = lambda: None
         self._of_run: Iterator[PlainStep] | None = None
 
     def __len__(self) -> int:
@@ -366,7 +355,6 @@ class _Steps:
             assert self.run is not None
             self._of_run = self.run.steps()
         for step in self._of_run:
-            self.begin_step()
             yield _WholeStep(step=step)
             if step.last_of_epoch:
                 return
@@ -467,10 +455,8 @@ class _Progress:
     """What of the Trainer must be the same on all workers, on one that joins, and after a restart.
 
     is_looping  this process has begun to train
-    own         what is kept in attributes
 
-    The results lie behind a function: of modules that an object in `extra=` holds, attributes travel, too, and what a
-    metric caches on one worker, another one need not have.
+    The results lie behind a function: modules that an object in `extra=` holds are the run's, and a metric's are not.
     """
 
     counts_before_steps = True  # see SinceBoundary
@@ -479,7 +465,6 @@ class _Progress:
         self._trainer = trainer
         self._results: Callable[[], _StepResults] = lambda: results
         self.is_looping = False
-        self.own = OwnAttributes(partial(_holders, trainer), lambda value: _is_of_the_run(trainer, value))
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -497,7 +482,6 @@ class _Progress:
             "logged metrics": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "logged": self._results().state_dict(),
             "checkpoint": self._of_hooks(),
-            "own": self.own.state_dict(),
         }
 
     def _of_hooks(self) -> dict[str, Any]:
@@ -544,7 +528,6 @@ class _Progress:
             one.dirpath = state.get("dirpath", one.dirpath)  # that of the worker that writes
         if not saved["loops"]["epoch_loop.batch_progress"]["total"]["ready"]:
             return  # the run begins
-        self.own.load_state_dict(saved.get("own", {}))
         fit.load_state_dict(saved["loops"])
         epoch._batches_that_stepped = saved["stepped"]
         trainer.should_stop = saved.get("should_stop", False)
@@ -564,30 +547,6 @@ class _Progress:
             epoch.restarting = epoch.val_loop.restarting = False
 
         epoch.reset = reset
-
-
-def _holders(trainer: Any) -> list[Holder]:
-    """Callbacks that have not said what their state is; and the module, of whose attributes the run carries most."""
-    callbacks = [
-        Holder(name, one, lambda key, _: False)
-        for name, one in by_class(trainer.callbacks)
-        if not is_overridden("state_dict", one, parent=Callback) and not type(one).__module__.startswith("lightning.")
-    ]
-    module = trainer.lightning_module
-    usual = vars(lightning.LightningModule())
-
-    def is_others(key: str, value: Any) -> bool:
-        """Of lists of tensors the run knows whether a pass fills them anew."""
-        of_tensors = type(value) is list and any(isinstance(item, torch.Tensor) for item in value[:1])
-        return key in usual or of_tensors or is_plain(value)
-
-    return [*callbacks, Holder("module", module, is_others)]
-
-
-def _is_of_the_run(trainer: Any, value: Any) -> bool:
-    schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
-    others = (trainer, trainer.datamodule, *trainer.callbacks, *schedulers)
-    return any(value is one for one in (*others, *trainer.lightning_module.modules()))
 
 
 def _keep_more(trainer: Any) -> bool:

@@ -9,16 +9,14 @@ What the Trainer takes for a batch is a whole step of the run: this worker's sha
 every worker, with the step's own loss: that of all of its examples (of its tokens, where the model's loss counts them).
 
 Trainer state is part of the run's state: its counters, log history (without running times), running loss, best metric,
-the callbacks that transformers itself can save (`ExportableState`), and what other callbacks, and a trainer of one's
-own, keep in attributes (state/own_attributes.py).
+and the callbacks that transformers itself can save (`ExportableState`). What other callbacks, and a trainer of one's
+own, keep in attributes is not, as in the Trainer's own checkpoints.
 
 Importing this hides the launcher from accelerate, see accelerate.py. Checked with transformers 5.23.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -41,7 +39,6 @@ from elastic.loop.plain.mean_over import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
-from elastic.state.own_attributes import Holder, OwnAttributes, by_class
 
 _DECIDED = {
     "model": "ElasticTrainer(model=)",
@@ -60,7 +57,6 @@ _RUNNING_TIMES = ("_runtime", "_per_second")
 _LEFT_OUT = -100  # transformers' label of what does not count
 _APART = "means over something else"
 _ELEMENTS = "elements of its inputs"
-_OF_FRAMEWORKS = ("transformers", "accelerate", "elastic")
 _REPORTS = ("transformers.integrations.integration_utils", "transformers.utils.notebook")
 _DRAW = (ProgressCallback, PrinterCallback)
 
@@ -146,7 +142,6 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         plateau = isinstance(self.lr_scheduler, ReduceLROnPlateau)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         given = dict(self._elastic)
-        self._progress.begin()
         extra = {**given.pop("extra", {}), "trainer": self._progress}
         run = Run(
             model=self.model,
@@ -263,12 +258,9 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             loss, _, _ = self.prediction_step(self.model, batch, True, ignore_keys=kwargs.get("ignore_keys"))
             return {} if loss is None else {"loss": loss.mean() * examples, "examples": examples}
 
-        where, state = "an evaluation, which the workers share,", "  state  what the run has applied stays\n"
-        check = self._progress.own.shares(run.step_index, where, state)
         sums = run.evaluate(
             dataloader.dataset, losses, batch_size=self.args.eval_batch_size, collate_fn=dataloader.collate_fn
         )
-        check()
         metrics = {}
         if sums:
             metrics[f"{kwargs.get('metric_key_prefix', 'eval')}_loss"] = float(sums["loss"] / sums["examples"])
@@ -300,7 +292,6 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
 
     def _finalize_training(self, *args: Any) -> Any:
         """Leaves the run first: its last save is of the weights that were trained, not of the best."""
-        self._progress.own.begin_step()  # of a run that was finished
         self._stack.close()  # the run's last save, before the best model is loaded
         self._progress.is_looping = False
         return super()._finalize_training(*args)
@@ -345,7 +336,6 @@ class _Steps:
     def __init__(self, trainer: Any, loader: Any) -> None:
         self.dataset, self.collate_fn = loader.dataset, loader.collate_fn
         self.batch_size = trainer._elastic["batch_size"]
-        self._progress = trainer._progress
         self._per_epoch = steps_per_epoch(
             self.dataset,
             batch_size=self.batch_size,
@@ -359,7 +349,6 @@ class _Steps:
 
     def __iter__(self) -> Iterator[dict[str, PlainStep]]:
         for step in self.of_run:
-            self._progress.own.begin_step()
             yield {"step": step}
             if step.last_of_epoch:
                 return
@@ -370,10 +359,7 @@ class _Progress:
 
     batch       in hand
     is_looping  the Trainer is in its loop
-    own         what its callbacks, and a trainer of one's own, keep in attributes, from `begin` on
     """
-
-    own: OwnAttributes
 
     counts_before_steps = True  # see SinceBoundary
 
@@ -381,40 +367,15 @@ class _Progress:
         self._trainer = trainer
         self._loss = (0.0, 0.0, 0, 0.0)
         self._norm: tuple[int, float] | None = None  # the step's index, and that of its gradients
-        self._known = _attributes_of(type(trainer))
         self._logged: list[str] = []
         self._log = ""
         self.batch: Any = None
         self.is_looping = False
 
-    def begin(self) -> None:
-        """Before the run: its objects are as the script built them."""
-        self.own = OwnAttributes(self._holders, self._is_runs)
-
-    def _holders(self) -> list[Holder]:
-        trainer = self._trainer
-        known = self._known
-        return [
-            Holder("trainer", trainer, lambda key, _: key in known),
-            *(
-                Holder(name, one, lambda key, _: False)
-                for name, one in by_class(trainer.callback_handler.callbacks)
-                if not isinstance(one, ExportableState) and not _is_of_a_framework(type(one))
-            ),
-        ]
-
-    def _is_runs(self, value: Any) -> bool:
-        trainer = self._trainer
-        given = trainer._elastic.get("extra", {}).values()
-        runs = (trainer, trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, *given)
-        return any(value is one for one in (*runs, *trainer.model.modules()))
-
     def shares(self, step: PlainStep) -> Iterator[Any]:
         """This worker's, while they are in hand."""
-        self._check = self.own.shares(step.index, "the trainer's code for a batch")
         for self.batch in step:
             yield self.batch
-            self._check()
         self.batch = None
 
     def counting(self, backward: Any) -> Any:
@@ -423,7 +384,6 @@ class _Progress:
         def adds(loss: torch.Tensor, **named: Any) -> None:
             trainer, batch = self._trainer, self.batch
             if batch is not None:
-                self._check()
                 main = batch.get(getattr(trainer.model, "main_input_name", "input_ids"))
                 added = {} if main is None else {_ELEMENTS: main.numel()}
                 items = trainer._items(batch)
@@ -461,16 +421,13 @@ class _Progress:
             "loss": self._loss,
             "norm": self._norm,
         }
-        own = self.own.state_dict()
-        known = {"trainer": json.dumps(of_trainer, default=float), "log": self._log_history()}
-        return {**known, "own": own} if own else known
+        return {"trainer": json.dumps(of_trainer, default=float), "log": self._log_history()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer, saved = self._trainer, _of_trainer(state)
         self._norm = saved["norm"] and tuple(saved["norm"])
         if self.is_looping:
             return  # a step was taken over: this loop stands where the donor's stood, and holds the same
-        self.own.load_state_dict(state.get("own", {}))
         for name, value in saved["state"].items():
             setattr(trainer.state, name, value)
         for one, (name, attributes) in zip(self._exportable(), saved["callbacks"], strict=False):
@@ -506,28 +463,6 @@ def _of_trainer(state: dict[str, Any]) -> dict[str, Any]:
     """The trainer's part of what `_Progress.state_dict` gives; runs saved before 2026-11-24 call it by another name."""
     saved: dict[str, Any] = json.loads(state["trainer"] if "trainer" in state else state["told"])
     return saved
-
-
-def _attributes_of(kind: type) -> frozenset[str]:
-    """The names of the attributes that the code sets of the trainers which this one inherits from."""
-    functions = [
-        inspect.unwrap(value)
-        for one in kind.__mro__
-        if _is_of_a_framework(one)
-        for value in vars(one).values()
-        if callable(value)
-    ]
-    return frozenset(
-        instruction.argval
-        for function in functions
-        if inspect.isfunction(function)
-        for instruction in dis.get_instructions(function)
-        if instruction.opname == "STORE_ATTR"
-    )
-
-
-def _is_of_a_framework(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _OF_FRAMEWORKS
 
 
 def _shown(sums: Mapping[str, Any], _: float) -> dict[str, Any]:

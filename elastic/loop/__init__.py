@@ -11,13 +11,13 @@
     cross_check    does a share give the same bits wherever it is passed?
     disagreement   two workers gave different bits for it: what is said, and what follows
     verdict        which of them are wrong
+    script_variables  what the script's loop can name, for the words of an error
     wishes         what each worker tells the others with it
     recovery       a collective failed: into the next view, or to this process's end
     portable       one instruction set on machines of several kinds
 
     steps          a step, from its shares to its update, in either loop
     plain          a loop that knows of no steps: `for batch in run.batches()`
-    refusals       what a script keeps that the run was not handed, and that changes
     between_steps  what the exchange agreed on happens, on every worker
     leaving        how a worker leaves
     restoring      where a view's state comes from, and how it gets to those who lack it

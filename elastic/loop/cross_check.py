@@ -28,7 +28,7 @@ from elastic.config import Config
 from elastic.data.example_digest import digest_at
 from elastic.group.form import Group, all_know, gather_bytes
 from elastic.loop.disagreement import Disagreement, ShareDiffers
-from elastic.loop.refusals.script_variables import values, variables
+from elastic.loop.script_variables import values, variables
 from elastic.loop.verdict import ENOUGH, wrong
 from elastic.state.bits import digest_of, sum_of_bits
 from elastic.state.randomness import derive

@@ -25,7 +25,6 @@ from elastic.loop.disagreement import PeerWrong, first_besides
 from elastic.loop.restoring.background_transfer import Giving
 from elastic.loop.verdict import apart
 from elastic.state import settings
-from elastic.state.attributes import Attributes
 from elastic.state.bits import digest_of as digest_of_tensors
 from elastic.state.health import Health
 from elastic.state.replica import Replica, advice, difference, digest_of, of_memory, told_of, who_differs
@@ -51,7 +50,6 @@ class Exchange:
         config: Config,
         group: Group,
         trained: Trained,
-        attributes: Attributes,
         health: Health,
         waiting: Callable[[], AbstractContextManager[None]],
         memory: WarmMemory,
@@ -71,9 +69,7 @@ class Exchange:
         self._set: TrainedSet | None = None
         self._cached: dict[tuple[bool, ...], GradientSum] = {}
         one_share = config.plan.virtual_workers == 1
-        self.buffers = Buffers(
-            config.models, config.extra, config.buffers, group, config.device, attributes, one_share=one_share
-        )
+        self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, one_share=one_share)
         self._settings = settings.settings_of(config.optimizers, config.extra)
         self._replica = replica
         self._warn = warn
@@ -113,7 +109,7 @@ class Exchange:
         self.buffers.begin()
         if self._group.world_size > 1:
             self._replica.follow(trained, self.buffers.hanging, self.buffers.walked)
-            self._replica_digest = self._replica.digest(step, self._attributes()[1])
+            self._replica_digest = self._replica.digest(step)
         return trained
 
     def carry_out(
@@ -198,15 +194,11 @@ class Exchange:
         CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the others."""
         own: dict[str, Any] = {
             "host": socket.gethostname(),
-            "changed": self.buffers.plain.changed(),
-            "data": [*self._replica.data.now()],
             "apart": sorted(self._replica.apart),
         }
         known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
-        self.buffers.plain.compare_also((*name,) for one in known for name in one["changed"])
-        self._replica.data.compare_also(name for one in known for name in one["data"])
         self._replica.leave_out(name for one in known for name in one["apart"])
-        parts = self._replica.parts(self._attributes()[0])
+        parts = self._replica.parts()
         if len({*gather_bytes(self._group, digest_of(parts).encode())}) == 1:
             return
         gathered: list[dict[str, str]] = [*map(json.loads, gather_bytes(self._group, json.dumps(parts).encode()))]
@@ -247,9 +239,6 @@ class Exchange:
             host=hosts[rank],
             rank=rank,
         )
-
-    def _attributes(self) -> tuple[dict[str, str], int]:
-        return self.buffers.plain.at_begin(values=self._replica.values)
 
     def close(self, *, in_order: bool = False) -> None:
         """For good. in_order: nothing is in flight, so the next view may have the memory"""

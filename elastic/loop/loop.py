@@ -32,8 +32,6 @@ from elastic.loop.plain.mean_over import targets_in
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
 from elastic.loop.recovery import BREAKING, Recovery
-from elastic.loop.refusals.looks import Looks
-from elastic.loop.refusals.other_loaders import Body, OtherLoaders
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps
@@ -89,13 +87,6 @@ class Loop:
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
         self._plain: PlainLoop | None = None
         self._count: Count | None = None
-        config = context.config
-        self._looks = Looks(
-            config,
-            in_body=lambda: self._body_in_hand() is not None,
-            say=context.console.say,
-            warn=context.console.warn,
-        )
 
     def enter(self) -> None:
         """Joins the run, and holds its state.
@@ -136,7 +127,6 @@ class Loop:
         for optimizer in context.config.optimizers.values():
             session.on_close(optimizer.register_step_pre_hook(self._only_in_update).remove)
             session.on_close(known_as_of_a_run(optimizer))
-        session.on_close(self._looks.open())
         if context.live is None:
             self._take_notices()
         is_late = self._evaluations.are_made_alone
@@ -216,7 +206,6 @@ class Loop:
         if (streams := self._context.config.streams) is not None:
             streams.check()
         session.find_generators()
-        session.on_close(OtherLoaders(self._body_in_hand).close)
         self._comes_to_loop.undo(_written_before_loop, step=state.step)
         state.begin_loop()
         self._evaluations.are_made_alone = self._on_coordinator.all_are_past = session.is_past
@@ -290,10 +279,7 @@ class Loop:
 
     def _next_step(self) -> Step:
         self.session.train_state.since_boundary.note()
-        in_hand = self._step_in_hand()
-        if in_hand.looked_at:
-            self._look(in_hand.index)
-        return Step(in_hand, apply=self._update)
+        return Step(self._step_in_hand(), apply=self._update)
 
     def _next_plain_step(self) -> PlainStep:
         own = self.own_update
@@ -302,7 +288,6 @@ class Loop:
         step = PlainStep(
             in_hand,
             count=self._count,
-            look=partial(self._look, in_hand.index) if in_hand.looked_at else None,
             on_batch=self._first_losses.watch,
             on_exact=own.opens,
             on_pass_over=self._pass_own_over,
@@ -314,29 +299,14 @@ class Loop:
         state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
         return step
 
-    def _look(self, step: int) -> None:
-        """At what is the script's own. Raises StepError, in a loop over batches."""
-        joined = self.session.side_state_of_those_ahead is not None
-        joined_as = self.session.view_group.rank if joined else None
-        if self._plain is None:
-            self._looks.at_steps(step, joined_as=joined_as)
-            return
-        try:
-            self._looks.at_batches(step, by_epochs=self._plain.by_epochs, joined_as=joined_as)
-        except StepError as found:
-            trained_by = self.own_update.stranger() if self.own_update is not None else None
-            raise (trained_by or found) from None
-
     def _step_in_hand(self) -> StepInHand:
         plan = self.session.step_plan(self._state.step)
-        begins_epoch, over_steps = plan.step_in_epoch == 0, self._plain is None
         return StepInHand(
             self.session,
             self._recovery,
             plan,
             wishes=self._boundary.wishes,
             judge=self._judge,
-            looked_at=self._looks.begin(plan.index, begins_epoch=begins_epoch, over_steps=over_steps),
         )
 
     def _buffers_of_models(self) -> list[torch.Tensor]:
@@ -401,10 +371,6 @@ class Loop:
         self._update.pass_over(step.in_hand, agreed)
         step.leave_to_the_script()
         self.session.phases.enter_script()
-
-    def _body_in_hand(self) -> Body | None:
-        step = self.step
-        return (step.index, step.attempt, step.share, step.piece) if step is not None and step.due else None
 
     def _leave_step(self) -> None:
         self.step, self._state.attempt = None, 0

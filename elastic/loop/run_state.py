@@ -26,7 +26,6 @@ class RunState:
     finished     all steps are applied, or the run was stopped
     stopped      why it was stopped; None: it was not
     stop_wish    this worker's, for the next exchange
-    told_of_data people were told that the data set changed in the midst of a step
     agreed       what the last exchange gave; None before the first
     agreed_by    the workers that took part in it, by their ranks then
     agreements   made since the last update
@@ -48,7 +47,6 @@ class RunState:
     finished: bool = False
     stopped: str | None = None
     stop_wish: str | None = None
-    told_of_data: bool = False
     agreed: Agreed | None = None
     agreed_by: tuple[str, ...] = ()
     agreements: dict[str, Any] = field(default_factory=dict)

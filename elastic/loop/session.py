@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from elastic.data.data_plan import Examples, StepPlan
-from elastic.data.dataset_changes import data_sets_and_transforms
 from elastic.data.loader import Loader, read_once
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import PeerLost
@@ -35,9 +34,9 @@ from elastic.loop.context import Context
 from elastic.loop.cross_check import CrossCheck, each
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
-from elastic.loop.refusals.script_variables import generators
 from elastic.loop.restoring.restorer import StateRestorer
 from elastic.loop.run_state import RunState, Standing
+from elastic.loop.script_variables import generators
 from elastic.loop.view_group import ViewGroup
 from elastic.loop.wishes import Wish
 from elastic.membership.exit_statuses import AGAIN
@@ -48,7 +47,6 @@ from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
-from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.health import Health
 from elastic.state.identity import CONTENT, SCRIPT
 from elastic.state.modules import roots
@@ -102,12 +100,10 @@ class Session:
             scaler=config.scaler,
             extra=config.extra,
             health=Health(config.on_bad),
-            of_data=DatasetAttributes(partial(data_sets_and_transforms, (config.dataset,)), context.console.warn),
         )
         self._alike = {*config.accept} <= {CONTENT, SCRIPT}  # else machines may compute other bits
         comparable = self._alike and (config.mode == "exact" or config.device.type == "cpu")
-        of_data = self.train_state.of_data
-        self._replica = Replica(config.optimizers, config.extra, values=comparable, data=of_data)
+        self._replica = Replica(config.optimizers, config.extra, values=comparable)
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
@@ -297,15 +293,14 @@ class Session:
     def read_beside(self, examples: Examples) -> Any:
         """A batch of these that nobody counts: not the loader's, and not observed. None where all are left out."""
         config = self._config
-        with self.train_state.of_data:
-            return read_once(
-                config.dataset,
-                examples,
-                seed=config.plan.seed,
-                collate_fn=config.collate_fn,
-                to=config.device,
-                on_bad_example=config.on_bad_example,
-            )
+        return read_once(
+            config.dataset,
+            examples,
+            seed=config.plan.seed,
+            collate_fn=config.collate_fn,
+            to=config.device,
+            on_bad_example=config.on_bad_example,
+        )
 
     def read_from(self, first: int) -> None:
         """Points the loader at what this worker reads in the present view, from step `first` to the run's end."""
@@ -349,7 +344,6 @@ class Session:
             collate_fn=config.collate_fn,
             interrupt=self._interrupt,
             on_bad_example=config.on_bad_example,
-            reading=self.train_state.of_data,
             **config.loading(),
         )
         self.on_close(self.loader.close)
@@ -358,12 +352,11 @@ class Session:
         self.read_from(self.restorer.position.step)
 
     def _new_exchange(self) -> Exchange:
-        restorer, attributes = self.restorer, self.train_state.attributes
+        restorer = self.restorer
         return Exchange(
             self._config,
             self.group,
             self.trained,
-            attributes,
             self.train_state.health,
             self.phases.waiting,
             self._memory,

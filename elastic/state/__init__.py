@@ -2,8 +2,6 @@
 
 train_state      all of it, as one tree
 modules          which a run knows, and where their buffers hang; leftout: buffers that load_state_dict would not fill
-attributes       what modules keep in plain attributes; dataset_attributes: and data sets; own_attributes: what a
-                 trainer's callbacks do, and the trainer
 modes            which modules are in eval mode
 trained          which parameters train, in which groups; trained_set: one answer to that
 randomness       where every random number comes from

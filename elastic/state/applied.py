@@ -18,13 +18,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import xxhash
 
 import elastic_checkpoint
-from elastic.state.attributes import is_same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
 from elastic.state.reached import same
@@ -40,14 +39,6 @@ _LOOKED_AT = 4096
 _LOOK_EVERY = 16  # steps, after the first ones; in between only versions are compared
 
 
-class Plain(Protocol):
-    """What keeps plain attributes: Attributes, DatasetAttributes."""
-
-    def begin_loop(self) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 @dataclass
 class _Marked:
     document: Any
@@ -61,9 +52,8 @@ class Applied:
     changeable  name -> object with a state_dict: schedulers, extras
     optimizers  name -> optimizer, of which only the groups may change between steps: their settings and parameters
     trained     what is trained, which may change as well; modes: likewise
-    attributes  likewise; name in the state -> those of modules, of optimizers
     modules     name -> module, of which only the buffers may; looked up at each step
-    in_loop     what is trained, modes and attributes count: what a state says of them holds from the script's loop on
+    in_loop     what is trained, and modes, count: what a state says of them holds from the script's loop on
     """
 
     def __init__(
@@ -72,7 +62,6 @@ class Applied:
         optimizers: Mapping[str, torch.optim.Optimizer],
         trained: Trained,
         modes: Modes,
-        attributes: Mapping[str, Plain],
         modules: Callable[[], Mapping[str, torch.nn.Module]] = dict,
         *,
         in_loop: bool = True,
@@ -81,11 +70,9 @@ class Applied:
         self._optimizers = dict(optimizers)
         self._trained = trained
         self._modes = modes
-        self._attributes = dict(attributes) if in_loop else {}
         self._in_loop = in_loop
         self._set: TrainedSet | None = None
         self._eval: dict[str, list[str]] = {}
-        self._plain: dict[str, dict[str, Any]] = {}
         self._modules = modules
         self._buffers = Rewound()
         self.weights = Weights(optimizers, trained)
@@ -135,10 +122,6 @@ class Applied:
         ]  # fmt: skip
         found += [name for name, kept in self._marked.items() if self._is_another(self._changeable[name], kept)]
         found += [f"buffer {name}" for name in self._buffers.changed(self._modules())]
-        for then, now in zip(self._plain.values(), self._plain_now().values(), strict=True):
-            names = [key for key in {**then, **now} if key not in then or key not in now]
-            names += [key for key, value in then.items() if key in now and not is_same(value, now[key])]
-            found += [f"attribute {name.replace(':', '.')}" for name in names]
         return found
 
     def _is_another(self, thing: Any, kept: _Marked) -> bool:
@@ -175,11 +158,7 @@ class Applied:
 
     def _note_modules(self) -> None:
         self._set, self._eval = self._trained.now(), self._modes.now()
-        self._plain = self._plain_now()
         self._buffers.note(self._modules())
-
-    def _plain_now(self) -> dict[str, dict[str, Any]]:
-        return {name: attributes.state_dict() for name, attributes in self._attributes.items()}
 
     def look(self) -> None:
         """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
@@ -207,7 +186,7 @@ class Applied:
         for name, kept in self._marked.items():
             found[name] = elastic_checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
         if self._set is not None and self._in_loop:
-            found |= {"trained": self._set.document, "modes": self._eval, **self._plain}
+            found |= {"trained": self._set.document, "modes": self._eval}
         for name, settings in self._settings.items():
             found[name] = self._as_grouped(self._optimizers[name], settings)
         for name in objects.keys() & self._modules().keys() - self._marked.keys():

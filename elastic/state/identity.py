@@ -3,8 +3,8 @@
 Where a run ends (epochs, steps), how often it saves and how its data is loaded are no part of it: they
 change when the run finishes, never what a step computes. (Under last_batch="carry" the end of the run cuts
 its last step short, so there `epochs` is part of it.) The script's own code is not looked at, but what it gives is
-(loop/cross_check.py, loop/storage/next_step.py); and of the data's content what the data set says of it
-(`data_identity()`), and what it holds in memory (data/content.py).
+(loop/cross_check.py, loop/storage/next_step.py), and so is what the data set reads as; of the data's content what the
+data set itself says of it (`data_identity()`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from elastic.version import __version__
 Identity = dict[str, Any]
 
 CONTENT = "dataset_content"
-"""Field of what a data set holds, which has none that holds nothing to look at; and word for what it reads as."""
+"""No field: word for what the data set reads as."""
 SCRIPT = "script"
 """No field: word for which gradients the script's code makes of what it reads."""
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
-_ADDED = frozenset({"compiler", "dataset", CONTENT, "processor", "processor_settings", "libraries"})
+_ADDED = frozenset({"compiler", "dataset", "processor", "processor_settings", "libraries"})
 """Fields that identities of earlier versions do not have: such a one says nothing about them, and is not refused."""
 _OF_DEVICES = (*_OF_GPU, "cpu_capability", "processor", "processor_settings", "libraries")
 
@@ -107,11 +107,9 @@ def check(
     """
     differing = {
         name: (here.get(name), recorded.get(name))
-        for name in sorted((here.keys() | recorded.keys()) - (_OF_THE_RUNNING.keys() if saved else set()))
+        for name in sorted((here.keys() | recorded.keys()) - (_OF_THE_RUNNING.keys() if saved else set()) - {CONTENT})
         if here.get(name) != recorded.get(name) and (name in recorded or name not in _ADDED)
     }
-    if "dataset_length" in differing:
-        differing.pop(CONTENT, None)  # it follows
     refused = {name: pair for name, pair in differing.items() if name not in set(accept) - NEVER_ACCEPTED}
     if refused:
         lines = "".join(
@@ -126,12 +124,6 @@ def check(
         elif refused.keys() & _OF_EXAMPLES:
             ways += "; what decides which examples a step reads cannot be accepted: some would be skipped"
         else:
-            if CONTENT in refused:
-                ways = (
-                    "have every worker, and every start, make the same data set: what is drawn, with a seed "
-                    "(elastic.seed\n         first of all); a listing sorted; no set made a list; no worker's own part "
-                    "of the data (a step gives\n         each its own); what is filled in later, with zeros; else "
-                ) + ways
             fields = ",".join(sorted(refused))
             ways += (
                 f", or give up the same bits with Run(accept=[{names}]),\n         `elastic run --accept={fields}`, or "

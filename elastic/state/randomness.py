@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import random
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -88,18 +87,6 @@ def seed_streams(value: int, device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(value)
-
-
-def default_streams() -> tuple[Any, Any, torch.Tensor]:
-    """Where the default generators of Python, NumPy and torch's CPU stand."""
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-
-
-def set_default_streams(streams: tuple[Any, Any, torch.Tensor]) -> None:
-    of_python, of_numpy, of_torch = streams
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
-    torch.default_generator.set_state(of_torch)
 
 
 def seed(value: int) -> None:

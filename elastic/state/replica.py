@@ -4,13 +4,12 @@ Equal gradients give equal weights where they began equal. What a script does be
 alone, or by its own share's loss, leaves every worker with a model of its own, and nothing would say so: gradients are
 summed as before, and a save holds the coordinator's.
 
-    at every step    which modules there are, and which are in train mode; what they keep in plain attributes and has
-                     changed; and in turn _WEIGHTS weights and _OTHERS of what optimizers keep, and of buffers: of each
-                     tensor _WINDOW bytes, the next ones when it comes by again
+    at every step    which modules there are, and which are in train mode; and in turn _WEIGHTS weights and _OTHERS of
+                     what optimizers keep, and of buffers: of each tensor _WINDOW bytes, the next ones when it comes by
+                     again
     at the end       all of these to the bit
     of `extra=`      modules as the models; other objects by what their state_dict holds, of which people are told where
                      it differs: nothing says that it must not
-    of the data set  what the script has changed of its attributes; likewise
 
 So a small model is compared whole within a few steps; in a large one a change of all weights is found at once, and that
 of a single layer when it comes by. Tensors on another device than the CPU are compared at the end: a look at them
@@ -29,14 +28,13 @@ import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.state.bits import memory, sum_of_bits, update
-from elastic.state.dataset_attributes import DatasetAttributes
 from elastic.state.normal_form import PLAIN_TENSORS, is_readable, normal_form
 from elastic.state.trained_set import TrainedSet
 
 _WEIGHTS, _OTHERS = 8, 4  # about 50 µs, most of it Python (measured, 2026-11-27)
 _WINDOW = 4096
-_WEIGHT, _KEPT, _BUFFER, _ATTRIBUTE = "weight", "optimizer state of", "buffer", "attribute"
-_OBJECT, _DATA = "extra", "data set"
+_WEIGHT, _KEPT, _BUFFER, _MODULE = "weight", "optimizer state of", "buffer", "module"
+_OBJECT = "extra"
 _NEXT = """\
   next   what changes a model or its optimizer between two steps must do the same on every worker: not under
          `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch);
@@ -56,7 +54,6 @@ class Replica:
 
     optimizers  whose state is compared
     extra       what the script has the run carry; its modules come with `follow`, and schedules are settings
-    data        the data set's attributes
     values      whether equal bits are to be had: not where workers may differ in how they compute. Then only modules
                 and their modes are compared
     """
@@ -67,11 +64,9 @@ class Replica:
         extra: Mapping[str, Any],
         *,
         values: bool,
-        data: DatasetAttributes | None = None,
     ) -> None:
         self.values = values
         self._optimizers = optimizers
-        self.data = data or DatasetAttributes()
         self._objects = {
             name: thing
             for name, thing in extra.items()
@@ -83,6 +78,8 @@ class Replica:
         self._trained: TrainedSet | None = None
         self._buffers: Hanging = ()
         self._walked: Walked = ()
+        self._modules: list[torch.nn.Module] = []
+        self._classes = b""
         self._weights: list[tuple[str, Callable[[], Any]]] = []
         self._others: list[tuple[str, Tensors]] = []
 
@@ -95,6 +92,8 @@ class Replica:
         if trained is self._trained and buffers is self._buffers and walked is self._walked:
             return
         self._trained, self._buffers, self._walked = trained, buffers, walked
+        self._modules = [module for *_, module in walked]
+        self._classes = " ".join(type(module).__qualname__ for module in self._modules).encode()
         known = set(map(id, trained.parameters))
         of_extra = [
             (f"{root}.{path}.{name}" if path else f"{root}.{name}", _entry(module, name))
@@ -109,9 +108,10 @@ class Replica:
             *((f"{_BUFFER} {name}", _single(now)) for name, now in buffers),
         ]
 
-    def digest(self, step: int, attributes: int) -> int:
-        """63 bits of what is compared at this step, never 0. attributes: of what modules keep, and of their modes"""
-        hasher = xxhash.xxh3_64(attributes.to_bytes(8, "little"))
+    def digest(self, step: int) -> int:
+        """Return 63 bits of what is compared at this step, never 0."""
+        hasher = xxhash.xxh3_64(self._classes)
+        hasher.update(bytes(bool(module.training) for module in self._modules))
         if self.values:
             for lap, (_, weight) in _in_turn(self._weights, _WEIGHTS, step):
                 hasher.update(_window(weight(), lap))
@@ -123,13 +123,16 @@ class Replica:
             hasher.update(json.dumps([name, normal_form(thing.state_dict(), held.append)]).encode())
             for lap, tensor in _in_turn(held, _OTHERS, step):
                 hasher.update(_window(tensor, lap))
-        if self.values and (data := self._compared_data()):
-            hasher.update(json.dumps(data).encode())
         return hasher.intdigest() >> 1 or 1
 
-    def parts(self, attributes: Parts) -> dict[str, str]:
+    def parts(self) -> dict[str, str]:
         """All that is compared, whole: name -> what is equal where it is the same to the bit."""
-        found = {f"{_ATTRIBUTE} {name}": one for name, one in attributes.items()}
+        found = {
+            f"{_MODULE} {root}.{path}" if path else f"{_MODULE} {root}": (
+                f"{type(module).__qualname__} in {'train' if module.training else 'eval'} mode"
+            )
+            for root, path, module in self._walked
+        }
         if self.values:
             found |= {f"{_WEIGHT} {name}": _of_tensors((weight(),)) for name, weight in self._weights}
             found |= {name: _of_tensors(tensors()) for name, tensors in self._others}
@@ -137,8 +140,6 @@ class Replica:
             held: list[torch.Tensor] = []
             form = normal_form(thing.state_dict(), held.append)
             found[_told_of(_OBJECT, name)] = json.dumps([form, _of_tensors(held)])
-        if self.values:
-            found |= {_told_of(_DATA, name): value for name, value in self._compared_data().items()}
         return found
 
     def leave_out(self, told: Iterable[str]) -> None:
@@ -147,9 +148,6 @@ class Replica:
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         return ((name, one) for name, one in self._objects.items() if _told_of(_OBJECT, name) not in self.apart)
-
-    def _compared_data(self) -> dict[str, str]:
-        return {name: one for name, one in sorted(self.data.now().items()) if _told_of(_DATA, name) not in self.apart}
 
     def _kept(self, parameter: torch.nn.Parameter) -> Tensors:
         states = [optimizer.state for optimizer in self._optimizers.values()]
@@ -188,7 +186,7 @@ def who_differs(all_parts: Sequence[Parts], few: Collection[int], hosts: Sequenc
 
 def told_of(names: Sequence[str]) -> list[str] | None:
     """These, where nothing says that they must not differ; None: there is something else among them."""
-    return [*names] if all(name.startswith((_told_of(_OBJECT, ""), _told_of(_DATA, ""))) for name in names) else None
+    return [*names] if all(name.startswith(_told_of(_OBJECT, "")) for name in names) else None
 
 
 def _told_of(kind: str, name: str) -> str:
@@ -197,8 +195,7 @@ def _told_of(kind: str, name: str) -> str:
 
 def advice(names: Sequence[str]) -> str:
     """What people can do where these differ."""
-    noted = [name.partition(" ")[2] for name in names if name.startswith((f"{_ATTRIBUTE} ", f"{_BUFFER} "))]
-    noted = [name for name in noted if not name.endswith(("training", " class"))]
+    noted = [name.removeprefix(f"{_BUFFER} ") for name in names if name.startswith(f"{_BUFFER} ")]
     return _NEXT + (_KEEP.format(name=noted[0]) if noted else "")
 
 

@@ -5,8 +5,8 @@ inner loop. A state that is saved in the midst of a step has what that code did,
 
 Looked at are schedulers, what stands in extra=, and the weights; not what such code sets by the step's number, as
 learning rates and which parameters train: twice is as good as once. At the beginning of an epoch it is not, since
-scripts lower a rate there, or add a group: before an epoch's first step groups, options, buffers and attributes are
-looked at as well.
+scripts lower a rate there, or add a group: before an epoch's first step groups, options and buffers are looked at as
+well.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@
     buffers.name                  those that the state_dict of a model, or of a module in extra, leaves out, if any
     trained                       which parameters train, in which groups of the optimizers
     modes                         which modules are in eval mode
-    attributes                    what modules keep in plain attributes and has changed since they were built, if any
-    optimizer_attributes          likewise, optimizers that the script has written
-    dataset_attributes            likewise, the data set; it is not set, see dataset_attributes.py
     health                        the last losses and norms, and what was passed over, if on_bad= is given or was
 
 Buffers may have got another shape since the model was built (observers), or have come: the model here follows.
@@ -23,9 +20,7 @@ from typing import Any
 import torch
 
 import elastic_checkpoint
-from elastic.state.applied import Applied, Plain
-from elastic.state.attributes import OF_OPTIMIZERS, Attributes
-from elastic.state.dataset_attributes import DatasetAttributes
+from elastic.state.applied import Applied
 from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
@@ -38,6 +33,10 @@ from elastic_checkpoint.load.apply import apply
 
 Tree = dict[str, Any]
 
+_BEFORE_2026_11_29 = ("attributes", "optimizer_attributes", "dataset_attributes")
+_APART = ("trained", "health", *_BEFORE_2026_11_29)
+"""What no object takes as its state_dict; of runs saved before then, what they held in plain attributes, too."""
+
 
 class TrainState:
     """The live objects of a run that a state is captured from and applied to.
@@ -45,7 +44,6 @@ class TrainState:
     applied  what of them the script may change between two steps, as the last update left it
     since_boundary  whether it has changed what a resume would change once more
     staging  what of them a save is still copying
-    attributes, of_data  what modules, and the data set, keep in plain attributes
     health   see Health
     """
 
@@ -59,19 +57,12 @@ class TrainState:
         scaler: Any,
         extra: Mapping[str, Any],
         health: Health | None = None,
-        of_data: DatasetAttributes | None = None,
     ) -> None:
         self._models = dict(models)
         self._trained = trained
         self._extra = dict(extra)
         self.health = health if health is not None else Health(None)
         self.modes = Modes(trained.modules, self._modules_in_extra)
-        self.attributes = Attributes(lambda: modules(roots(self._models, self._extra)))
-        of_scripts = {name: one for name, one in optimizers.items() if not _is_of_torch(one)}
-        of_optimizers = Attributes(lambda: [(name, "", one) for name, one in of_scripts.items()], OF_OPTIMIZERS)
-        self.of_data = of_data or DatasetAttributes()
-        self._of_models: dict[str, Plain] = {"attributes": self.attributes, "optimizer_attributes": of_optimizers}
-        self._attributes = {**self._of_models, "dataset_attributes": self.of_data}
         self._objects: Tree = {
             "trained": trained,
             "modes": self.modes,
@@ -91,17 +82,14 @@ class TrainState:
         self.staging = Staging(self.applied.weights, self._modules)
 
     def begin_loop(self) -> None:
-        """What a state says of modes and attributes holds from the script's loop on."""
-        for attributes in self._attributes.values():
-            attributes.begin_loop()
+        """What a state says of modes holds from the script's loop on."""
         self.modes.begin_loop()
 
     def objects(self) -> Tree:
         """The tree for `Checkpointer`: stateful objects stand for their state_dict."""
         left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
-        changed = {name: attributes for name, attributes in self._attributes.items() if attributes.state_dict()}
         health = {} if self.health.is_blank else {"health": self.health}
-        return {**self._objects, **changed, **left_out, **health}
+        return {**self._objects, **left_out, **health}
 
     def apply(self, tree: Tree, *, step: int, keeps_trained: bool = False) -> None:
         """Gives every object its state, of step `step`.
@@ -118,22 +106,16 @@ class TrainState:
                 make_room(thing, saved)
         left_out = {name: one for name, one in self._left_out().items() if name in tree}
         others = {name: thing for name, thing in {**self._objects, **left_out}.items() if name != "trained"}
-        apart = ("trained", *self._attributes, "health")
-        apply(others, {name: saved for name, saved in tree.items() if name not in apart})
+        apply(others, {name: saved for name, saved in tree.items() if name not in _APART})
         if "health" in tree:
             self.health.load_state_dict(tree["health"])
-        for name, attributes in self._attributes.items():
-            attributes.load_state_dict(tree.get(name, {}))
         if not keeps_trained:
             self._trained.adopt(document, step=step)
 
     def noting(self, *, in_loop: bool = True) -> Applied:
         """What notes such things as `applied` does, for another use. in_loop: see Applied"""
         optimizers = _named("optimizer", self._trained.optimizers)
-        attributes = self._of_models
-        return Applied(
-            self._changeable, optimizers, self._trained, self.modes, attributes, self._modules, in_loop=in_loop
-        )
+        return Applied(self._changeable, optimizers, self._trained, self.modes, self._modules, in_loop=in_loop)
 
     def passes_beginning(self) -> PassedBeginning:
         """The script comes to the beginning of an epoch that its state is past."""
@@ -169,10 +151,6 @@ class TrainState:
     def weights_digest(self) -> str:
         """SHA-256 over the models' tensors by name: for one model, elastic_checkpoint.digest(model)."""
         return weights_digest(self._models)
-
-
-def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _named(kind: str, things: Mapping[str, Any]) -> Tree:

@@ -30,7 +30,7 @@ Timed = tuple[Any, str, str]
 """An object, class or module, its function's name, and the part of the step that it counts as."""
 
 ORDER = ("loader", "plan", "seeds", "forward", "backward", "hooks", "gradients", "send", "gradients out", "buffers",
-         "attributes", "guards", "announcement", "sums", "wait", "update", "observer, stopwatch", "events", "boundary",
+         "guards", "announcement", "sums", "wait", "update", "observer, stopwatch", "events", "boundary",
          "rest")  # fmt: skip
 _CALLS = 20_000  # to measure a timer
 
@@ -40,7 +40,7 @@ def of_run(run: elastic.Run) -> list[Timed]:
     assert run._loop is not None
     session, loop = run._loop.session, run._loop
     exchange = session.exchange
-    gradients, buffers, attributes = exchange.gradients, exchange.buffers, exchange.buffers._plain
+    gradients, buffers = exchange.gradients, exchange.buffers
     compiling = [] if session.compiling is None else [session.compiling]
     return [
         (session.loader, "next", "loader"),
@@ -54,7 +54,6 @@ def of_run(run: elastic.Run) -> list[Timed]:
         (gradients, "_send", "send"),
         (gradients, "finish", "gradients out"),
         *((buffers, name, "buffers") for name in ("begin", "share_done", "start", "finish", "apply", "digest")),
-        *((attributes, name, "attributes") for name in ("begin", "share_done", "apply")),
         (session.body, "begin", "guards"),
         (session.body, "end", "guards"),
         (session.trained, "look", "guards"),

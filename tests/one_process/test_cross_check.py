@@ -16,7 +16,7 @@ from torch import nn
 
 from elastic.data.own_generators import OwnGenerators
 from elastic.errors import StepError
-from elastic.loop.refusals.script_variables import variables
+from elastic.loop.script_variables import variables
 from tests.one_process.test_plain_misuse import SHARES, STEPS, Plain, good
 
 AGAIN = r"share \d of step 0 was passed twice, by this worker, and gave other gradients the second time: .*0\.weight"
@@ -50,6 +50,7 @@ HIDDEN = {
     "a list": ([torch.zeros(4)], lambda module, x: module.kept.__setitem__(0, x), lambda kept: kept[0]),
     "a deque": (deque([torch.zeros(4)], maxlen=1), lambda module, x: module.kept.append(x), lambda kept: kept[-1]),
     "an array": (np.zeros(4, np.float32), lambda module, x: setattr(module, "kept", x.numpy()), lambda kept: kept),
+    "a loader": (iter(torch.randn(400, 1)), lambda module, x: None, next),
     "an object": (Box(torch.zeros(4)), lambda module, x: setattr(module.kept, "value", x), lambda kept: kept.value),
 }
 

@@ -725,8 +725,10 @@ def _drawn(generator: Any) -> float:
 
 
 @pytest.mark.parametrize("kept", ["torch", "numpy", "random", "collate", "optimizer"])
-def test_what_models_collate_functions_and_optimizers_keep_goes_on(kept: str, tmp_path: Path) -> None:
-    """Generators of their own draw by place; a count that an optimizer keeps is carried."""
+def test_what_models_and_collate_functions_draw_goes_on_and_what_an_optimizer_counts_is_refused(
+    kept: str, tmp_path: Path
+) -> None:
+    """Generators of their own draw by place; a count in an attribute is no state, and shows in the weights."""
 
     def train(url: Path, until: int | None) -> list[Any]:
         generators: dict[str, Callable[[], Any]] = {
@@ -748,4 +750,13 @@ def test_what_models_collate_functions_and_optimizers_keep_goes_on(kept: str, tm
                     raise KeyboardInterrupt
         return [parameter.tolist() for parameter in model.parameters()]
 
+    if kept == "optimizer":
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "cut", 5)
+        for _ in range(2):  # the first one has written nothing
+            with pytest.raises(
+                elastic.IdentityMismatch, match="gives the same gradients, and its update other weights"
+            ):
+                train(tmp_path / "cut", None)
+        return
     assert_goes_on_the_same(train, tmp_path)

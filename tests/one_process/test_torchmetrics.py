@@ -78,30 +78,3 @@ def test_what_is_no_sum_comes_late_or_follows_no_run_is_refused(tmp_path: Path) 
     accuracy.follow(loop.run)
     with pytest.raises(StepError, match=r"run\.add was called after the backward pass(.|\n)*call it before backward"):
         loop.train(late)
-
-
-def test_a_metric_beside_the_run_is_told_of_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts this worker's shares; in extra= it was refused with an advice that made it 0 for good."""
-    kept, called, of_epochs = (of_classes.MulticlassAccuracy(2) for _ in range(3))
-    loop = Plain(tmp_path / "beside", epochs=2)
-    with loop.run as run:
-        for _ in run.epochs():
-            for x, y in run.batches():
-                good(loop, x, y)
-                kept.update(loop.model.eval()(x), y)
-                called(loop.model(x), y)
-                loop.model.train()
-            of_epochs.reset()
-            for x, y in [loop.data[:4], loop.data[4:8]]:
-                of_epochs.update(loop.model.eval()(x), y)
-            loop.model.train()
-    said = capsys.readouterr().err
-    assert "the script keeps kept, called from batch to batch by itself" in said
-    assert "elastic.integrations.torchmetrics.Synced(metric)" in said
-
-    def counts(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-        kept.update(loop.model(x), y)
-        good(loop, x, y)
-
-    with pytest.raises(StepError, match=r"extra\.kept\.\w+ became different(.|\n)*torchmetrics\.Synced\(metric\)"):
-        Plain(tmp_path / "extra", extra={"kept": kept}).train(counts)

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from elastic.data.loader import Loader
-from elastic.errors import LoaderError, ReadOrderError
+from elastic.errors import LoaderError
 from elastic.events.observer import Observer
 from tests.kit.loading import (
     Asked,
@@ -69,27 +69,6 @@ def test_one_that_is_killed_in_the_midst_of_a_batch_is_an_error_likewise() -> No
             os.kill(victim, signal.SIGKILL)
         with pytest.raises(LoaderError, match="1 of 1 died"):
             read_all(made)
-
-
-class Counts(Asked):
-    def __getitem__(self, index: int) -> Any:
-        self.reads = getattr(self, "reads", 0) + 1
-        return super().__getitem__(index)
-
-
-def test_a_data_set_that_remembers_is_refused_from_its_processes() -> None:
-    """Each of which has a copy of its own; the error comes out where a batch is asked for, and says what was found."""
-    remembers = Counts(lambda index: remembers.reads)
-    with loader(remembers, num_workers=2) as made:
-        made.open(consecutive(4))
-        with pytest.raises(
-            ReadOrderError, match=r"dataset\[\d\] gave something else (.*\n)*.*Counts.reads(.*\n)*  next  "
-        ):
-            made.next()
-    counts = Counts(lambda index: index)
-    with loader(counts, num_workers=2) as made:
-        made.open(consecutive(4))
-        assert len(read_all(made)) == 4
 
 
 def test_nothing_is_left_after_closing() -> None:

@@ -10,9 +10,7 @@ from torch import nn
 
 import elastic_checkpoint
 from elastic.state.applied import Applied
-from elastic.state.attributes import Attributes
 from elastic.state.modes import Modes
-from elastic.state.modules import modules
 from elastic.state.reached import watch
 from elastic.state.trained import Trained
 from elastic_checkpoint.load.apply import apply
@@ -44,7 +42,6 @@ def parts() -> tuple[nn.Linear, torch.optim.SGD, Any, Counter, Applied]:
         {"optimizer": optimizer},
         trained,
         Modes(trained.modules),
-        {"attributes": Attributes(lambda: modules({"model": model}))},
     )
     return model, optimizer, scheduler, counter, applied
 
@@ -151,7 +148,6 @@ def test_what_is_given_can_be_applied_to_the_objects_of_another_worker() -> None
     tree = given(applied, optimizer, scheduler, counter)
     assert set(tree.pop("trained")["names"]) == {"weight", "bias"}
     assert tree.pop("modes") == {"eval": [], "extra": []}
-    assert tree.pop("attributes") == {}
 
     _, other_optimizer, other_scheduler, other_counter, _ = parts()
     apply({"optimizer": other_optimizer, "scheduler": other_scheduler, "extra.counter": other_counter}, tree)

@@ -30,22 +30,15 @@ ALLOWED = (
     Allowed("documented by Python in spite of its underscore", "_exit _getframe _asdict _fields", "elastic checkpoint"),
     Allowed("a module's registries, which its public iterators copy", "_buffers _parameters _modules", "elastic/state"),
     Allowed(
-        "what a DataLoader's iterators have in common, none of which is public",
-        "_BaseDataLoaderIter",
-        "elastic/loop/refusals/other_loaders.py",
-    ),
-    Allowed(
         "as above, and which buffers are not persistent",
         "_buffers _modules _non_persistent_buffers_set",
-        "elastic/group/snapshot.py elastic/group/usual_buffers.py elastic/loop/refusals/other_modules.py",
+        "elastic/group/snapshot.py elastic/group/usual_buffers.py",
     ),
     Allowed(
         "the count of writes to a tensor",
         "_version",
-        "elastic/data/dataset_changes.py elastic/data/read_again.py elastic/state elastic/group/snapshot.py "
-        "checkpoint/elastic_checkpoint/save/steady.py "
-        "elastic/loop/refusals/other_averages.py elastic/loop/refusals/other_modules.py "
-        "elastic/loop/refusals/script_variables.py",
+        "elastic/data/dataset_changes.py elastic/state elastic/group/snapshot.py elastic/loop/script_variables.py "
+        "checkpoint/elastic_checkpoint/save/steady.py",
     ),
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
@@ -186,7 +179,7 @@ ALLOWED = (
     Allowed("the end of a process that is to die at once", "_exit", "tests/benchmarks/data_correctness_lightning.py"),
     Allowed(
         "a benchmark times the parts of a step where they are, and no run publishes them for that",
-        "_arrivals _boundary _loop _plain _sums",
+        "_arrivals _boundary _loop _sums",
         "tests/benchmarks/parts.py tests/benchmarks/throughput.py",
     ),
     Allowed(

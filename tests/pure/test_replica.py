@@ -42,16 +42,15 @@ class Held:
         self._walked = modules(roots({"model": self.model}, extra))
         entries = buffer_entries(self._walked)
         self._buffers = [(one.key, lambda one=one: one.module._buffers[one.attribute]) for one in entries]
-        self.attributes: dict[str, str] = {}
         self.replica = Replica({"optimizer": self.optimizer}, extra, values=values)
 
     def digest(self, step: int) -> int:
         self.replica.follow(self._trained.now(), self._buffers, self._walked)
-        return self.replica.digest(step, len(self.attributes))
+        return self.replica.digest(step)
 
     def parts(self) -> dict[str, str]:
         self.replica.follow(self._trained.now(), self._buffers, self._walked)
-        return self.replica.parts(self.attributes)
+        return self.replica.parts()
 
 
 def changes_a_weight(held: Held) -> None:
@@ -76,8 +75,8 @@ def changes_a_teacher(held: Held) -> None:
         held.teacher.weight[1, 1] = 0
 
 
-def changes_an_attribute(held: Held) -> None:
-    held.attributes["0.temperature"] = "float 2.0"
+def changes_a_mode(held: Held) -> None:
+    held.teacher.eval()
 
 
 def counts(held: Held) -> None:
@@ -94,7 +93,7 @@ CHANGES: dict[Callable[[Held], None], str] = {
     changes_a_count: "optimizer state of 0.weight",
     changes_a_buffer: "buffer 1.running_mean",
     changes_a_teacher: "weight extra.teacher.weight",
-    changes_an_attribute: "attribute 0.temperature",
+    changes_a_mode: "module extra.teacher",
     counts: "extra counter",
     keeps: "extra counter",
 }
@@ -143,7 +142,7 @@ def test_workers_that_may_compute_differently_are_not_compared_by_their_values()
         changes(other)
     assert one.digest(0) == other.digest(0)
     assert one.parts() == other.parts()
-    changes_an_attribute(other)  # of which kind a module is, or whether it is in eval mode
+    changes_a_mode(other)  # of which kind a module is, or whether it is in eval mode
     assert one.digest(0) != other.digest(0)
 
 
@@ -162,9 +161,8 @@ def test_an_object_that_is_known_to_differ_is_left_out() -> None:
 
 
 def test_what_people_can_do_depends_on_what_differs() -> None:
-    assert "Run(buffers={'0.level': 'keep'})" in advice(["weight 0.bias", "attribute 0.level"])
-    assert "Run(buffers={'cache': 'keep'})" in advice(["attribute 0.training", "buffer cache"])
-    for names in (["weight 0.bias"], ["attribute 0.training"], ["attribute 0 class"]):
+    assert "Run(buffers={'cache': 'keep'})" in advice(["module model.0", "buffer cache"])
+    for names in (["weight 0.bias"], ["module model.0"]):
         assert "Run(buffers=" not in advice(names)
         assert "if run.is_coordinator:" in advice(names)
 
@@ -205,5 +203,5 @@ def test_a_tensor_can_be_resized_after_it_was_looked_at() -> None:
 
 def test_what_holds_nothing_is_compared_by_name() -> None:
     replica = Replica({}, {}, values=True)
-    assert replica.digest(0, 0) == replica.digest(1, 0) != replica.digest(1, 7)
-    assert replica.parts({}) == {}
+    assert replica.digest(0) == replica.digest(1)
+    assert replica.parts() == {}

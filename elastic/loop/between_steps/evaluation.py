@@ -71,7 +71,7 @@ class Evaluations:
             buffers = session.exchange.buffers
             collate = collate_fn or context.config.collate_fn
             batched = (batch_size, collate)
-            at_work = (sign, session.seed, session.train_state.of_data, session.phases.waiting)
+            at_work = (sign, session.seed, session.phases.waiting)
             return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
@@ -118,7 +118,6 @@ def evaluate(
     at_work: tuple[
         Callable[[Phase], None],
         Callable[[int], None],
-        AbstractContextManager[None],
         Callable[[], AbstractContextManager[None]],
     ],
     buffers: Buffers,
@@ -128,14 +127,14 @@ def evaluate(
     batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
     ordinal   which evaluation since the last update, from 1
-    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; is a
-              context for each read; and makes one for waiting for the others
+    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; and makes
+              a context for waiting for the others
     buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
               all batches see the same ones, whoever computes them, and the run goes on with those that it had
 
     Raises PeerLost, CollectiveMismatch.
     """
-    (batch_size, collate_fn), (sign, seed_all, reading, waiting) = batched, at_work
+    (batch_size, collate_fn), (sign, seed_all, waiting) = batched, at_work
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
@@ -151,7 +150,6 @@ def evaluate(
         observer=Observer(),
         collate_fn=collate_fn,
         interrupt=group.check,
-        reading=reading,
         **config.loading(),
     )
     plan = schedule(batches, batches, tuple(dealt))

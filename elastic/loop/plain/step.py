@@ -34,7 +34,6 @@ Count = Callable[[Any], Any]
 class PlainStep(ScriptStep):
     """
     count         of a batch, what its loss is a mean over; None: its examples
-    look          is called before the first two batches of a step that is looked at closely; None: this one is not
     on_batch      is called before the loss of a batch, which is a mean over so many, is passed back
     on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
     on_pass_over  is called in its place where the step is passed over: the loop's optimizers have nothing to do
@@ -54,7 +53,6 @@ class PlainStep(ScriptStep):
         in_hand: StepInHand,
         *,
         count: Count | None,
-        look: Callable[[], None] | None,
         on_batch: Callable[[float, Any], None],
         on_exact: Callable[[PlainStep, Agreed], None],
         on_pass_over: Callable[[PlainStep, Agreed], None],
@@ -63,8 +61,6 @@ class PlainStep(ScriptStep):
         super().__init__(in_hand)
         self._session = in_hand.session
         self._count = count
-        self._look = look
-        self._bodies = 0
         self._moved: Callable[[], list[str]] | None = None  # behind the body's backward pass
         self._on_batch = on_batch
         self._on_exact = on_exact
@@ -141,11 +137,6 @@ class PlainStep(ScriptStep):
         if watched:
             self._watch_buffers()
 
-    def step_begins(self) -> None:
-        """See Driver."""
-        if self._look is not None:
-            self._look()
-
     def check_begins(self) -> None:
         """See Driver."""
         self._idle = True
@@ -155,14 +146,10 @@ class PlainStep(ScriptStep):
         """See Driver."""
         self.body_has_ended()
         self._idle = not self._session.exchange.assignment.batches
-        self._bodies += 1
 
     def body_begins(self, batch: Any, examples: int) -> None:
         """See Driver."""
         step, gradients = self.in_hand, self._session.exchange.gradients
-        if self._look is not None and self._bodies == 1:  # what the body changes is found before an update, if it can
-            self._look()
-        self._bodies += 1
         self.items = self._items(batch, examples)
         gradients.begin_pass(
             step.merges,
@@ -261,7 +248,7 @@ class PlainStep(ScriptStep):
             self.leave_to_the_script()
 
     def _watch_buffers(self) -> None:
-        self._moved = self._session.exchange.buffers.watched(closely=self._look is not None)
+        self._moved = self._session.exchange.buffers.watched(closely=self.in_hand.check.takes_place)
 
     def _check_unmoved(self) -> None:
         moved, self._moved = self._moved, None

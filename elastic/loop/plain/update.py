@@ -159,10 +159,6 @@ class OwnUpdate:
         if self._strangers.setdefault(optimizer, body) != body:
             raise _stranger(optimizer)
 
-    def stranger(self) -> StepError | None:
-        """What is to be said of an optimizer that the run does not know, and that has stepped in a body."""
-        return next(map(_stranger, self._strangers), None)
-
     def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
         original = optimizer.step
 

@@ -265,7 +265,9 @@ class StateRestorer:
             self._hub_notice.write(live.beacon, self._claimed)
 
     def check_step(self, found: NextStep) -> None:
-        """The first step behind a save, or behind a resume. All workers call it, with the same, before the update.
+        """Compare the first step behind a resume with what it was.
+
+        All workers call it, with the same: before the update, and once it is applied.
 
         Raises IdentityMismatch where it is not what was read and computed there before.
         """
@@ -273,7 +275,12 @@ class StateRestorer:
             self._next_step.check(found, where=redact(self._config.url))
 
     def applied(self, found: NextStep | None) -> None:
-        """Likewise, once it is applied: whoever mends a script that could not be has nothing to compare."""
+        """Note the first step behind a save, once it is applied.
+
+        Whoever mends a script that could not be has nothing to compare.
+        """
+        if found is not None:
+            self.check_step(found)
         if self.saver is not None and found is not None:
             self.saver.note(found)
 

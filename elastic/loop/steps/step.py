@@ -164,9 +164,6 @@ class _Body:
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
             self.lost = lost
 
-    def step_begins(self) -> None:
-        """See Driver."""
-
     def check_begins(self) -> None:
         """See Driver."""
 

@@ -40,7 +40,6 @@ from elastic.loop.steps.bad_steps import PassOver
 from elastic.loop.storage.next_step import NextStep, reads_otherwise
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
-from elastic.state.trained_set import listed
 
 T = TypeVar("T")
 
@@ -50,9 +49,6 @@ _PHASE = 0  # a step's only one; its place in the seeds and in the exchange's na
 
 class Driver(Protocol):
     """What surrounds the loop's body."""
-
-    def step_begins(self) -> None:
-        """Before its first batch."""
 
     def check_begins(self) -> None:
         """Before a batch is handed out whose body counts for nothing; what it gives is to be handed to `check`."""
@@ -81,8 +77,6 @@ class StepInHand:
         due: A batch has been handed out, and its backward pass has not come yet.
         share: The one in hand.
         for_nothing: All of its examples were left out: the batch in hand is of others, and counts for nothing.
-        looked_at: What the script keeps beside the run is looked for in this step (refusals/looks.py), and what the
-            body does to the data set, which takes some µs a batch.
         last: Its batch in hand is this worker's last of the step.
         check: What other workers pass of it, too.
         computed: Once it is exchanged: what whoever resumes there is to find; None: nobody will, or it is not known.
@@ -98,10 +92,8 @@ class StepInHand:
         *,
         wishes: Callable[[bool, bool], int],
         judge: Callable[[int, Agreed], PassOver | None],
-        looked_at: bool,
     ) -> None:
         self.session = session
-        self.looked_at = looked_at
         self.context = session.context
         self._state = session.state
         self._phases = session.phases
@@ -171,10 +163,8 @@ class StepInHand:
         """Hands out this worker's. Raises PeerLost, StepError, and what the driver raises."""
         context, plan = self.context, self.plan
         self.begin(exchange)
-        driver.step_begins()
         yield from self.pass_checked(exchange, driver)
         assignment = exchange.assignment
-        changed: Callable[[], list[str]] = list
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
             self.examples = 0
             self.share = share = shares[0]
@@ -186,8 +176,6 @@ class StepInHand:
                 self.session.train_state.staging.look()
                 exchange.announced.look()
                 self.session.group.check()
-                if names := changed():
-                    self._tell_of_changed_data(names)
                 self._phases.sign(Phase.READING)
                 before = context.stopwatch.at(DATA)
                 try:
@@ -216,7 +204,6 @@ class StepInHand:
                 exchange.gradients.look_at(takes)
                 self.piece = micro
                 self.last = last_share and micro == self.pieces - 1
-                changed = self.session.loader.watched() if self.looked_at and not self.last else list
                 self.seed_share(share, micro)
                 context.moment("forward", share)
                 self.due = True
@@ -307,18 +294,6 @@ class StepInHand:
                 return batch
         raise nothing_to_read(self.index, self.plan.count)
 
-    def _tell_of_changed_data(self, names: Sequence[str]) -> None:
-        """It may be a count that nobody reads by."""
-        if self._state.told_of_data:
-            return
-        self._state.told_of_data = True
-        self.context.console.warn(
-            f"the data set was changed between two batches of step {self.index}: {listed(names)}\n"
-            "  found  which examples of a step are read before that, and which after it, depends on the world size\n"
-            "  next   nothing, if examples do not depend on it; else the loop changes it when the step is applied:\n"
-            "         `if run.stepped:`, or between two steps"
-        )
-
     def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
         self.share_sums[-1].add(LEFT_OUT, len(examples))
         for one in examples:
@@ -329,7 +304,6 @@ class StepInHand:
     def begin(self, exchange: Exchange) -> None:
         self.share_sums, self.indices_read, self._counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
-        self.session.train_state.of_data.step_begins(in_midst=self.step_in_epoch > 0)
         self._compare_with_end()
         trained = exchange.begin(self.index, again=self.attempt > 0)
         exchange.gradients.look_at(None)

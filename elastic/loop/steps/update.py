@@ -14,6 +14,7 @@ Every worker holds the same exact gradients and does the same arithmetic, so eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps, PassOver
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
+from elastic.state.bits import digest_of
 
 _LISTED = 1000  # examples, in a record
 
@@ -118,6 +120,8 @@ class Update:
     def _close(self, step: StepInHand, agreed: Agreed) -> None:
         self._state.step += 1
         self._state.end_update(agreed, self._session.view_group.view.workers)
+        if step.computed is not None and step.computed.gradients:
+            step.computed = replace(step.computed, weights=digest_of(self._session.exchange.parameters))
         self._session.restorer.applied(step.computed)
 
     def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:

@@ -1,12 +1,14 @@
-"""What the first step behind a save has read, and which gradients that gave: whoever goes on from that save computes it
-again, and finds out whether the data, the script and the machine are those that the run had.
+"""What the first step behind a save has read, which gradients that gave, and which weights: whoever goes on from that
+save computes it again, and finds out whether the data, the script and the machine are those that the run had.
 
-    data/c00000007/s000001200-<nonce>/note.json   {"step": 1200, "digest": …, "shares": 8, "batches": 8, "gradients": …}
+    data/c00000007/s000001200-<nonce>/note.json
+        {"step": 1200, "digest": …, "shares": 8, "batches": 8, "gradients": …, "weights": …}
 
 Each share's batch is digested as the loop's body gets it, and the digests travel with the step's sums, so that they are
 the same at any world size (in fast mode, at the same one). The step's gradients are the same there anyway, in exact
-mode, and where kernels give the same bits each time. The coordinator writes both beside the commit once that is there,
-too, in a thread of its own. A run that is lost before has nothing to compare.
+mode, and where kernels give the same bits each time; and so are the weights after its update, in which whatever an
+optimizer, a schedule or a callback keeps beside its state shows. The coordinator writes them beside the commit once
+that is there, too, in a thread of its own. A run that is lost before has nothing to compare.
 
 Behind the last step of a run none is read. What that one has read lies in its checkpoint, as `meta["last_read"]`: where
 the run is made longer, it is read once more, and told of where it is another. It may be so honestly: between two epochs
@@ -36,6 +38,7 @@ class NextStep:
     shares     that they are of; 0: they were not all digested
     batches    into which these were put
     gradients  digest of what all shares together gave; 0: there is none to compare
+    weights    digest of the parameters once it is applied; likewise
     """
 
     step: int
@@ -43,6 +46,7 @@ class NextStep:
     shares: int
     batches: int
     gradients: int
+    weights: int = 0
 
     @classmethod
     def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int) -> NextStep:
@@ -58,12 +62,17 @@ class NextStep:
         return cls(**note) if all(type(value) is int for value in note.values()) else None
 
     def check(self, found: NextStep, *, where: str) -> None:
-        """Whether that is the same, where it is of the same step, cut alike. Raises IdentityMismatch."""
-        if found == self or (found.step, found.shares, found.batches) != (self.step, self.shares, self.batches):
+        """Raise IdentityMismatch where that is not the same, of the same step, cut alike; weights once they are known.
+
+        where: who knows it, for the error
+        """
+        if (found.step, found.shares, found.batches) != (self.step, self.shares, self.batches):
             return
         if found.digest == self.digest:
             if found.gradients and self.gradients and found.gradients != self.gradients:
                 raise self._computes_otherwise(found, where)
+            if found.weights and self.weights and found.weights != self.weights:
+                raise self._updates_otherwise(found, where)
             return
         raise IdentityMismatch(
             f"step {self.step} reads other values than it did before the run was ended: digest {found.digest:x} here, "
@@ -75,6 +84,20 @@ class NextStep:
             f"Run(accept=[{CONTENT!r}]),\n         `elastic run --accept={CONTENT}`, or ELASTIC_ACCEPT={CONTENT} in "
             "the environment",
             {CONTENT: (f"{found.digest:x}", f"{self.digest:x}")},
+        )
+
+    def _updates_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
+        return IdentityMismatch(
+            f"step {self.step} gives the same gradients, and its update other weights than before the run was ended: "
+            f"digest {found.weights:x} here, {self.weights:x} there\n"
+            "  found  the optimizer, a schedule, a callback or what else changes weights in the update is another one, "
+            "or keeps\n         something that the run was not handed (a count in an attribute, a metric's value)\n"
+            f"  state  the step is applied in memory alone; what is saved in {where} is as it was\n"
+            "  next   keep that where its state_dict has it (an optimizer's in `state`, a module's in a buffer or "
+            "get_extra_state, a\n         callback's in its own state), hand it over (extra=), or start under a new "
+            f"URL; a script that is meant to\n         be another: Run(accept=[{SCRIPT!r}]), `elastic run "
+            f"--accept={SCRIPT}`, or ELASTIC_ACCEPT={SCRIPT}",
+            {SCRIPT: (f"{found.weights:x}", f"{self.weights:x}")},
         )
 
     def _computes_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:

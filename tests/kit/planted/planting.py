@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[3]
 
 
 COMPARISON = (
-    Patch("elastic.state.replica:Replica.digest", lambda right, act: lambda self, step, attributes: 1),
-    Patch("elastic.state.replica:Replica.parts", lambda right, act: lambda self, attributes: {}),
+    Patch("elastic.state.replica:Replica.digest", lambda right, act: lambda self, step: 1),
+    Patch("elastic.state.replica:Replica.parts", lambda right, act: lambda self: {}),
 )
 
 
