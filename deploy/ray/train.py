@@ -1,6 +1,6 @@
 """Keeps one agent of `elastic run` on each node of a Ray cluster, until the run is finished.
 
-    python deploy/ray/train.py RUN train.py RUN      on a node of the cluster, or by `ray job submit`
+    python deploy/ray/train.py RUN /app/train.py RUN     on a node of the cluster, or by `ray job submit`
 
 A node that appears gets an agent, which joins the run; one that Ray drains is told to leave, and its workers do so
 after the step in hand; one that is lost costs the others a fraction of a second, for they hear of it long before Ray
