@@ -7,6 +7,7 @@
       StartFailed         rank 0 could not start the run; its message, repeated here, says why
       StepError           the training loop breaks a rule of `Step`; fix the script
         CollectiveMismatch  the workers' scripts went different ways; fix the script
+        NotLetIn            one that joins gives other bits than the others; the run goes on without it
         ComputesWrongly     most workers agree that this one is wrong; it ends, and is replaced
       CollectiveFailed    an exchange failed and no peer was lost: a fault of its tensors, or of ours
       RendezvousTimeout   too few workers by the deadline; the launcher restarts or the user looks
@@ -76,6 +77,10 @@ class CollectiveMismatch(StepError):
     def __init__(self, message: str, *, doing: dict[int, str]) -> None:
         super().__init__(message)
         self.doing = doing
+
+
+class NotLetIn(StepError):
+    """This worker gives other bits than the others in the first step that it has a part in, and has none any more."""
 
 
 class ComputesWrongly(StepError):

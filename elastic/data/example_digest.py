@@ -27,6 +27,33 @@ def digest_at(batch: Any, share: int, micro: int) -> int | None:
     return None if digest is None else xxhash.xxh3_64_intdigest(f"{share} {micro} {digest}".encode()) >> 24
 
 
+def digests_of_rows(batch: Any, examples: int) -> dict[str, list[str | None]]:
+    """Of each field of a batch, by where it is in it ("[0]", "['text']"; "": the batch itself): a digest for each of so
+    many examples, or one for all where the field is not of so many rows."""
+    found: dict[str, list[str | None]] = {}
+
+    def look(value: Any, where: str) -> None:
+        of_rows = isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0 and len(value) == examples
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                look(item, f"{where}[{key!r}]")
+        elif of_rows or (isinstance(value, list | tuple) and len(value) == examples and not _are_fields(value)):
+            found[where] = [digest_of(row) for row in value]
+        elif isinstance(value, list | tuple):
+            for at, item in enumerate(value):
+                look(item, f"{where}[{at}]")
+        else:
+            found[where] = [digest_of(value)]
+
+    look(batch, "")
+    return found
+
+
+def _are_fields(items: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether these are of as many rows each as they are themselves: two fields of two examples, say."""
+    return all(isinstance(one, torch.Tensor | np.ndarray) and one.ndim > 0 and len(one) == len(items) for one in items)
+
+
 def _fed(sha: Any, value: Any) -> bool:
     """Whether all of it could be given to the hash."""
     if isinstance(value, torch.Tensor):

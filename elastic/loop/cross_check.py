@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from elastic.config import Config
-from elastic.data.example_digest import digest_at
+from elastic.data.example_digest import digest_at, digests_of_rows
 from elastic.group.form import Group, all_know, gather_bytes
-from elastic.loop.disagreement import Disagreement, ShareDiffers
+from elastic.loop.disagreement import Disagreement, Rows, ShareDiffers
 from elastic.loop.script_variables import values, variables
 from elastic.loop.verdict import ENOUGH, wrong
 from elastic.state.bits import digest_of, sum_of_bits
@@ -37,6 +37,11 @@ _FREE = 3  # checks, before their part of a run's time counts
 _PART = 0.005
 _ITEMS = 64  # of a list
 _PARTS = 1 << 20
+
+
+def _nothing(_: int) -> Sequence[int]:
+    """Nobody knows them."""
+    return ()
 
 
 class Budget:
@@ -72,9 +77,16 @@ class CrossCheck:
     """
 
     def __init__(
-        self, passes: Sequence[int] = (), own: Collection[int] = (), copied: int | None = None, *, hold_state: int = 1
+        self,
+        passes: Sequence[int] = (),
+        own: Collection[int] = (),
+        copied: int | None = None,
+        *,
+        hold_state: int = 1,
+        joined: Collection[int] = (),
+        by_all: bool = True,
     ) -> None:
-        """hold_state: so many workers"""
+        """hold_state: so many workers; joined: see planned; by_all: not by these alone"""
         self.passes = (*passes,)
         self.own = frozenset(own)
         self.copied = copied
@@ -88,30 +100,51 @@ class CrossCheck:
         self._changed: list[str] = []
         self._again: list[dict[str, Any]] = []
         self._hold_state = hold_state
+        self._joined = frozenset(joined)
+        self._by_all = by_all
 
     @classmethod
     def planned(
-        cls, blocks: Sequence[range], rank: int, *, each: int, idle: Collection[int], streams: bool
+        cls,
+        blocks: Sequence[range],
+        rank: int,
+        *,
+        each: int,
+        idle: Collection[int],
+        streams: bool,
+        joined: Collection[int] = (),
     ) -> CrossCheck:
         """
         blocks  the shares of each rank
         each    how many of a rank's shares are checked, the last ones
         idle    ranks that hold no state yet
+        joined  ranks that compute a part of a step for the first time: where `each` is 0 they alone pass a share of
+                another one's
         """
         there = [one for one in range(len(blocks)) if one not in idle]
         if rank not in there:
             return cls()
         own = blocks[rank]
         if streams:
-            return cls(own=own[:1], copied=own[0]) if own else cls()
-        before = blocks[there[there.index(rank) - 1]]
-        backwards = before[-each:][::-1]  # in another order than their own worker passes them
-        return cls(backwards, own[-each:], hold_state=len(there))
+            return cls(own=own[:1], copied=own[0]) if own and (each or rank in joined) else cls()
+        others = there if each else [one for one in there if one not in joined]
+        checked: dict[int, int] = {}  # whose shares, by whom
+        for checker in there if each else joined:
+            before = [one for one in others if one < checker]
+            checked[checker] = before[-1] if before else others[-1]
+        last = slice(-max(each, 1), None)
+        return cls(
+            blocks[checked[rank]][last][::-1] if rank in checked else (),  # in another order than their own worker's
+            own[last] if rank in checked.values() else (),
+            hold_state=len(there),
+            joined=joined,
+            by_all=each > 0,
+        )
 
     @property
     def takes_place(self) -> bool:
-        """Whether any worker passes a share for nothing, as far as this one knows."""
-        return bool(self.own or self.passes or self.copied is not None)
+        """Whether workers pass shares for nothing, as far as this one knows, and not only those who have joined."""
+        return self._by_all and bool(self.own or self.passes or self.copied is not None)
 
     def begins(self, share: int, batch: Any) -> None:
         """This worker is about to pass it for nothing. None: all of its examples were left out"""
@@ -156,13 +189,21 @@ class CrossCheck:
         return _digest(self._ours), 0 if self._void else _digest(self._theirs)
 
     def compare(
-        self, own: Sequence[int], passed: Sequence[int], group: Group, names: Sequence[str], *, step: int
+        self,
+        own: Sequence[int],
+        passed: Sequence[int],
+        group: Group,
+        names: Sequence[str],
+        *,
+        step: int,
+        examples: Callable[[int], Sequence[int]] = _nothing,
     ) -> None:
         """What the rows say; all ranks call it. Raises PeerLost; and where two are not the same, on all, StepError or
         ShareDiffers.
 
         own, passed  of all ranks; each that is passed must be some rank's own
         names        of the parameters
+        examples     of a share, by their numbers in the data set
         """
         if {*passed} <= {*own, 0}:
             return
@@ -173,10 +214,21 @@ class CrossCheck:
             "changed": self._changed,
         }
         found = Disagreement.of([*map(json.loads, gather_bytes(group, json.dumps(mine).encode()))], step)
+        if found.other_batch:
+            found = found.with_examples(self._rows(found, examples, group), examples(found.share))
         if found.owner != found.checker and self._hold_state >= ENOUGH:
             raise ShareDiffers(found)
         all_know(group)
-        raise found.error()
+        raise found.ends((), self._joined, rank=group.rank)
+
+    def _rows(self, found: Disagreement, examples: Callable[[int], Sequence[int]], group: Group) -> tuple[Rows, Rows]:
+        """Digests of each example, as its own worker has read it and as the other one has. Raises PeerLost."""
+        mine = []
+        for passes in (self._ours, self._theirs):
+            one = passes.get(found.share)
+            mine.append(digests_of_rows(one.read, len(examples(found.share))) if one is not None else {})
+        every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
+        return every[found.owner][0], every[found.checker][1]
 
     def passed_again(self, names: Sequence[str]) -> None:
         """Of a share that all pass: this worker has."""
@@ -190,7 +242,7 @@ class CrossCheck:
         again = {rank: [*map(_plain, said)] for rank, said in enumerate(every) if said}
         odd = wrong({rank: _plain(said) for rank, said in found.first.items()}, again)
         all_know(group)
-        return found.ends(odd, rank=group.rank) if odd else found.error()
+        return found.ends(odd, self._joined, rank=group.rank)
 
 
 class _Pass:
@@ -198,6 +250,7 @@ class _Pass:
 
     def __init__(self, batch: Any, share: int) -> None:
         self.batch = digest_at(batch, share, 0) or 0
+        self.read = batch  # to say which of its examples differs
         self.gradients: dict[int, torch.Tensor] = {}
 
     def take(self, number: int, gradient: torch.Tensor) -> None:

@@ -12,14 +12,17 @@ The same is said of workers that hold other states (exchange.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic.errors import CANNOT_DO, UNTOUCHED, ComputesWrongly, PeerLost, StepError
+from elastic.errors import CANNOT_DO, UNTOUCHED, ComputesWrongly, NotLetIn, PeerLost, StepError
 from elastic.state.trained_set import listed
 
 Said = Mapping[str, Any]
 """Of one pass: the digest of its "batch", and those of its "gradients", by parameter."""
+Rows = Mapping[str, Sequence[str | None]]
+"""Of one batch, see example_digest.digests_of_rows."""
+_SHOWN = 3
 
 
 class ShareDiffers(PeerLost):
@@ -33,12 +36,17 @@ class ShareDiffers(PeerLost):
 class PeerWrong(PeerLost):
     """Some workers are wrong, and end.
 
-    tells  this worker is the one of the others that tells people
+    tells      this worker is the one of the others that tells people
+    unapplied  nothing that they have computed is
     """
 
-    def __init__(self, named: str, *, step: int, phase: str, tells: bool) -> None:
-        super().__init__(f"{named} computes wrongly, and leaves", step=step, phase=phase)
+    def __init__(self, named: str, *, step: int, phase: str, tells: bool, unapplied: bool = False) -> None:
+        does = (
+            "joined, gives other bits than others, and is not let in" if unapplied else "computes wrongly, and leaves"
+        )
+        super().__init__(f"{named} {does}", step=step, phase=phase)
         self.tells = tells
+        self.unapplied = unapplied
 
 
 def first_besides(wrong: Collection[int]) -> int:
@@ -54,6 +62,7 @@ class Disagreement:
     first    what it gave them, by rank
     hosts    of all ranks
     changed  variables of the script that the checker's pass has changed
+    examples  in words, those that differ
     """
 
     step: int
@@ -63,6 +72,7 @@ class Disagreement:
     first: Mapping[int, Said]
     hosts: Sequence[str]
     changed: Sequence[str]
+    examples: str = ""
 
     @classmethod
     def of(cls, every: Sequence[Mapping[str, Any]], step: int) -> Disagreement:
@@ -78,6 +88,24 @@ class Disagreement:
                         first = {0: here, 1: there}
                     return cls(step, int(share), owner, checker, first, hosts, said["changed"])
         return cls(step, -1, -1, -1, {}, hosts, ())
+
+    @property
+    def other_batch(self) -> bool:
+        return len({said["batch"] for said in self.first.values()}) > 1
+
+    def with_examples(self, rows: tuple[Rows, Rows], numbers: Sequence[int]) -> Disagreement:
+        """rows: as the owner has them, and the checker; numbers: of these examples, in the data set"""
+        here, there = rows
+        fields: dict[int, list[str]] = {}
+        for field, digests in here.items():
+            others = there.get(field, ())
+            if len(digests) == len(others) == len(numbers):
+                for number, one, other in zip(numbers, digests, others, strict=True):
+                    if one != other:
+                        fields.setdefault(number, []).append(field or "all of it")
+        shown = [f"dataset[{number}], in {', '.join(differing)}" for number, differing in fields.items()]
+        more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return replace(self, examples="; ".join(shown[:_SHOWN]) + more)
 
     def named(self, ranks: Collection[int]) -> str:
         return ", ".join(f"rank {rank} (on {self.hosts[rank]})" for rank in sorted(ranks))
@@ -95,9 +123,10 @@ class Disagreement:
         alone = self.owner == self.checker
         by = "by this worker" if alone else f"by {' and by '.join(map(self.named, ([self.owner], [self.checker])))}"
         what, differing = f"share {self.share} of step {self.step}", listed(_differing(here, there))
-        if here["batch"] != there["batch"]:
+        if self.other_batch:
+            which = f": {self.examples}" if self.examples else ""
             return StepError(
-                f"{what} was read twice, {by}, and the batches are not the same\n"
+                f"{what} was read twice, {by}, and the batches are not the same{which}\n"
                 "  found  the same examples, by number: the data set, its transforms, or the collate function keep "
                 "something of what\n         was read before, draw what nobody has seeded, or read other files on "
                 f"another machine\n{UNTOUCHED}"
@@ -117,18 +146,25 @@ class Disagreement:
             f"begins anew with each batch\n         ({CANNOT_DO})"
         )
 
-    def ends(self, wrong: Collection[int], *, rank: int) -> ComputesWrongly | PeerWrong:
-        """On this rank, where some are known to be wrong."""
+    def ends(self, wrong: Collection[int], joined: Collection[int], *, rank: int) -> StepError | PeerWrong:
+        """What this rank raises. wrong: who is known to be; joined: who has had no part in any step before this one,
+        and is in the wrong where nobody knows better"""
+        wrong = wrong or {self.owner, self.checker}.intersection(joined)
+        if not wrong:
+            return self.error()
         if rank not in wrong:
-            tells = rank == first_besides(wrong)
-            return PeerWrong(self.named(wrong), step=self.step, phase="cross-check", tells=tells)
+            tells, unapplied = rank == first_besides(wrong), {*wrong} <= {*joined}
+            return PeerWrong(self.named(wrong), step=self.step, phase="cross-check", tells=tells, unapplied=unapplied)
+        if rank in joined:
+            return NotLetIn(f"this worker is not let in: {self.error()}")
         here, there = self.first.values()
-        other_batch = here["batch"] != there["batch"]
-        what = "another batch" if other_batch else f"other gradients: {listed(_differing(here, there))}"
+        what = f"other gradients: {listed(_differing(here, there))}"
+        if self.other_batch:
+            what = f"another batch: {self.examples}" if self.examples else "another batch"
         return ComputesWrongly(
             f"{self.named([rank])} is wrong in share {self.share} of step {self.step}, by what most workers agree on: "
             f"{what}\n"
-            f"  found  {_READS if other_batch else _COMPUTES}\n{UNTOUCHED}"
+            f"  found  {_READS if self.other_batch else _COMPUTES}\n{UNTOUCHED}"
             "  next   nothing, where it stays the only time: this worker ends, and another one takes its place; else "
             "take the\n         machine out, and test its memory and its processor",
             host=self.hosts[rank],

@@ -121,6 +121,7 @@ class Loop:
             is_late = session.side_state_of_those_ahead["in_loop"]
             self._evaluations.are_made_alone = self._on_coordinator.all_are_past = is_late
             state.take_side_state(session.side_state_of_those_ahead)
+            state.joined = True
             self._others_break = BREAKING in state.agreements
         if session.is_past:
             self._evaluations.are_made_alone = self._on_coordinator.all_are_past = True

@@ -201,7 +201,7 @@ class Recovery:
         lost.step = self._state.step
         session.exchange.buffers.restore()
         self._context.progress.step_broken()
-        if isinstance(lost, PeerWrong) and not session.state_is_agreed_on:
+        if isinstance(lost, PeerWrong) and not (lost.unapplied or session.state_is_agreed_on):
             self._go_back(lost)
         if self._context.live is None:
             self._give_up(lost, doing)

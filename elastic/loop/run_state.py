@@ -37,6 +37,7 @@ class RunState:
     in_loop      the script is in its outer loop
     looped       it has been
     attempt      how often the step in hand has come round again
+    joined       it has taken the state from others, and no step is applied yet that it has computed a part of
     foreseen     of what the loop has asked how many batches there are: an "epoch", the "run"; None: it has not asked
     saved        after so many steps all workers have begun a save, or taken the state from one
     """
@@ -58,6 +59,7 @@ class RunState:
     looped: bool = False
     attempt: int = 0
     saved: int | None = None
+    joined: bool = False
     foreseen: str | None = None
 
     @property
@@ -100,6 +102,7 @@ class RunState:
             torn=self.updating,
             rewinds=rewinds,
             steady=steady and self.at_boundary and self.in_loop and not self.finished,
+            joined=self.joined,
         )
 
     def side_state(self, claim: dict[str, object], losses: dict[str, Any]) -> Tree:
@@ -136,6 +139,7 @@ class Standing:
     torn        failed inside an update
     rewinds     can give the state as the last update left it, to one that still has to run the code after that step
     steady      between two steps the script writes to no weights, as far as is known, and there is a next step
+    joined      see RunState
     """
 
     step: int | None
@@ -143,6 +147,7 @@ class Standing:
     torn: bool = False
     rewinds: bool = True
     steady: bool = False
+    joined: bool = False
 
     @property
     def holds_a_state(self) -> bool:

@@ -269,11 +269,15 @@ class Session:
         asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
-        if not wanted:
+        joined = self.restorer.first_steps.get(plan.index, frozenset()) if self.checks else frozenset()
+        if not wanted and not joined:
             return CrossCheck()
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
         streams = config.streams is not None
-        return CrossCheck.planned(blocks, self.group.rank, each=wanted, idle=idle, streams=streams)
+        check = CrossCheck.planned(blocks, self.group.rank, each=wanted, idle=idle, streams=streams, joined=joined)
+        if not wanted and self.state.foreseen is not None:
+            check.passes = ()  # the loop knows how many batches there are
+        return check
 
     def holds_state(self, step: int) -> bool:
         """Whether this worker does in that step, which may be its first in a view."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 import elastic
 import elastic_checkpoint
+from elastic.data.data_plan import DataPlan
 from elastic.membership.exit_statuses import AGAIN
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
@@ -174,10 +176,17 @@ def scaled_on_one(rank: int) -> float:
 
 @LOOPS
 def test_other_data_on_one_worker_is_refused_in_the_first_step(tmp_path: Path, port: int, over_steps: bool) -> None:
+    """By number and field: each example holds its number, times what that worker has it scaled by; 0 is the same."""
     ended = run_ranks(train, 2, port, str(tmp_path / "run"), does_nothing, over_steps, {}, scaled_on_one)
+    plan = DataPlan(dataset_length=52, batch_size=24, virtual_workers=SHARES, seed=0, steps=STEPS).step(0)
     for text in refusals(ended):
-        assert "of step 0 was read twice, by rank " in text
-        assert "the batches are not the same" in text
+        found = re.search(
+            r"share (\d) of step 0 was read twice, by rank .*, and the batches are not the same: (.*), and 2 more", text
+        )
+        assert found is not None, text
+        read = plan.examples_of(range(int(found[1]), int(found[1]) + 1)).indices.tolist()
+        assert found[2] == "; ".join(f"dataset[{number}], in [0]" for number in read if number)[: len(found[2])]
+        assert found[2].count("dataset[") == 3
 
 
 def test_where_machines_may_compute_other_bits_nobody_is_asked(tmp_path: Path, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def test_what_it_gave_since_the_last_save_is_computed_again(
     (cause,) = (cause for cause in causes(url) if not cause.startswith("exit status"))
     assert cause.startswith("elastic.errors.ComputesWrongly: ")
     assert f"rank 1 (on {HERE})" in cause
+    assert (kind == "reads") == bool(re.search(r"another batch: (dataset\[\d+\], in \[0\](; )?){3}, and 1 more", cause))
 
 
 @pytest.mark.parametrize("kind", ["gradient", "moment"])
@@ -86,3 +88,20 @@ def test_a_script_that_writes_on_the_coordinator_alone_ends(tmp_path: Path) -> N
     """Whoever coordinates is found wrong, one after the other."""
     output = trained(tmp_path / "run", "--kind", "clamps", status=1)
     assert "not under\n         `if run.is_coordinator:`" in output
+
+
+@pytest.mark.parametrize("kind", ["multiplies", "reads", "began"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_who_joins_with_other_bits_is_not_let_in(tmp_path: Path, workers: int, kind: str) -> None:
+    """Nothing of it is applied, so that nothing has to be computed again, and another one takes its place; where a
+    body depends on when its worker began, the others go on without one there."""
+    url, flags = tmp_path / "run", ["--steps", 80]
+    once = ["--once", tmp_path / "once"] if kind != "began" else []
+    output = trained(url, "--kind", kind, "--joins", "--unhurried", workers, *flags, *once, workers=workers)
+    assert "elastic.errors.NotLetIn: this worker is not let in: share " in output
+    assert f"by rank {workers - 1} (on {HERE})" in output
+    assert "resuming" not in output
+    assert digest(output) == digest(trained(tmp_path / "whole", *flags, workers=workers))
+    came = sum(event["event"] == "loaded" and event["step"] > 0 for event in read_events(url))
+    assert came == (2 if once else 4)
+    assert ("wrong 4 times in this place" in output) == (kind == "began")

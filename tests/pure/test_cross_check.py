@@ -28,6 +28,16 @@ def test_each_share_that_is_passed_is_one_other_rank_s_own(each: int, idle: tupl
         assert all(plan.own.isdisjoint(plan.passes) for plan in plans)
 
 
+@pytest.mark.parametrize(("joined", "passed"), [((2,), {2: 5}), ((0,), {0: 7}), ((0, 1), {0: 7, 1: 7})])
+def test_who_joins_passes_a_share_of_one_that_was_there(joined: tuple[int, ...], passed: dict[int, int]) -> None:
+    plans = [planned(rank, each=0, joined=joined) for rank in range(len(BLOCKS))]
+    assert {rank: plan.passes for rank, plan in enumerate(plans) if plan.passes} == {
+        rank: (share,) for rank, share in passed.items()
+    }
+    assert {share for plan in plans for share in plan.own} == {*passed.values()}
+    assert not any(plan.takes_place for plan in plans)  # of what is saved next, others are to be checked, too
+
+
 def test_of_streams_each_passes_a_copy_of_its_own() -> None:
     assert [(plan.passes, [*plan.own], plan.copied) for plan in (planned(rank, streams=True) for rank in range(3))] == [
         ((), [0], 0),

@@ -64,6 +64,7 @@ class StateRestorer:
     save_begun_s  when this worker last took part in a save, on the clock time.monotonic()
     giving  what newcomers of this view still receive from this worker
     idle    these newcomers, in their first step
+    first_steps  of this view's newcomers: step -> those who compute a part of it as their first one
     """
 
     identity: identities.Identity
@@ -83,6 +84,7 @@ class StateRestorer:
         self.position = Position(epoch=0, step=0)
         self.giving: Giving | None = None
         self.idle = Idle()
+        self.first_steps: dict[int, frozenset[int]] = {}
         self._late = LateReading()
         self._next_step: NextStep | None = None  # of the checkpoint that the run goes on from
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
@@ -172,8 +174,9 @@ class StateRestorer:
                 step=standing.step,
                 phase="standings",
             )
-        parts = roles(exchange_standings(group, standing))
-        self.giving, self.idle = None, Idle()
+        standings = exchange_standings(group, standing)
+        parts = roles(standings)
+        self.giving, self.idle, self.first_steps = None, Idle(), {}
         if self._context.live is not None:
             self._context.live.entered()
         if parts is None:
@@ -196,6 +199,10 @@ class StateRestorer:
             self.idle = Idle(
                 step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
             )
+        for rank, one in enumerate(standings):
+            if one.step is None or one.joined:
+                first = (standings[parts.donors[0]].step or 0) + (rank in self.idle.ranks)
+                self.first_steps[first] = self.first_steps.get(first, frozenset()) | {rank}
         self._tell_where_the_hub_is()
         if self.saver is not None:
             self.saver.world_size = group.world_size

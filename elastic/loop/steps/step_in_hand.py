@@ -260,6 +260,10 @@ class StepInHand:
         """So that whoever resumes here finds out whether it is the same (storage/next_step.py)."""
         return self.index in (self._state.saved, self._state.total_steps - 1)
 
+    def _examples_checked(self, share: int) -> Sequence[int]:
+        """Numbers of those of its first micro-batch; none of streams."""
+        return [] if self._streams is not None else self.plan.micro_batches(share)[0].indices.tolist()
+
     def _note_read(self, batch: Any, share: int, micro: int, ended: int) -> None:
         if (place := digest_at(batch, share, micro)) is not None:
             self.share_sums[-1].add(READ, np.array([place, ended, 1]))
@@ -349,7 +353,15 @@ class StepInHand:
             sets_options=self.session.body.has_set_options,
             checked=self.check.digests(),
         )
-        self.check.compare(agreed.own, agreed.passed, self.session.group, exchange.gradients.names, step=self.index)
+        self.check.compare(
+            agreed.own,
+            agreed.passed,
+            self.session.group,
+            exchange.gradients.names,
+            step=self.index,
+            examples=self._examples_checked,
+        )
+        self.check = CrossCheck()  # lets go of what was read
         self.computed = None
         if self._notes_step:
             whole = self.session.repeats and not agreed.left_out

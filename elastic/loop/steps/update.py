@@ -119,6 +119,7 @@ class Update:
 
     def _close(self, step: StepInHand, agreed: Agreed) -> None:
         self._state.step += 1
+        self._state.joined &= not self._session.holds_state(step.index)
         self._state.end_update(agreed, self._session.view_group.view.workers)
         if step.computed is not None and step.computed.gradients:
             step.computed = replace(step.computed, weights=digest_of(self._session.exchange.parameters))

@@ -27,6 +27,7 @@ MISMATCH = "elastic.errors.CollectiveMismatch"
 BAD_STEP = "elastic.errors.BadStep"
 NOT_FINITE = "elastic.errors.WeightsNotFinite"
 WRONG = "elastic.errors.ComputesWrongly"
+NOT_LET_IN = "elastic.errors.NotLetIn"
 _AGAIN_MAX = 20  # of one slot, while the run gets nowhere
 
 
@@ -106,7 +107,7 @@ class Endings:
         self._kills = Kills()
         self._again: Counter[Slot] = Counter()  # since the run got on
         self._counted: set[str] = set()  # workers
-        self._wrong: list[tuple[float, Slot]] = []
+        self._wrong: list[tuple[float, Slot, str]] = []  # when, where, and how
         self.farthest = -1
         self._most = -1  # ever, whatever the run has gone back to since
 
@@ -137,20 +138,22 @@ class Endings:
             if self._again[ended.slot] <= _AGAIN_MAX:
                 return Replace(0.0)
         failure = Failure(worker=ended.worker, what=ended.what, step=ended.step, at_s=now_s)
-        if failure.kind == WRONG:
-            return self._wrong_in(now_s, ended)
+        if failure.kind in (WRONG, NOT_LET_IN):
+            return self._wrong_in(now_s, ended, failure.kind)
         bug = repeated(self._failures, failure, restarts_max=self._restarts_max, window_s=self._window_s)
         self._failures.append(failure)
         return Replace(0.0) if bug is None else Bug(bug, ended.what)
 
-    def _wrong_in(self, now_s: float, ended: Ended) -> Replace | Bug:
-        """Most have agreed that it computes wrongly. One place again and again is a machine, which the run goes on
-        without; many places are a script."""
-        self._wrong = [one for one in self._wrong if now_s - one[0] <= self._window_s] + [(now_s, ended.slot)]
-        times = Counter(slot for _, slot in self._wrong)
+    def _wrong_in(self, now_s: float, ended: Ended, kind: str) -> Replace | Bug:
+        """Its bits are not those of the others. One place again and again is a machine, which the run goes on without;
+        many places are a script, unless they have only tried to join."""
+        self._wrong = [one for one in self._wrong if now_s - one[0] <= self._window_s]
+        self._wrong.append((now_s, ended.slot, kind))
+        times = Counter(slot for _, slot, _ in self._wrong)
         if times[ended.slot] > self._restarts_max:
             return Bug(f"wrong {times[ended.slot]} times in this place", ended.what, of_place=True)
-        if sum(count for count in times.values() if count <= self._restarts_max) > self._restarts_max:
+        places = Counter(slot for _, slot, one in self._wrong if one == kind == WRONG)
+        if sum(count for count in places.values() if count <= self._restarts_max) > self._restarts_max:
             return Bug("one worker after the other is found wrong, in several places: it is the script", ended.what)
         return Replace(0.0)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.utils.data import Dataset
 import elastic
 import elastic_checkpoint
 
-KINDS = ["none", "multiplies", "weight", "moment", "gradient", "reads", "counts", "clamps"]
+KINDS = ["none", "multiplies", "weight", "moment", "gradient", "reads", "counts", "began", "clamps"]
 
 
 class Noisy(Dataset[Any]):
@@ -48,7 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=KINDS, default="none")
     parser.add_argument("--at", type=int, default=5)
     parser.add_argument("--worker", type=int, default=1)
+    parser.add_argument("--joins", action="store_true", help="in that worker's successors, and it is killed at --at")
     parser.add_argument("--once", type=Path, default=None)
+    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--cross-check", type=float, default=0.0)
     parser.add_argument("--over-steps", action="store_true")
@@ -60,15 +64,21 @@ class Fault:
         self._given, self._model, self._optimizer, self._data = given, model, optimizer, data
         self._product = next(one for one in model.modules() if isinstance(one, Product))
         self._bodies, self._hurts = 0, False
+        self._began: int | None = None
         model.get_parameter("0.weight").register_hook(self._hurt)  # type: ignore[no-untyped-call]
 
     def strike(self, step: int) -> float:
         """Before a body. What its loss is multiplied by."""
         given, self._bodies = self._given, self._bodies + 1
+        self._began = step if self._began is None else self._began
         if given.kind == "counts" and step >= given.at:
             return 1.0 + self._bodies / 100
         if int(os.environ["LOCAL_RANK"]) != given.worker or step < given.at:
             return 1.0
+        if given.joins and os.environ["ELASTIC_RESTART"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if given.kind == "began":
+            return 1.0 + self._began / 100
         if given.once is not None:
             try:
                 given.once.touch(exist_ok=False)
@@ -120,6 +130,8 @@ def main() -> None:
         else:
             for x, y in run.batches():
                 by = fault.strike(run.step_index)
+                if run.world_size < given.unhurried:
+                    time.sleep(0.1)
                 optimizer.zero_grad()
                 (by * F.cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
