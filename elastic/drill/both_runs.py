@@ -35,6 +35,7 @@ from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, tor
 from elastic.drill.inject.node_hosting import NodeHosting, ThisMachine
 from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
+from elastic.drill.judge.misled import misled, unnamed
 from elastic.drill.judge.review import end_violations, final_states, review
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.drill.launch_end import restart_reason, unexplained_status
@@ -145,6 +146,7 @@ class Drill:
         if exact and not faulted_verdict.violations:
             extra += final_states(baseline.url, faulted.url, but=spoilt, **at)
         extra += leaks(faulted_events, baseline_events, store=self.location.elsewhere is not None)
+        extra += unnamed(faulted_events, plan.faults)
         faulted_verdict = replace(faulted_verdict, violations=(*extra, *faulted_verdict.violations))
         broken = bool(baseline_verdict.violations or faulted_verdict.violations)
         return Findings(
@@ -191,6 +193,7 @@ class Drill:
             may_fall_back=bool(spoilt),
             one_launch=plan.hosts and run.launches == 1,
             spoilt=spoilt,
+            misled=misled(events, plan.faults),
             storage_options=self.location.options,
         )
         return verdict, spoilt
@@ -264,7 +267,7 @@ class Drill:
             save_every=plan.save_every if plan is not None else options.asked.save_every,
             joins_await_s=_JOINS_AWAIT_S,
             steps=options.steps,
-            cross_check=options.cross_check,
+            cross_check=_cross_check(options, plan),
         )
         hosting = None
         if plan is not None and plan.hosts:
@@ -327,6 +330,12 @@ class Drill:
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
+
+
+def _cross_check(options: Options, plan: DrillPlan | None) -> float | None:
+    """None: as the script says."""
+    asked = options.cross_check is None and plan is not None and any(fault.checks_shares for fault in plan.faults)
+    return 1.0 if asked else options.cross_check
 
 
 def _step_s(events: Sequence[Event]) -> float:

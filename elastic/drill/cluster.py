@@ -22,6 +22,7 @@ from elastic.drill.inject.joining_nodes import JoiningNodes
 from elastic.drill.inject.node_hosting import NodeHosting, ThisMachine
 from elastic.drill.inject.node_starter import Launcher, NodeStarter
 from elastic.drill.inject.overrides import Overrides
+from elastic.drill.judge.misled import misled
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
 from elastic.drill.machine.lifeline import Lifeline
@@ -277,6 +278,7 @@ class Cluster:
                 steps=self._steps,
                 reference=reference,
                 lost_max=self.lost_max(),
+                misled=misled(events, self.plan.faults),
                 storage_options=self._storage_options,
             ),
             left_behind=ended.left_behind,

@@ -9,12 +9,14 @@ from elastic.drill.faults.base import Fault
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.events.event import Event
 
+_FAILED = 1  # the status of an agent whose run ended by an error
+
 
 def restart_reason(
     launched: Sequence[Event], plan: DrillPlan, code: int = 0, overdue: Container[str] = ()
 ) -> str | None:
     """Why a launch that has ended must be followed by another one: "lost" everything, or an agent was lost or all
-    workers "left"; None: it is over, as it should be or not.
+    workers "left", or it "found" what a fault did; None: it is over, as it should be or not.
 
     launched  its events
     code      of a launcher that had no reason to end so
@@ -26,6 +28,8 @@ def restart_reason(
     for why in ("lost", "left"):
         if any(fault.restarts == why for _, fault in struck):
             return why
+    if _found(launched, plan):
+        return "found"
     last: Sequence[str] = next(
         (event["workers"] for event in reversed(launched) if event["event"] == "view_formed"), ()
     )
@@ -46,11 +50,20 @@ def unexplained_status(codes: Mapping[int, int | None], launched: Sequence[Event
     for worker, fault in _struck(launched, plan):
         hit[agents.get(worker, 0)].append(fault)
         several |= len(fault.ranks) > 1
+    found = _found(launched, plan)
     for pid, code in codes.items():
+        if code == _FAILED and found:
+            continue
         taken = several or any(fault.lost() != 0 for fault in hit[pid])
         if code and not any(fault.excuses(code, taken=taken) for fault in hit[pid]):
             return code
     return 0
+
+
+def _found(launched: Sequence[Event], plan: DrillPlan) -> bool:
+    """Whether a worker of that launch ended with an error that says what a fault has done in it."""
+    errors = [str(event["error"]) for event in launched if event["event"] == "error"]
+    return any(fault.finds(error) for _, fault in _struck(launched, plan) for error in errors)
 
 
 def _struck(launched: Sequence[Event], plan: DrillPlan) -> Iterator[tuple[str, Fault]]:

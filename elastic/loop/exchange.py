@@ -279,7 +279,7 @@ class Exchange:
         own = {
             "trained": self._trained.state_dict(),
             "health": self._health.state_dict(),
-            "settings": settings.settings(self._settings),
+            **self._said_settings(),
         }
         gathered = gather_bytes(self._group, json.dumps(own).encode())
         all_know(self._group)
@@ -293,7 +293,7 @@ class Exchange:
                 f"{UNTOUCHED}  next   start the same command again, on machines that are alike",
                 doing={number: f"knows {digest:x}" for number, digest in enumerate(digests)},
             )
-        self._check_alike(own["settings"], there["settings"], other, digests)
+        self._check_alike([*map(json.loads, gathered)], other, digests)
         found = self._trained.difference(there["trained"])
         raise CollectiveMismatch(
             f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
@@ -305,21 +305,25 @@ class Exchange:
 
     def _compare_settings(self, digests: Sequence[int]) -> None:
         """All call it together. Raises PeerLost, CollectiveMismatch."""
-        own = settings.settings(self._settings)
-        gathered = gather_bytes(self._group, json.dumps(own).encode())
+        own = json.dumps(self._said_settings()).encode()
+        gathered = [json.loads(one) for one in gather_bytes(self._group, own)]
         all_know(self._group)
-        for other, there in enumerate(map(json.loads, gathered)):
-            self._check_alike(own, there, other, digests)
+        for other in range(len(gathered)):
+            self._check_alike(gathered, other, digests)
 
-    def _check_alike(
-        self, here: settings.Settings, there: settings.Settings, other: int, digests: Sequence[int]
-    ) -> None:
-        """Raises CollectiveMismatch."""
-        if apart_in := settings.difference(here, there):
-            rank = self._group.rank
+    def _said_settings(self) -> dict[str, Any]:
+        return {"host": socket.gethostname(), "settings": settings.settings(self._settings)}
+
+    def _check_alike(self, known: Sequence[Any], other: int, digests: Sequence[int]) -> None:
+        """known: each rank's host, and its settings. Raises CollectiveMismatch."""
+        rank = self._group.rank
+        all_settings = [one["settings"] for one in known]
+        if apart_in := settings.difference(all_settings[rank], all_settings[other]):
+            few, hosts = apart([json.dumps(one) for one in all_settings]), [one["host"] for one in known]
+            who = who_differs(all_settings, few, hosts, what="other settings")
             raise CollectiveMismatch(
-                f"the workers' optimizers, or schedules, are set differently; rank {rank} is here, rank {other} there\n"
-                f"  found  {listed(apart_in)}\n{UNTOUCHED}"
+                f"the workers' optimizers, or schedules, are set differently: {who}\n"
+                f"  found  {listed(apart_in)} (rank {rank} is here, rank {other} there)\n{UNTOUCHED}"
                 "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
                 "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share",
                 doing={number: f"is set to {digest:x}" for number, digest in enumerate(digests)},

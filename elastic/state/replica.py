@@ -175,13 +175,15 @@ def of_memory(names: Sequence[str]) -> bool:
     return all(name.startswith((f"{_WEIGHT} ", f"{_KEPT} ", f"{_BUFFER} ")) for name in names)
 
 
-def who_differs(all_parts: Sequence[Parts], few: Collection[int], hosts: Sequence[str]) -> str:
+def who_differs(
+    all_parts: Sequence[Any], few: Collection[int], hosts: Sequence[str], *, what: str = "another one"
+) -> str:
     """In words. few: those who are alone with what they hold; none: nobody can say who is right"""
     few = few or [rank for rank, parts in enumerate(all_parts) if parts != all_parts[0]]
     first = next(rank for rank in range(len(all_parts)) if rank not in few)
     many = [rank for rank, parts in enumerate(all_parts) if parts == all_parts[first]]
     named = ", ".join(f"rank {rank} (on {hosts[rank]})" for rank in sorted(few))
-    return f"{named} hold{'s' if len(few) == 1 else ''} another one than rank {', '.join(map(str, many))}"
+    return f"{named} hold{'s' if len(few) == 1 else ''} {what} than rank {', '.join(map(str, many))}"
 
 
 def told_of(names: Sequence[str]) -> list[str] | None:

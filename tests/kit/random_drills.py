@@ -222,12 +222,14 @@ def fitting(options: Script) -> list[str]:
     if options.num_workers == 0:
         without.add("kill-loader")
     if options.save_every not in ("1", "2", "3", "0.2s"):
-        without.add("flip-bytes")
+        without.update(("flip-bytes", "lose-checkpoint"))
     if options.pause * options.steps < _TAKES_A_WHILE_S:
         without.add("kill-writer")
     if options.habit == "compiled":  # its first step takes longer than STUCK_S
         without.add("stick-loader")
-    return [name for name, one in NAMED.items() if name not in without and not one.kind.needs_hosts]
+    # What misleads a worker is found by others who are not lost before that: see tests/processes/test_silent_faults.py.
+    able = (name for name, one in NAMED.items() if not (one.kind.needs_hosts or one.kind.misleads))
+    return [name for name in able if name not in without]
 
 
 def storage_faults(draw: random.Random) -> StorageFaults:

@@ -16,6 +16,7 @@ from elastic.drill.end import End
 from elastic.drill.faults import At, Disk, Flip, Kill, Plan, Raise
 from elastic.drill.machine import disk
 from elastic.drill.machine.leftovers import Snapshot
+from elastic_checkpoint.format.names import CommitId
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -126,12 +127,15 @@ def test_no_byte_is_flipped_while_the_disk_is_read_only(tmp_path: Path) -> None:
     try:
         (url / "commits").mkdir()
         for step in (1, 2):
-            (url / "commits" / f"c00000001.s{step:09d}-01a2014117fa41a53183.json").touch()
-        assert flip.possible(url)
+            id = CommitId(1, step, "01a2014117fa41a53183")
+            (url / id.manifest_key).touch()
+            (url / id.data_folder).mkdir(parents=True)
+            (url / id.shard_key(0)).touch()
+        assert flip.may_spoil(url)
         disk.strike(url, "read_only")
-        assert not flip.possible(url)
+        assert not flip.may_spoil(url)
         disk.heal(url)
-        assert flip.possible(url)
+        assert flip.may_spoil(url)
     finally:
         disk.unmount(url)
 

@@ -68,6 +68,8 @@ class Scene:
     joins_await_s  a node that joins is waited for, so long at most
     slow_down      this worker, by seconds in each of so many shares
     hang_reads     of this worker: no read of an example comes back any more
+    change_batch   of this worker: the next batch reaches the script as what that makes of it
+    at_next        has something done at this worker's next such moment
     """
 
     run: ObservedRun
@@ -77,6 +79,8 @@ class Scene:
     joins_await_s: float
     slow_down: Callable[[float, int], None]
     hang_reads: Callable[[], None]
+    change_batch: Callable[[Callable[[Any], Any]], None]
+    at_next: Callable[[str, Callable[[], None]], None]
 
     @property
     def let_go(self) -> Path:
@@ -199,7 +203,7 @@ class Fault(ABC):
     holds: ClassVar[bool] = False
     """The worker stands still until the cluster lets it go."""
 
-    def possible(self, storage: Path | None) -> bool:
+    def possible(self, scene: Scene) -> bool:
         """Whether there is, in this worker at this moment, what it would hit."""
         return True
 
@@ -233,8 +237,15 @@ class Fault(ABC):
 
     # what comes of it
 
-    restarts: ClassVar[Literal["lost", "left"] | None] = None
-    """Why a launch that it ends is followed by another one: everything is "lost", or an agent "left"."""
+    restarts: ClassVar[Literal["lost", "left", "found"] | None] = None
+    """Why a launch that it ends is followed by another one: everything is "lost", an agent "left", or the run has
+    "found" what it did (`finds`)."""
+
+    misleads: ClassVar[bool] = False
+    """What its worker computes from then on is wrong, and what the others make of that: until the run finds it."""
+
+    checks_shares: ClassVar[bool] = False
+    """Only a second pass of all shares shows it for sure, so the drill has the run make them."""
 
     loses_workers: ClassVar[bool] = False
     """It takes whom it strikes from the run, against their will."""
@@ -271,6 +282,11 @@ class Fault(ABC):
     @classmethod
     def raised(cls, name: str, error: str) -> bool:
         """Whether an exception of that name, in full as recorded, may be such a fault's work."""
+        return False
+
+    @classmethod
+    def finds(cls, error: str) -> bool:
+        """Whether an error that ended a worker, in full as recorded, may say what such a fault did."""
         return False
 
     def excuses(self, status: int, *, taken: bool) -> bool:

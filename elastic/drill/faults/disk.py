@@ -71,8 +71,8 @@ class Disk(WorkerFault):
 
         disk.mount(storage, like=like)
 
-    def possible(self, storage: Path | None) -> bool:
-        return storage is not None and storage.is_mount()
+    def possible(self, scene: Scene) -> bool:
+        return scene.storage is not None and scene.storage.is_mount()
 
     def strike(self, scene: Scene) -> None:
         from elastic.drill.machine import disk

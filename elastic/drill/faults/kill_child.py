@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastic.drill.faults.base import Aftermath, Flag, Scene, WorkerFault
 from elastic.errors import ConfigError
@@ -44,7 +43,7 @@ class KillChild(WorkerFault):
     def in_words(self) -> str:
         return f"SIGKILL to {_HELPERS[self.of].format(self.worker)}"
 
-    def possible(self, storage: Path | None) -> bool:
+    def possible(self, scene: Scene) -> bool:
         return bool(self._helpers())
 
     def strike(self, scene: Scene) -> None:

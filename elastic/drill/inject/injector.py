@@ -55,6 +55,8 @@ class Injector(Observer):
         self._slow_s = 0.0  # in each of the next shares
         self._slow_shares = 0
         self._reading: RecordingDataset | None = None
+        self._batch_changes: list[Callable[[Any], Any]] = []
+        self._later: dict[str, list[Callable[[], None]]] = {}  # by the moment at which it is done
         self._holdings = Holdings()
         self._storage: Path | None = None  # the run's, where it is a local folder
         self._applied: str | None = None  # the weights that the last step came to
@@ -90,7 +92,10 @@ class Injector(Observer):
         assert self._run is not None
         read = Reads(step=step, share=share, attempt=attempt, indices=batch.indices, contents=batch.contents)
         self._run.events.emit(read)
-        return batch.batch
+        given = batch.batch
+        while self._batch_changes:
+            given = self._batch_changes.pop()(given)
+        return given
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
         self._run = run
@@ -114,6 +119,8 @@ class Injector(Observer):
             run.events.emit(Held(last=True, **self._holdings.at_the_end(**view)))
         if moment == "applied" and self._overrides.steps is not None and run.step_index >= self._overrides.steps - 1:
             run.stop(f"{self._overrides.steps} steps were asked for")  # with the exchange of the next one
+        for act in self._later.pop(moment, ()):
+            act()
         if moment == "applied":
             self._applied = _digest(run)
             run.events.emit(Weights(step=self._step, digest=self._applied))
@@ -158,7 +165,8 @@ class Injector(Observer):
         """The fault itself, unless it has happened already."""
         assert self._run is not None
         fault, run = self._plan.faults[index], self._run
-        if not fault.possible(self._storage) or self._would_repeat(fault):
+        scene = self._scene(index)
+        if not fault.possible(scene) or self._would_repeat(fault):
             return
         if not self._drill.claim(index, run.generation):
             return
@@ -168,7 +176,7 @@ class Injector(Observer):
         run.events.emit(drill_schema.Fault(index=index, fault=str(fault), step=self._step, phase=phase, fatal=fatal))
         if fault.record_first:
             run.events.flush(wait=True)
-        fault.strike(self._scene(index))
+        fault.strike(scene)
         self._drill.struck(index).touch()
 
     def _scene(self, index: int) -> Scene:
@@ -181,11 +189,16 @@ class Injector(Observer):
             joins_await_s=self._overrides.joins_await_s,
             slow_down=self._slow_down,
             hang_reads=self._hang_reads,
+            change_batch=self._batch_changes.append,
+            at_next=self._at_next,
         )
 
     def _slow_down(self, seconds: float, shares: int) -> None:
         self._slow_s = seconds
         self._slow_shares += shares
+
+    def _at_next(self, moment: str, act: Callable[[], None]) -> None:
+        self._later.setdefault(moment, []).append(act)
 
     def _hang_reads(self) -> None:
         if self._reading is not None:

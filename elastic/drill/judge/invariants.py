@@ -29,9 +29,10 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     lost        no more workers were lost from views than faults took
     checkpoint  every checkpoint that is listed is whole
 
-Three more are found elsewhere, and reported under names of this kind: `final`, the last state is that of the
+Four more are found elsewhere, and reported under names of this kind: `final`, the last state is that of the
 undisturbed run, tensor by tensor (review.py); `deadline`, the run ended in time (review.py); `left`, nothing outlives
-the run (review.py), and who survives holds no more than at first (machine/holdings.py).
+the run (review.py), and who survives holds no more than at first (machine/holdings.py); `named`, what a fault made
+wrong in a worker was found with that worker's name, where it was found (misled.py).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from functools import partial
 
 from elastic.drill.judge.contents import content
 from elastic.drill.judge.grouping import by_fact, grouped
+from elastic.drill.judge.misled import Misled, sound_events
 from elastic.drill.judge.stored_checkpoints import StoredCheckpoint, storage_holds
 from elastic.drill.judge.survival import survival
 from elastic.drill.judge.surviving_steps import Application, SurvivingSteps, ViewKey, trace, view_key
@@ -71,6 +73,7 @@ def judge(
     may_fall_back: bool = False,
     cut_off: bool = False,
     one_launch: bool = False,
+    misled: Mapping[ViewKey, Misled] | None = None,
 ) -> Verdict:
     """The verdict on one run, all of its launches together.
 
@@ -85,6 +88,7 @@ def judge(
     may_fall_back  checkpoints were damaged on purpose
     cut_off        workers were cut off from the others, and go on under their old claim until they notice
     one_launch     all events are of one launch, in which no generation comes twice
+    misled         what faults made wrong in a worker, for the run to find: see misled.py
     """
     of_kind = by_fact(events, "event")
     lineage = trace(events, may_fall_back=may_fall_back, cut_off=cut_off)
@@ -106,8 +110,9 @@ def judge(
     violations += _epochs(of_kind, length, batch_size, last_batch)
     if each != "once" and reference is not None and not isinstance(reference, str):
         violations += _drawn(lineage, trace(reference, may_fall_back=False, cut_off=False))
-    violations += _agreement(of_kind, exact)
-    violations += _states(of_kind, lineage)
+    sound = of_kind if not misled else by_fact(sound_events(events, lineage, misled), "event")
+    violations += _agreement(sound, exact)
+    violations += _states(sound, lineage)
     violations += _finish(of_kind["finished"], steps, len(lineage.path))
     if reference is not None and exact:
         violations += _against(of_kind, lineage, reference)

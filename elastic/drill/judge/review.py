@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from elastic.drill.judge.invariants import judge
+from elastic.drill.judge.misled import Misled
 from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
+from elastic.drill.judge.surviving_steps import ViewKey
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.events.event import Event
 from elastic.state.train_state import weights_digest
@@ -34,6 +36,7 @@ def review(
     cut_off: bool = False,
     one_launch: bool = False,
     spoilt: Collection[str] = (),
+    misled: Mapping[ViewKey, Misled] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Verdict:
     """The verdict on the run at `url`; see judge() for the arguments.
@@ -70,6 +73,7 @@ def review(
         may_fall_back=may_fall_back,
         cut_off=cut_off,
         one_launch=one_launch,
+        misled=misled,
     )
 
 

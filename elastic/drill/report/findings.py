@@ -28,7 +28,7 @@ PROMISES: dict[str, frozenset[str]] = {
     "done again: only steps in flight, or not saved when all was lost": frozenset(
         {"redone", "restarted", "storage", "durable", "zombie"}
     ),
-    "all workers of every view agreed on step and digest": frozenset({"view", "sides", "agreement"}),
+    "all workers of every view agreed on step and digest": frozenset({"view", "sides", "agreement", "named"}),
     "no worker was lost but those that were taken": frozenset({"lost"}),
     "every checkpoint that is listed verifies": frozenset({"checkpoint"}),
     "the run came to its end, each wait by its deadline": frozenset({"finished", "deadline"}),

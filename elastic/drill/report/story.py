@@ -48,6 +48,7 @@ class Story:
         self._step = -1
         self._workers = 0
         self._printed: set[object] = set()
+        self._struck: list[Fault] = []
         self._open: list[Event] = []  # faults that no step has followed yet
 
     def watching(self) -> None:
@@ -80,8 +81,11 @@ class Story:
             self._workers = event["world_size"]
         elif kind == "fault" and self._once("fault", event["index"]):
             fault = self._faults[event["index"]]
+            self._struck.append(fault)
             self._open += [event] if fault.aftermath() is Aftermath.LOSS else []
             yield f"[bold red]step {event['step']}, {event['phase']}: {escape(fault.in_words())}[/]"
+        elif kind == "error" and any(one.finds(str(event["error"])) for one in self._struck) and self._once("found"):
+            yield f"[yellow]found: {escape(str(event['error']).splitlines()[0])}[/]"
         elif kind == "awaited":
             came = "the node is there" if event["there"] else "the node did not come, and the run goes on"
             yield f"         {came}; the run has waited for it, {event['seconds']:.2f} s"

@@ -65,6 +65,7 @@ AGENT_ENDED = "the end of its agent"
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said
 _LOOK_S = 1.0
+_AGAIN_S = 5.0  # what was said is said again after so long, and after twice as long each time
 _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
 
 
@@ -150,6 +151,7 @@ class Live:
         self._view: NewView | None = None
         self._generation = 0
         self._board: dict[tuple[int, str], bytes] = {}
+        self._over: ViewIsOver | None = None  # what this worker has last said of a view
         self._broken = 0
         self._regroup = 0
         self._asked = 0
@@ -225,7 +227,8 @@ class Live:
         whole, torn  what this worker holds, see leaving.Holding
         """
         generation = self._generation
-        self._say(ViewIsOver(worker=ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn))
+        self._over = ViewIsOver(worker=ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
+        self._say(self._over)
 
     def leaving(
         self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False
@@ -297,6 +300,7 @@ class Live:
         """
         began_s = time.monotonic()
         deadline = began_s + within_s
+        again_s = _AGAIN_S
         with self._changed:
             while True:
                 if self._end is not None:
@@ -322,12 +326,23 @@ class Live:
                     return View(generation=self._generation, workers=tuple(view.workers)), view
                 if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
                     raise LeaveRequested(self.leave)
-                if not self._changed.wait(_LOOK_S) and time.monotonic() >= deadline:
+                if self._changed.wait(_LOOK_S):
+                    continue
+                if time.monotonic() - began_s >= again_s:
+                    again_s *= 2
+                    self._say_over_again()
+                if time.monotonic() >= deadline:
                     raise RendezvousTimeout(
                         f"no view came within {within_s:.0f} s\n"
                         "  next  look at the log of `elastic run` for who is missing",
                         missing=[],
                     )
+
+    def _say_over_again(self) -> None:
+        """The hub waits for this word for as long as this worker lives, so it must not be lost; twice it is once."""
+        over = self._over
+        if over is not None and over.generation == self._generation and select.select([], [self._socket], [], 0)[1]:
+            self._say(over)
 
     def board(self) -> Board:
         """What the workers of the present view tell each other while they form a group."""

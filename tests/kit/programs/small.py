@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--storage", type=json.loads, help="storage_options, as JSON")
     parser.add_argument("--evaluate-every", type=int, help="steps; it evaluates at the end in any case")
+    parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--save-failures-max", type=int, default=10)
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--awaits", type=int, default=0, help="goes ever more slowly once fewer than so many do")
@@ -80,6 +81,7 @@ def main() -> None:
         micro_batch_size=options.micro_batch_size,
         storage_options=options.storage,
         save_failures_max=options.save_failures_max,
+        timeout_s=options.timeout,
     ) as run:
         patience_s, most = 0.05, 0
         for step in run:

@@ -1,0 +1,95 @@
+"""What is wrong in one worker, of which no process dies, is found, and the worker named: drills as people run them.
+
+The run may end, and the same command goes on from what was saved, or the others go on without that worker: either way
+the end is that of the undisturbed run, which the drill's verdict is about.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic.drill import command as drill_command
+from elastic.drill.command import HOLDS
+from elastic.events.event import Event
+from elastic.events.reading import read_events
+from tests.kit.forked_drill import ForkedDrill
+
+SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
+
+
+def drilled(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[Event]:
+    """The events of the run with faults, of which every promise held."""
+    of_script = ["--", "own", "--steps=16", "--save-every=4"]
+    status = drill_command.main(
+        [SMALL, "--keep", f"--folder={folder}", "--within=240", *options, *of_script], drill=ForkedDrill
+    )
+    assert status == HOLDS, capsys.readouterr().out
+    return read_events(folder / "disturbed-drill")
+
+
+@pytest.mark.nightly(sample=2, of="what a run is to find")
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("corrupt-weight", "the same state"),
+        ("corrupt-moment", "the same state"),
+        ("stale-state", "the same state"),
+        ("corrupt-gradient", "other gradients"),
+        ("corrupt-batch", "another batch"),
+        ("other-rate", "are set differently"),
+    ],
+)
+def test_what_is_wrong_in_one_worker_is_found_and_the_worker_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, found: str
+) -> None:
+    events = drilled(tmp_path / "kept", capsys, "--workers=3", f"--{fault}=1@step=5")
+    errors = [event["error"] for event in events if event["event"] == "error"]
+    assert errors
+    assert all(found in error and "rank 1 (on " in error for error in errors), errors
+    assert "found: " in capsys.readouterr().out
+
+
+@pytest.mark.nightly(sample=1, of="what a run is to find")
+def test_a_checkpoint_that_is_missing_is_not_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = drilled(
+        tmp_path / "kept", capsys, "--workers=2", "--lose-checkpoint=@step=11", "--lose-all=@step=11,phase=update"
+    )
+    loads = [event["step"] for event in events if event["event"] == "loaded"]
+    spoilt = int((tmp_path / "kept" / "disturbed-drill" / "spoilt").read_text().split(".s")[1][:9])
+    assert loads[0] == 0
+    assert 0 < loads[-1] < spoilt
+
+
+@pytest.mark.nightly(sample=1, of="what a run is to find")
+def test_a_worker_whose_collectives_are_out_of_step_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No step is applied whose sums met others: what arrives has another size, or is another step's row."""
+    events = drilled(tmp_path / "kept", capsys, "--workers=3", "--skip-exchange=1@step=5,phase=backward")
+    struck = next(event for event in events if event["event"] == "fault")
+    later = [event for event in events if event["event"] == "step_applied" and event["step"] == 15]
+    assert len(later) == 3
+    assert struck["worker"] not in {event["worker"] for event in later}
+
+
+@pytest.mark.nightly(sample=1, of="what a run is to find")
+@pytest.mark.parametrize("fault", ["drop-message", "duplicate-message", "reorder-messages"])
+def test_where_a_worker_stands_may_be_lost_doubled_or_late(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    """Of what it says as its view ends the hub waited for ever, since it was not said again."""
+    faults = (f"--{fault}=1@step=4", "--kill=2@step=6", "--hang-limit=5")
+    events = drilled(tmp_path / "kept", capsys, "--workers=3", *faults)
+    first = next(event["workers"] for event in events if event["event"] == "view_formed")
+    last = [event["worker"] for event in events if event["event"] == "finished"]
+    assert set(first[:2]) <= set(last)
+
+
+@pytest.mark.nightly(sample=1, of="what a run is to find")
+def test_what_a_worker_puts_on_the_board_of_a_view_may_come_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = ("--kill=2@step=4", "--duplicate-message=1@step=4,phase=form")
+    drilled(tmp_path / "kept", capsys, "--workers=3", *faults)
