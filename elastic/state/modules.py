@@ -78,6 +78,16 @@ def buffer_entries(walked: list[tuple[str, str, torch.nn.Module]]) -> list[Buffe
     return [BufferEntry(root, path, module, name) for root, path, module in walked for name in module._buffers]
 
 
+def extra_states(walked: list[tuple[str, str, torch.nn.Module]]) -> list[tuple[str, str, torch.nn.Module]]:
+    """Return (root, key in its state_dict, module) of the modules that have an extra state, as torch calls it."""
+    none = torch.nn.Module.get_extra_state
+    return [
+        (root, f"{path}._extra_state" if path else "_extra_state", module)
+        for root, path, module in walked
+        if type(module).get_extra_state is not none
+    ]
+
+
 def _held(thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module]]:
     """(path, module) of the modules that an object holds, with the path that leads to them."""
     if isinstance(thing, torch.nn.Module):

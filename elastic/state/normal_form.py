@@ -6,12 +6,15 @@ otherwise in memory, and be several where they were one under two names.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+
+from elastic.state.bits import digest_of
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _LARGEST_EXACT = 1 << 53  # of the integers that a float holds
@@ -55,6 +58,12 @@ def normal_form(value: Any, take: Callable[[torch.Tensor], None], depth: int = _
     if isinstance(value, (bytes, bytearray)):
         return xxhash.xxh3_64_hexdigest(bytes(value))
     return type(value).__name__
+
+
+def as_text(value: Any) -> str:
+    """Return a state as text that is the same wherever it means the same, its tensors as a digest."""
+    tensors: list[torch.Tensor] = []
+    return json.dumps([normal_form(value, tensors.append), digest_of(tensors)])
 
 
 def _number(value: Any) -> str:

@@ -7,7 +7,7 @@ summed as before, and a save holds the coordinator's.
     at every step    which modules there are, and which are in train mode; and in turn _WEIGHTS weights and _OTHERS of
                      what optimizers keep, and of buffers: of each tensor _WINDOW bytes, the next ones when it comes by
                      again
-    at the end       all of these to the bit
+    at the end       all of these to the bit, and modules' extra states, as torch calls them
     of `extra=`      modules as the models; other objects by what their state_dict holds, of which people are told where
                      it differs: nothing says that it must not
 
@@ -28,13 +28,14 @@ import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.state.bits import memory, sum_of_bits, update
-from elastic.state.normal_form import PLAIN_TENSORS, is_readable, normal_form
+from elastic.state.modules import extra_states
+from elastic.state.normal_form import PLAIN_TENSORS, as_text, is_readable, normal_form
 from elastic.state.trained_set import TrainedSet
 
 _WEIGHTS, _OTHERS = 8, 4  # about 50 µs, most of it Python (measured, 2026-11-27)
 _WINDOW = 4096
 _WEIGHT, _KEPT, _BUFFER, _MODULE = "weight", "optimizer state of", "buffer", "module"
-_OBJECT = "extra"
+_EXTRA, _OBJECT = "module state", "extra"
 _NEXT = """\
   next   what changes a model or its optimizer between two steps must do the same on every worker: not under
          `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch);
@@ -80,6 +81,7 @@ class Replica:
         self._walked: Walked = ()
         self._modules: list[torch.nn.Module] = []
         self._classes = b""
+        self._extra_states: list[tuple[str, torch.nn.Module]] = []
         self._weights: list[tuple[str, Callable[[], Any]]] = []
         self._others: list[tuple[str, Tensors]] = []
 
@@ -94,6 +96,7 @@ class Replica:
         self._trained, self._buffers, self._walked = trained, buffers, walked
         self._modules = [module for *_, module in walked]
         self._classes = " ".join(type(module).__qualname__ for module in self._modules).encode()
+        self._extra_states = [(f"{_EXTRA} {root}.{key}", one) for root, key, one in extra_states([*walked])]
         known = set(map(id, trained.parameters))
         of_extra = [
             (f"{root}.{path}.{name}" if path else f"{root}.{name}", _entry(module, name))
@@ -136,6 +139,7 @@ class Replica:
         if self.values:
             found |= {f"{_WEIGHT} {name}": _of_tensors((weight(),)) for name, weight in self._weights}
             found |= {name: _of_tensors(tensors()) for name, tensors in self._others}
+            found |= {name: as_text(one.get_extra_state()) for name, one in self._extra_states}
         for name, thing in self._compared():
             held: list[torch.Tensor] = []
             form = normal_form(thing.state_dict(), held.append)

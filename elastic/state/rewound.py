@@ -3,17 +3,20 @@
 That code may change a model's buffers (a temperature that falls, a queue), in place or by putting another tensor there.
 What applied.py does for `extra=` would cost too much here: there are many buffers, most of them small, and no way of
 changing them may be missed. So small ones are copied after each update, which takes 0.3 µs for each, and of large ones
-the tensor and its version are noted; one that was ever seen to change between two steps is copied from then on.
+the tensor and its version are noted; one that was ever seen to change between two steps is copied from then on. Modules'
+extra states, what torch's get_extra_state gives, are copied likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from elastic.state.modules import BufferEntry, buffer_entries, modules
+from elastic.state.modules import BufferEntry, buffer_entries, extra_states, modules
+from elastic.state.normal_form import as_text
 from elastic.state.reached import same
 
 _COPIED_BYTES = 1 << 20
@@ -27,10 +30,12 @@ class Rewound:
         self._lively: set[Key] = set()
         self._noted: dict[Key, tuple[torch.Tensor | None, int]] = {}
         self._copies: dict[Key, torch.Tensor] = {}
+        self._extra: dict[Key, Any] = {}
 
     def note(self, roots: Mapping[str, torch.nn.Module], *, whole: bool = False) -> None:
         """The end of an update. whole: large ones are copied, too"""
         before, self._copies, self._noted = self._copies, {}, {}
+        self._extra = {key: copy.deepcopy(state) for key, state in _extra_states(roots)}
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
         for key, entry in _hanging(roots):
@@ -38,11 +43,11 @@ class Rewound:
             self._noted[key] = now, 0 if now is None else now._version
             if now is None or not (whole or now.nbytes <= _COPIED_BYTES or key in self._lively):
                 continue
-            copy = before.get(key)
-            if copy is None or copy.shape != now.shape or copy.dtype != now.dtype:
-                copy = torch.empty_like(now, requires_grad=False)
-            self._copies[key] = copy
-            into.append(copy)
+            kept = before.get(key)
+            if kept is None or kept.shape != now.shape or kept.dtype != now.dtype:
+                kept = torch.empty_like(now, requires_grad=False)
+            self._copies[key] = kept
+            into.append(kept)
             out_of.append(now)
         if into:
             with torch.no_grad():
@@ -69,16 +74,23 @@ class Rewound:
                 else _is_still(now[key], tensor, version)
             )
         }
-        return [".".join(key) for key in {**self._noted, **now} if key not in still]
+        found = [".".join(key) for key in {**self._noted, **now} if key not in still]
+        extra = dict(_extra_states(roots))
+        for key in {**self._extra, **extra}:
+            if key not in self._extra or key not in extra or as_text(self._extra[key]) != as_text(extra[key]):
+                found.append(".".join(key))
+        return found
 
     def state(self, root: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a module, or a part of it, with its buffers as they were at `note`. Ask `known` first."""
         ties: dict[tuple[int, int], torch.Tensor] = {}
-        found = dict(state)
-        for (its_root, key), copy in self._copies.items():
+        found = dict(state) | {
+            key: one for (its_root, key), one in self._extra.items() if its_root == root and key in state
+        }
+        for (its_root, key), kept in self._copies.items():
             now = self._noted[its_root, key][0]
             if its_root == root and key in state and now is not None:
-                found[key] = ties.setdefault((now.data_ptr(), now.nbytes), copy) if now.nbytes else copy
+                found[key] = ties.setdefault((now.data_ptr(), now.nbytes), kept) if now.nbytes else kept
         for key in state:
             if (root, key) in self._noted and self._noted[root, key][0] is None:
                 del found[key]
@@ -102,3 +114,9 @@ def _hanging(roots: Mapping[str, torch.nn.Module]) -> list[tuple[Key, BufferEntr
     for name, module in roots.items():
         found += [((name, entry.key), entry) for entry in buffer_entries(modules({name: module}))]
     return found
+
+
+def _extra_states(roots: Mapping[str, torch.nn.Module]) -> Iterator[tuple[Key, Any]]:
+    for name, module in roots.items():
+        for root, key, one in extra_states(modules({name: module})):
+            yield (root, key), one.get_extra_state()

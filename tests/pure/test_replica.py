@@ -25,12 +25,22 @@ class Counter:
         return {"count": self.count, "kept": self.kept}
 
 
+class Scaled(nn.Conv2d):
+    scale = 1.0
+
+    def get_extra_state(self) -> float:
+        return self.scale
+
+    def set_extra_state(self, state: float) -> None:
+        self.scale = state
+
+
 class Held:
     """All that a worker holds, built anew as every worker builds it."""
 
     def __init__(self, *, values: bool = True, width: int = 3) -> None:
         torch.manual_seed(0)
-        self.model: Any = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Conv2d(2, 2, 3))
+        self.model: Any = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), Scaled(2, 2, 3))
         self.teacher = nn.Linear(2, 2)
         self.counter = Counter()
         self.optimizer = torch.optim.Adam(self.model.parameters())
@@ -191,6 +201,12 @@ def test_what_lies_nowhere_is_not_looked_at(gone: Callable[[torch.Tensor], objec
     gone(held.model[2].weight.data)
     held.digest(0)
     assert held.parts()["weight extra.teacher.weight"] == "Parameter"
+
+
+def test_an_extra_state_of_a_module_is_compared_in_the_end() -> None:
+    one, other = Held(), Held()
+    other.model[2].scale = 2.0
+    assert difference([one.parts(), other.parts()]) == ["module state model.2._extra_state"]
 
 
 def test_a_tensor_can_be_resized_after_it_was_looked_at() -> None:

@@ -98,7 +98,7 @@ class History(L.Callback):  # type: ignore[misc]
 
 
 class Decaying(L.Callback):  # type: ignore[misc]
-    """Without state_dict: the rest of the run depends on it."""
+    """The rest of the run depends on it."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -109,6 +109,13 @@ class Decaying(L.Callback):  # type: ignore[misc]
         self.decays.append((self.steps, 0.01 * self.steps))
         for group in trainer.optimizers[0].param_groups:
             group["weight_decay"] = self.decays[-1][1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decays": [decay for _, decay in self.decays]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.decays = [*enumerate(state["decays"], 1)]
+        self.steps = len(self.decays)
 
 
 class Dying(TorchCheckpointIO):  # type: ignore[misc]

@@ -49,6 +49,12 @@ class Scaled(nn.Module):
         scores: torch.Tensor = self.out(self.norm(x) + self.recent + self.hidden)
         return scores / self.temperature * self.sharpness
 
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"sharpness": self.sharpness, "updates": self.updates}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.sharpness, self.updates = state["sharpness"], state["updates"]
+
 
 class Drawn:
     """What the code after each step drew."""

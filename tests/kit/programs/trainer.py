@@ -106,8 +106,8 @@ class Counting(TrainerCallback, ExportableState):  # type: ignore[misc]
         return {"args": {}, "attributes": {"steps": self.steps, "evaluations": self.evaluations}}
 
 
-class Decaying(TrainerCallback):  # type: ignore[misc]
-    """Another one, which has not said what its state is: the rest of the run depends on it."""
+class Decaying(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Another one, on which the rest of the run depends."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -118,6 +118,9 @@ class Decaying(TrainerCallback):  # type: ignore[misc]
         self.decays.append(0.01 * self.steps)
         for group in optimizer.param_groups:
             group["weight_decay"] = self.decays[-1]
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"steps": self.steps, "decays": self.decays}}
 
 
 class Dying(ElasticTrainer):  # a run's; the worker that writes the checkpoint of a step is killed in it, once
