@@ -229,7 +229,7 @@ def undisturbed(folder: Path, script: str) -> Mapping[str, Any]:
     """The report of the same training on one worker."""
     folder.mkdir()
     (folder / "train.py").write_text(script)
-    run("elastic run --standalone --nproc-per-node=1 train.py runs/toy", folder)
+    run("elastic run --standalone --nproc-per-node=1 train.py runs/toy", folder, within_s=540)
     return report(run("elastic report runs/toy --json", folder))
 
 
@@ -239,6 +239,7 @@ def report(printed: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.nightly(sample=1, of="drills of hosts")
+@pytest.mark.timeout(1200)
 def test_a_fleet_from_nothing_to_its_end(fleet: Fleet, tmp_path: Path) -> None:
     """Three machines, of which EC2 takes one and another crashes; all are lost, and two come again and end it."""
     says, watch = tmp_path / "says.json", shown("elastic report").splitlines()
