@@ -109,8 +109,8 @@ class Run:
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
             secret of the run (ELASTIC_SECRET), the same at every launch.
-        cross_check: The same share, passed by two workers, must give the same bits. In exact mode one share of each
-            worker is passed by another one, too, for nothing, in a launch's first step and before saves, and other
+        cross_check: The same share, passed by two workers, must give the same bits. One share of each worker is
+            passed by another one, too, for nothing, in a launch's first step and before saves, and other
             gradients are refused before anything is applied: the body depends on what it has changed itself (a hidden
             state, a count of bodies), or a machine computes wrongly. This is so large a part of all shares beside
             these, from 0 to 1, which costs one to two times that part of the time; None: none is checked.

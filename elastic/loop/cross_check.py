@@ -8,7 +8,8 @@ with the step's row, and are compared before anything is applied.
 
     checked      the first step of a launch, and the step before a save, as far as `Budget` lets the coordinator ask
                  with `cross_check=0.01`, beside these, so large a part of all shares
-    not checked  in fast mode, where kernels by themselves may give other bits, and alone with one share a step
+    in fast mode  where a worker's shares are one batch, its own is passed alone for nothing, too
+    not checked  where kernels by themselves may give other bits, and alone with one share a step
     of streams   nobody can read another's share once more: each worker passes a copy of its own first one
 
 Only the first micro-batch of a share is passed. A check changes no result: what the pass gives is let go, buffers are
@@ -73,6 +74,7 @@ class CrossCheck:
     passes  the shares that it passes for nothing
     copied  its own share that it passes a copy of, instead
     own     the shares of its own that somebody passes, too
+    alone   likewise, in fast mode: it passes them for nothing, one by one
     runs    a body that counts for nothing is at work
     """
 
@@ -85,13 +87,15 @@ class CrossCheck:
         hold_state: int = 1,
         joined: Collection[int] = (),
         by_all: bool = True,
+        alone: Sequence[int] = (),
     ) -> None:
         """hold_state: so many workers; joined: see planned; by_all: not by these alone"""
         self.passes = (*passes,)
         self.own = frozenset(own)
+        self.alone = (*alone,)
         self.copied = copied
         self.runs = False
-        self._share = -1
+        self._in_hand: _Pass | None = None
         self._void = False
         self._batch: Any = None
         self._theirs: dict[int, _Pass] = {}
@@ -113,6 +117,7 @@ class CrossCheck:
         idle: Collection[int],
         streams: bool,
         joined: Collection[int] = (),
+        fast: bool = False,
     ) -> CrossCheck:
         """
         blocks  the shares of each rank
@@ -135,28 +140,30 @@ class CrossCheck:
         last = slice(-max(each, 1), None)
         return cls(
             blocks[checked[rank]][last][::-1] if rank in checked else (),  # in another order than their own worker's
-            own[last] if rank in checked.values() else (),
+            own[last] if rank in checked.values() and not fast else (),
             hold_state=len(there),
             joined=joined,
             by_all=each > 0,
+            alone=own[last] if fast else (),
         )
 
     @property
     def takes_place(self) -> bool:
         """Whether workers pass shares for nothing, as far as this one knows, and not only those who have joined."""
-        return self._by_all and bool(self.own or self.passes or self.copied is not None)
+        return self._by_all and bool(self.own or self.alone or self.passes or self.copied is not None)
 
-    def begins(self, share: int, batch: Any) -> None:
-        """This worker is about to pass it for nothing. None: all of its examples were left out"""
+    def begins(self, share: int, batch: Any, *, own: bool = False) -> None:
+        """This worker is about to pass it for nothing. None: all of its examples were left out; own: see alone"""
         self._seen = values(variables())
         self._batch = batch
-        self.runs, self._share = True, share
-        self._theirs[share] = _Pass(batch, share)
+        self.runs, self._in_hand = True, _Pass(batch, share)
+        (self._ours if own else self._theirs)[share] = self._in_hand
 
     def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
         """What that gave each parameter, by its number."""
+        assert self._in_hand is not None
         for number, gradient in gradients:
-            self._theirs[self._share].take(number, gradient)
+            self._in_hand.take(number, gradient)
 
     def gives_up(self) -> None:
         """What this worker should pass cannot be had here: nothing that it passes is compared."""

@@ -320,7 +320,7 @@ class Loop:
         if begun or state.finished:
             return 0
         check = self.session.cross_check(self.session.step_plan(state.step))
-        return len(check.passes) + (check.copied is not None)
+        return len(check.passes) + len(check.alone) + (check.copied is not None)
 
     def _warn_of_sum(self, node: str) -> None:
         self._context.console.warn(

@@ -131,8 +131,11 @@ class Session:
         """Whether a share gives the same bits each time that it is passed, on every machine: in exact mode, unless
         kernels by themselves may give others, or processors, which accept= lets differ."""
         config = self._config
-        repeats = config.device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
-        return repeats and config.mode == "exact" and self._alike
+        return self._kernels_repeat and config.mode == "exact" and self._alike
+
+    @property
+    def _kernels_repeat(self) -> bool:
+        return self._config.device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
 
     @property
     def checks(self) -> bool:
@@ -140,15 +143,16 @@ class Session:
         that fails once, of two, gives another batch."""
         config = self._config
         several = self.group.world_size > 1 or config.plan.virtual_workers > 1
-        return config.cross_check is not None and self.repeats and several and config.on_bad_example == "raise"
+        repeats = self._kernels_repeat and self._alike
+        return config.cross_check is not None and repeats and several and config.on_bad_example == "raise"
 
     @property
     def state_is_agreed_on(self) -> bool:
         """Whether what is held can hold nothing that some worker alone has computed: nothing was applied since the last
         save, before which all compare; or every share is passed by two."""
         config = self._config
-        of_two = self.checks and config.cross_check == 1 and config.plan.micro_batch_size is None
-        return of_two or self.state.saved == self.state.step
+        of_two = self.checks and config.cross_check == 1 and config.mode == "exact" and config.streams is None
+        return (of_two and config.plan.micro_batch_size is None) or self.state.saved == self.state.step
 
     def open(self) -> None:
         """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
@@ -174,6 +178,11 @@ class Session:
             torch.cuda.set_device(config.device)  # what the script puts on "cuda" from now on
             if config.mode == "exact":
                 self._closing.enter_context(gpu_kernels.deterministic())
+            elif config.cross_check is not None and not self._kernels_repeat:
+                context.console.say(
+                    "fast mode on a GPU, whose kernels may give other bits by themselves: the cross-check cannot tell, "
+                    "and no share is passed by two workers; torch.use_deterministic_algorithms(True) has it done"
+                )
         for model in config.models.values():
             model.to(config.device)
         identity = identities.identity(
@@ -269,12 +278,15 @@ class Session:
         asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
-        joined = self.restorer.first_steps.get(plan.index, frozenset()) if self.checks else frozenset()
+        exact = config.mode == "exact"  # in fast mode the other one passes more batches than it has foreseen, too
+        joined = self.restorer.first_steps.get(plan.index, frozenset()) if self.checks and exact else frozenset()
         if not wanted and not joined:
             return CrossCheck()
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
         streams = config.streams is not None
-        check = CrossCheck.planned(blocks, self.group.rank, each=wanted, idle=idle, streams=streams, joined=joined)
+        check = CrossCheck.planned(
+            blocks, self.group.rank, each=wanted, idle=idle, streams=streams, joined=joined, fast=not exact
+        )
         if not wanted and self.state.foreseen is not None:
             check.passes = ()  # the loop knows how many batches there are
         return check

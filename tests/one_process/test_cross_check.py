@@ -177,7 +177,8 @@ def test_nothing_of_a_body_is_held_by_the_look_at_its_variables() -> None:
     assert held() is None
 
 
-def test_in_fast_mode_nothing_is_passed_twice(tmp_path: Path) -> None:
+def test_in_fast_mode_a_share_is_passed_alone_twice(tmp_path: Path) -> None:
+    """In the first step, and in the one before the save, ahead of the batch of all shares that a step has."""
     bodies = 0
 
     def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -186,7 +187,14 @@ def test_in_fast_mode_nothing_is_passed_twice(tmp_path: Path) -> None:
         good(loop, x, y)
 
     checked(tmp_path, mode="fast").train(body)
-    assert bodies == STEPS
+    assert bodies == STEPS + 2 * 2
+
+
+def test_in_fast_mode_a_hidden_state_is_refused(tmp_path: Path) -> None:
+    loop = checked(tmp_path, mode="fast")
+    loop.model.insert(0, Hidden(*HIDDEN["a list"]))
+    with pytest.raises(StepError, match="was passed twice, by this worker, and gave other gradients the second time"):
+        loop.train(good)
 
 
 def test_what_locals_gave_the_script_stays_its_own() -> None:

@@ -170,6 +170,23 @@ def test_of_all_shares_it_is_asked_in_every_step(tmp_path: Path, port: int, over
         assert " of step 5 was passed twice, by rank " in text
 
 
+@LOOPS
+@pytest.mark.parametrize("weigh", [counts_bodies, computes_wrongly])
+def test_in_fast_mode_shares_are_passed_alone_to_be_compared(
+    tmp_path: Path, port: int, weigh: Weigh, over_steps: bool
+) -> None:
+    for text in refusals(run_ranks(train, 2, port, str(tmp_path / "run"), weigh, over_steps, {"mode": "fast"})):
+        assert " of step 0 was passed twice, by rank " in text
+
+
+def test_in_fast_mode_a_check_changes_no_result(tmp_path: Path, port: int) -> None:
+    def trained(part: float | None) -> set[str]:
+        given, url = {"mode": "fast", "cross_check": part}, str(tmp_path / str(part))
+        return {*returned(run_ranks(train, 3, port, url, does_nothing, False, given))}
+
+    assert trained(1.0) == trained(None)
+
+
 def scaled_on_one(rank: int) -> float:
     return 1.0 + rank / 8
 

@@ -18,7 +18,9 @@ class Boundary:
         self._recovery = recovery
         self._leaves = self._saves = False  # this worker has said so
         config = session.context.config
-        self._budget = Budget(config.plan.virtual_workers, cost=1 + config.num_workers)
+        self._budget = Budget(
+            config.plan.virtual_workers, cost=(1 + config.num_workers) * (1 if config.mode == "exact" else 2)
+        )
 
     def wishes(self, checked: bool, last_of_epoch: bool) -> int:
         """This worker's, for the exchange that is about to be carried out. checked: the step is cross-checked"""

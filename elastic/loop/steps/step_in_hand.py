@@ -219,13 +219,15 @@ class StepInHand:
         if found is None:
             for share in self.check.passes:
                 yield from self._pass_for_nothing(share, exchange, driver)
+            for share in self.check.alone:
+                yield from self._pass_for_nothing(share, exchange, driver, own=True)
             return
         for _ in range(2) if self.session.holds_state(self.index) else ():
             yield from self._pass_for_nothing(found.share, exchange, driver)
             self.check.passed_again(exchange.gradients.names)
         raise self.check.settles(found, self.session.group)
 
-    def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+    def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver, *, own: bool = False) -> Iterator[Any]:
         """Hands out what another worker passes as its own."""
         self.session.train_state.staging.look()
         exchange.announced.look()
@@ -242,10 +244,12 @@ class StepInHand:
         finally:
             self.context.stopwatch.at(before)
             self._phases.sign(Phase.COMPUTING)
-        yield from self._hand_for_nothing(share, batch, exchange, driver)
+        yield from self._hand_for_nothing(share, batch, exchange, driver, own=own)
 
-    def _hand_for_nothing(self, share: int, batch: Any, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        self.check.begins(share, batch)
+    def _hand_for_nothing(
+        self, share: int, batch: Any, exchange: Exchange, driver: Driver, *, own: bool = False
+    ) -> Iterator[Any]:
+        self.check.begins(share, batch, own=own)
         if batch is not None:
             self.share, self.piece, self.due, self.last = share, _NO_PIECE, True, False
             self.seed_share(share, 0)
