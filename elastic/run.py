@@ -93,7 +93,9 @@ class Run:
         device: Default: where the model is, or, if that is main memory, where an Accelerator or Fabric of
             elastic.integrations that this process has made computes. "cuda", or a model that `.cuda()` has moved, means
             this worker's own GPU of those that its node has; workers beyond their number share them.
-        extra: `{name: object with state_dict and load_state_dict}` that must survive as well.
+        extra: `{name: object with state_dict and load_state_dict}` that must survive as well: a teacher, a best result,
+            whatever training depends on and the script changes. What lies in variables, or in plain attributes of
+            modules and optimizers, is carried by nothing; a module's `get_extra_state`, an optimizer's `state` are.
         scaler: A torch.amp.GradScaler. `for step in run` scales losses, and its default update unscales; in a loop over
             `batches` the script calls it as ever.
         buffers: `{name: rule}` for buffers that the forward pass writes and that belong to no normalisation layer of
@@ -109,13 +111,15 @@ class Run:
         bucket_bytes: How much of the gradients travels together.
         compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
             secret of the run (ELASTIC_SECRET), the same at every launch.
-        cross_check: The same share, passed by two workers, must give the same bits. One share of each worker is
-            passed by another one, too, for nothing, in a launch's first step and before saves, and other
-            gradients are refused before anything is applied: the body depends on what it has changed itself (a hidden
-            state, a count of bodies), or a machine computes wrongly. This is so large a part of all shares beside
-            these, from 0 to 1, which costs one to two times that part of the time; None: none is checked.
-        accept: Names of identity fields that may differ from the saved run's, and between workers; `--accept` of
-            `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
+        cross_check: The same share, passed by two workers, must give the same bits. One share of each worker
+            is passed by another one, too, for nothing, in a launch's first step, before saves, and in the first
+            step of who joins, and other batches or gradients are refused before anything is applied: the body, or the
+            data set, depends on what it has changed itself (a hidden state, a count of bodies), or a machine computes
+            wrongly. This is so large a part of all shares beside these, from 0 to 1, which costs one to two times that
+            part of the time; None: none is checked.
+        accept: Names of identity fields that may differ from the saved run's, and between workers; and of what the
+            step behind a save gave before: "dataset_content" (what it read), "script" (its gradients, and the weights
+            after it). `--accept` of `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
         keep: How many of the newest checkpoints stay.
         keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
             saved, else the next one after it.
@@ -145,14 +149,16 @@ class Run:
     Raises:
         ConfigError: An argument, or what the arguments are together, cannot work; at once, or where the loop begins
             that it is not for.
-        IdentityMismatch: The saved run is another run; in `with`.
+        IdentityMismatch: The saved run is another run; in `with`, or in the first step of a resume, which reads or
+            computes something else than before.
         RendezvousTimeout: Too few workers came; in `with`.
         elastic_checkpoint.ClaimHeld: A live job writes to this URL; in `with`.
         StartFailed: The coordinator could not start the run, and the message repeats why; in `with`. Or no worker holds
             a whole state any more; in the loop.
         StepError: The loop's body breaks a rule of its loop: see `batches`, `steps` and `elastic.Step`.
         CollectiveMismatch: The workers' scripts went different ways, in what they call, set or train; in the loop, and
-            from `evaluate` and `on_coordinator`. It is a StepError.
+            from `evaluate` and `on_coordinator`. It is a StepError, as are ComputesWrongly (this worker gives other
+            bits than most) and NotLetIn (it has joined, and gives others).
         ExampleError: `dataset[i]` or `collate_fn` raised, and `on_bad_example` does not leave that out; in the loop.
         LoaderError: A loader process died; in the loop, with `num_workers`.
         LoaderTimeout: The loader processes brought nothing for timeout_s; likewise.

@@ -1,4 +1,4 @@
-"""Is what this worker trains still what the others train? Compared as a step begins, and at the end.
+"""Is what this worker trains still what the others train? Compared as a step begins, and before saves.
 
 Equal gradients give equal weights where they began equal. What a script does between two steps on the coordinator
 alone, or by its own share's loss, leaves every worker with a model of its own, and nothing would say so: gradients are
@@ -7,12 +7,12 @@ summed as before, and a save holds the coordinator's.
     at every step    which modules there are, and which are in train mode; and in turn _WEIGHTS weights and _OTHERS of
                      what optimizers keep, and of buffers: of each tensor _WINDOW bytes, the next ones when it comes by
                      again
-    at the end       all of these to the bit, and modules' extra states, as torch calls them
+    before a save    all of these to the bit, and modules' extra states, as torch calls them
     of `extra=`      modules as the models; other objects by what their state_dict holds, of which people are told where
                      it differs: nothing says that it must not
 
 So a small model is compared whole within a few steps; in a large one a change of all weights is found at once, and that
-of a single layer when it comes by. Tensors on another device than the CPU are compared at the end: a look at them
+of a single layer when it comes by. Tensors on another device than the CPU are compared before saves: a look at them
 would wait for it. Not compared are a scaler, and what an optimizer keeps under no parameter or in no tensor or number.
 """
 

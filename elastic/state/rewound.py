@@ -3,8 +3,8 @@
 That code may change a model's buffers (a temperature that falls, a queue), in place or by putting another tensor there.
 What applied.py does for `extra=` would cost too much here: there are many buffers, most of them small, and no way of
 changing them may be missed. So small ones are copied after each update, which takes 0.3 µs for each, and of large ones
-the tensor and its version are noted; one that was ever seen to change between two steps is copied from then on. Modules'
-extra states, what torch's get_extra_state gives, are copied likewise.
+the tensor and its version are noted; one that was ever seen to change between two steps is copied from then on.
+Modules' extra states, what torch's get_extra_state gives, are copied likewise.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,13 +244,9 @@ def test_options_of_an_s3_storage(tmp_path: Path) -> None:
 
 def test_the_best_weights(tmp_path: Path) -> None:
     """docs/how-to/write-the-loop.md: they are those that got most right."""
-    (block,) = [one for one in blocks(HOW_TO / "write-the-loop.md", "python") if "best.load_state_dict" in one.text]
-    page, copies = Fragments(tmp_path), []
+    (block,) = [one for one in blocks(HOW_TO / "write-the-loop.md", "python") if "class Best" in one.text]
+    page = Fragments(tmp_path)
     page.arguments |= {"steps": None, "epochs": 2}
-
-    def deepcopy(model: Any) -> Any:
-        copies.append(copy.deepcopy(model))
-        return copies[-1]
 
     def train(x: torch.Tensor, y: torch.Tensor) -> None:
         page.arguments["optimizer"].zero_grad()
@@ -262,10 +257,9 @@ def test_the_best_weights(tmp_path: Path) -> None:
         return {"right": (page.model(x).argmax(dim=1) == y).sum()}
 
     data = page.arguments["dataset"]
-    page.names |= {"copy": SimpleNamespace(deepcopy=deepcopy), "train": train, "count": count, "held_out": data}
-    page.shown(block)
-    (best,) = copies
-    assert sum(int(best(x).argmax() == y) for x, y in data) == best.right > 0
+    page.names |= {"copy": copy, "train": train, "count": count, "held_out": data}
+    best = page.shown(block).extra["best"]
+    assert sum(int(best.model(x).argmax() == y) for x, y in data) == best.right > 0
 
 
 def test_the_loop_that_is_kept(tmp_path: Path) -> None:
