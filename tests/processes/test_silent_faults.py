@@ -6,6 +6,7 @@ the end is that of the undisturbed run, which the drill's verdict is about.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from tests.kit.forked_drill import ForkedDrill
 SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
 
 
-def drilled(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[Event]:
+def drilled(
+    folder: Path, capsys: pytest.CaptureFixture[str], *options: str, of_script: Sequence[str] = ()
+) -> list[Event]:
     """The events of the run with faults, of which every promise held."""
-    of_script = ["--", "own", "--steps=16", "--save-every=4"]
+    script = ["--", "own", "--steps=16", "--save-every=4", *of_script]
     status = drill_command.main(
-        [SMALL, "--keep", f"--folder={folder}", "--within=240", *options, *of_script], drill=ForkedDrill
+        [SMALL, "--keep", f"--folder={folder}", "--within=240", *options, *script], drill=ForkedDrill
     )
     assert status == HOLDS, capsys.readouterr().out
     return read_events(folder / "disturbed-drill")
@@ -93,3 +96,13 @@ def test_what_a_worker_puts_on_the_board_of_a_view_may_come_twice(
 ) -> None:
     faults = ("--kill=2@step=4", "--duplicate-message=1@step=4,phase=form")
     drilled(tmp_path / "kept", capsys, "--workers=3", *faults)
+
+
+@pytest.mark.nightly(sample=1, of="what a run is to find")
+@pytest.mark.parametrize("fault", ["skip-exchange", "repeat-exchange"])
+def test_a_collective_that_nobody_else_comes_to_is_waited_for_until_the_deadline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    """The step comes round again then, with all of them; or sooner, without the worker whose row was another one's."""
+    events = drilled(tmp_path / "kept", capsys, "--workers=3", f"--{fault}=1@step=5", of_script=("--timeout=8",))
+    assert len([event for event in events if event["event"] == "step_applied" and event["step"] == 15]) == 3

@@ -99,7 +99,8 @@ def judge(
     violations += _views(seen, of_kind["view_formed"])
     if one_launch:
         violations += _sides(of_kind)
-    violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off)
+    struck = {generation for _, generation in misled or ()}
+    violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off, misled=struck)
     violations += _moved_on(of_kind)
     for step in sorted(lineage.path):
         violations += _shares(lineage.path[step], exact)

@@ -7,7 +7,7 @@ the step that was in flight, and that only if somebody was lost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from elastic.drill.judge.grouping import by_fact
@@ -22,14 +22,16 @@ def survival(
     lost_max: int | None,
     *,
     may_fall_back: bool = False,
+    misled: Collection[int] = (),
 ) -> Iterator[Violation]:
     """
     lost_max       how many workers were taken from the run against their will
     may_fall_back  checkpoints were damaged on purpose
+    misled         generations in which a fault made something wrong in a worker: such a view may end with nobody lost
     """
     yield from _restarted(of_kind["run_started"])
     yield from _storage(seen, of_kind["loaded"])
-    yield from _redone(seen, (*of_kind["reads"], *of_kind["step_applied"], *of_kind["passed_over"]))
+    yield from _redone(seen, (*of_kind["reads"], *of_kind["step_applied"], *of_kind["passed_over"]), misled)
     if not may_fall_back:
         yield from _thrown_away(seen, of_kind)
     lost = [worker for view in seen for worker in view.lost]
@@ -61,7 +63,7 @@ def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Viol
                 yield Violation("storage", what, (earlier[0], load))
 
 
-def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event]) -> Iterator[Violation]:
+def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event], misled: Collection[int]) -> Iterator[Violation]:
     losses = {(view.launch, view.generation) for view in seen if view.lost}
     launch_of = {worker: view.launch for view in seen for worker in view.workers}
     for worker, own in by_fact(begun, "worker").items():
@@ -76,7 +78,11 @@ def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event]) -> Iterator[Violat
             evidence = tuple(first[at][step] for step in again for at in (before, after))
             if len(again) > 1:
                 yield Violation("redone", f"{worker} did steps {again} again, and one was in flight", evidence)
-            if again and not any((launch_of.get(worker), at) in losses for at in range(before + 1, after + 1)):
+            if (
+                again
+                and before not in misled
+                and not any((launch_of.get(worker), at) in losses for at in range(before + 1, after + 1))
+            ):
                 yield Violation("redone", f"{worker} did step {again[0]} again, and nobody was lost", evidence)
 
 
