@@ -760,3 +760,51 @@ def test_what_models_and_collate_functions_draw_goes_on_and_what_an_optimizer_co
                 train(tmp_path / "cut", None)
         return
     assert_goes_on_the_same(train, tmp_path)
+
+
+class _Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 1.0
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.out(x) / self.temperature
+
+
+class _Says(_Tempered):
+    def get_extra_state(self) -> dict[str, float]:
+        return {"temperature": self.temperature}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.temperature = state["temperature"]
+
+
+@pytest.mark.parametrize("kind", [_Says, _Tempered])
+def test_a_module_s_extra_state_goes_on_and_a_plain_attribute_is_refused(kind: type[_Tempered], tmp_path: Path) -> None:
+    """It changes behind steps, and at the beginning of an epoch, which whoever goes on in its midst comes to again."""
+
+    def train(url: Path, until: int | None) -> list[Any]:
+        elastic.seed(0)
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with run(url, model, optimizer, save_every=1, epochs=3) as training:
+            for _ in training.epochs():
+                model.temperature *= 1.5
+                for x, y in training.batches():
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    if training.stepped:
+                        model.temperature *= 0.9
+                        if training.step_index == until:
+                            raise KeyboardInterrupt
+        return [model.temperature, *(parameter.tolist() for parameter in model.parameters())]
+
+    if kind is _Says:
+        assert_goes_on_the_same(train, tmp_path)
+        return
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 5)
+    with pytest.raises(elastic.IdentityMismatch, match="reads the same, and gives other gradients than before"):
+        train(tmp_path / "cut", None)
