@@ -84,7 +84,7 @@ def extra_states(walked: list[tuple[str, str, torch.nn.Module]]) -> list[tuple[s
     return [
         (root, f"{path}._extra_state" if path else "_extra_state", module)
         for root, path, module in walked
-        if type(module).get_extra_state is not none
+        if module.__class__.get_extra_state is not none  # of a proxy, which is of another type, that of what it is for
     ]
 
 
