@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from elastic.drill import command
 from elastic_checkpoint.command_line import Parser
+
+if TYPE_CHECKING:
+    from elastic.drill.both_runs import Drill
 
 STEPS, WORKERS = 12, 3
 _DESCRIPTION = (
@@ -31,7 +35,7 @@ exit status  0 all is the same   1 it is not   2 it could not be run as asked   
 """
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
     """See command.main."""
     argv = [*argv]
     cut = argv.index("--") if "--" in argv else len(argv)
@@ -47,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         "--cross-check=1",
     ]
     asked += [f"--within={given.within:g}", *["--keep"] * given.keep, *["--module"] * given.module, given.script]
-    return command.main([*asked, *faults, "--", *given.args, *argv[cut + 1 :]], name="elastic check")
+    return command.main([*asked, *faults, "--", *given.args, *argv[cut + 1 :]], drill=drill, name="elastic check")
 
 
 def _parser() -> argparse.ArgumentParser:

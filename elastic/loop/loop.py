@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from elastic.errors import Evicted, PeerLost, SavesFailed, StartFailed, StepError
+from elastic.errors import CollectiveMismatch, Evicted, PeerLost, SavesFailed, StartFailed, StepError
 from elastic.events import schema
 from elastic.group.fingerprint import Kind, announce
 from elastic.group.sums import Agreed
@@ -151,7 +151,7 @@ class Loop:
         try:
             if error is None:
                 if self._state.in_loop:
-                    self._broke_off()
+                    self._broke_off_or_refused()
                 elif self._others_break and self._recovery.all_break():
                     self._finish()
                 self._recovery.part()
@@ -166,8 +166,7 @@ class Loop:
                 for note in self.own_update.notes(error):
                     error.add_note(note)
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
-                failure = f"{type(error).__name__}: {error}"
-                self._context.events.emit(schema.Error(step=self._state.step, error=failure))
+                self._record(error)
             if (known := compiled.explained(error) or gpu_kernels.explained(error)) is not None:
                 raise known from error
         finally:
@@ -398,6 +397,16 @@ class Loop:
         if self._context.live is not None and not session.is_past:
             self._context.live.finished(step=self._state.step)
         session.tell_finished()
+
+    def _record(self, error: BaseException) -> None:
+        self._context.events.emit(schema.Error(step=self._state.step, error=f"{type(error).__name__}: {error}"))
+
+    def _broke_off_or_refused(self) -> None:
+        try:
+            self._broke_off()
+        except (StepError, CollectiveMismatch) as refused:  # which leaves no block of the script's any more
+            self._record(refused)
+            raise
 
     def _broke_off(self) -> None:
         """The script left the outer loop by `break`. If all workers do so at one step, the run ends there.

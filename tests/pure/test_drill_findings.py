@@ -185,6 +185,21 @@ def test_an_exception_of_the_script_s_own_is_told_with_the_line_that_raises_it(t
         assert diagnose(baseline, [*faulted, {**error, "error": ours}], script=str(file)) == [], ours
 
 
+def test_what_the_run_refused_is_told_in_its_words_and_not_guessed_from_the_weights() -> None:
+    """A worker that was not let in was said to be lost, and the update to have state."""
+    baseline, faulted = (told(9, content=lambda index, *_: index), told(1, 2, content=lambda index, *_: index))
+    said = (
+        "NotLetIn: this worker is not let in: share 2 was passed twice\n  found  what is kept\n  state  nothing was "
+        "applied\n  next   extra="
+    )
+    error = {"worker": "w2", "t": 1.0, "event": "error", "rank": 1, "world_size": 2, "step": 3, "error": said}
+    found = only(diagnose(baseline, [*faulted, error], script=None))
+
+    assert found.what.endswith("NotLetIn: this worker is not let in: share 2 was passed twice")
+    assert found.seen == "worker 1 of 2 was refused at step 3\n  found  what is kept"
+    assert found.next == "extra="
+
+
 def test_a_cache_that_worker_0_fills_as_before_is_not_called_a_matter_of_the_rank(tmp_path: Path) -> None:
     file = tmp_path / "loop.py"
     file.write_text(LOOP)

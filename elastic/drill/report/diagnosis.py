@@ -4,6 +4,7 @@ The evidence is what the two runs recorded: the state that each began with, what
 sums and weights of each step. The first thing that differs names the kind:
 
     an exception                        the script raised it, and no fault did
+    a refusal                           the run named what the script does, and went on without that worker, or ended
     the first weights                   they are initialised without a seed
     an example's content, by the rank   the dataset or its sampler asks which worker this is
     an example's content, by time       it has state that changes as it is read: a counter, a cache
@@ -52,7 +53,7 @@ def diagnose(
     script      its file
     exact       mode="exact"; else only the data is compared
     """
-    found = [one for one in (_raised(faulted, script), _data(baseline, faulted)) if one is not None]
+    found = [one for one in (_raised(faulted, script), _refused(faulted), _data(baseline, faulted)) if one is not None]
     if exact and (first := _first_weights(baseline, faulted, script)) is not None:
         return [first, *found]
     if exact and not found and (later := _sums_or_weights(baseline, faulted, script)) is not None:
@@ -96,9 +97,32 @@ def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
     )
 
 
+def _refused(faulted: Sequence[Event]) -> Diagnosis | None:
+    """What a worker was refused by, in its own words; the first one's."""
+    refusals = [event for event in faulted if event["event"] == "error" and _name(str(event["error"])) in _REFUSALS]
+    if not refusals:
+        return None
+    first = refusals[0]
+    said, _, then = str(first["error"]).partition("\n  next   ")
+    what, *found = said.splitlines()
+    return Diagnosis(
+        f"the run refused what the script does: {what}",
+        f"worker {first.get('rank')} of {first.get('world_size')} was refused at step {first.get('step')}"
+        + "".join(f"\n{line}" for line in found if not line.startswith("  state")),
+        then or "its traceback is in disturbed-drill/output-*.txt of the folder below",
+    )
+
+
+_REFUSALS = frozenset(("StepError", "NotLetIn", "CollectiveMismatch", "IdentityMismatch"))
+
+
+def _name(error: str) -> str:
+    return error.partition(":")[0].rpartition(".")[2]
+
+
 def _of_script(error: str) -> bool:
     """Neither what the faults raise, nor elastic's own and the storage's, which are no matter of the script."""
-    name = error.partition(":")[0].rpartition(".")[2]
+    name = _name(error)
     ours = any(hasattr(module, name) for module in (elastic.errors, elastic_checkpoint.errors))
     raised_by_faults = any(kind.raised(name, error) for kind in KINDS.values())
     return not (ours or raised_by_faults or (hasattr(builtins, name) and issubclass(getattr(builtins, name), OSError)))

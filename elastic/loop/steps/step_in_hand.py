@@ -185,8 +185,6 @@ class StepInHand:
                 finally:
                     context.stopwatch.at(before)
                 self._phases.sign(Phase.COMPUTING)
-                if self._notes_step and not loaded.left_out:
-                    self._note_read(loaded.batch, share, micro, len(shares) if micro == self.pieces - 1 else 0)
                 self.indices_read.append(loaded.indices)
                 self.examples += len(loaded.indices)
                 if loaded.left_out:
@@ -198,6 +196,9 @@ class StepInHand:
                 batch = beside
                 if not self.for_nothing:
                     batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
+                if self._notes_step and not loaded.left_out:
+                    read = None if self.for_nothing else batch
+                    self._note_read(read, share, micro, len(shares) if micro == self.pieces - 1 else 0)
                 if share == self.check.copied and micro == 0 and (copied := _copy(batch)) is not None:
                     yield from self._hand_for_nothing(share, copied, exchange, driver)
                 takes = self.check.takes(share, None if self.for_nothing else batch) if micro == 0 else None

@@ -442,7 +442,7 @@ class Saver:
             "losses": {**self._losses().document(), "ended": ended and position.step > 0},
             **self.duration.meta(),
         }
-        if (read := self._notes.newest) is not None and read.step == position.step - 1:
+        if ended and (read := self._notes.newest) is not None and read.step == position.step - 1:
             meta["last_read"] = asdict(read)
         if (unfit := self._unfit(position.step)) is not None:
             meta[UNFIT] = unfit
