@@ -38,9 +38,14 @@ def misled(events: Sequence[Event], faults: Sequence[Fault]) -> dict[ViewKey, Mi
     """By the view in which it was."""
     found: dict[ViewKey, Misled] = {}
     for event in events:
-        if event["event"] == "fault" and faults[event["index"]].misleads:
+        if (fault := _fault(event, faults)) is not None and fault.misleads:
             found.setdefault(view_key(event), Misled(event["worker"], event["t"]))
     return found
+
+
+def _fault(event: Event, faults: Sequence[Fault]) -> Fault | None:
+    """Return the plan's fault that this event is of; an earlier launch of the run may have had another plan."""
+    return faults[event["index"]] if event["event"] == "fault" and event["index"] < len(faults) else None
 
 
 def sound_events(events: Sequence[Event], lineage: SurvivingSteps, known: Mapping[ViewKey, Misled]) -> Iterator[Event]:
@@ -61,7 +66,7 @@ def unnamed(events: Sequence[Event], faults: Sequence[Fault]) -> Iterator[Violat
     alike."""
     errors = [event for event in events if event["event"] == "error"]
     for struck in events:
-        fault = faults[struck["index"]] if struck["event"] == "fault" else None
+        fault = _fault(struck, faults)
         if fault is None or not fault.misleads or struck["world_size"] < _TELL:
             continue
         found = [one for one in errors if view_key(one) == view_key(struck) and fault.finds(str(one["error"]))]
