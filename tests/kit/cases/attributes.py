@@ -1,4 +1,4 @@
-"""Cases about what modules keep in plain attributes: counts, modes, temperatures, and what passes leave behind."""
+"""Cases about what modules keep in attributes: caches, what passes leave behind, modes, and an extra state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from tests.kit.cases.training import CLASSES, FEATURES, Training, adamw, case
 
 
 class Keeping(nn.Module):
-    """The scores follow from a count of forward passes, a list, a tensor that is no buffer, and a lazily made table.
-    What it leaves behind for those who look (a shape, an activation) differs from share to share."""
+    """A table that is made at the first pass, what a pass leaves behind (a shape, an activation), and an extra state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.passes = 0
-        self.recent: list[int] = []
-        self.steps = torch.zeros(2)
         self.made = False
         self.table: torch.Tensor | None = None
         self.seen: torch.Tensor | None = None
@@ -30,22 +26,24 @@ class Keeping(nn.Module):
         self.out = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.passes += 1
-            self.recent = [*self.recent[-2:], self.passes]
-            self.steps += 1
         if not self.made:
             self.table, self.made = torch.linspace(0, 1, FEATURES), True
         assert self.table is not None
         self.shape = tuple(x.shape)
         self.seen = x.detach()
-        scores: torch.Tensor = self.out(self.dropout(self.mix(self.norm(x))) + self.table / (1 + self.passes))
+        scores: torch.Tensor = self.out(self.dropout(self.mix(self.norm(x))) + self.table)
         self.penalty = scores.square().sum() * 0.01
-        return scores / self.temperature + 0.01 * (sum(self.recent) + self.steps.sum())
+        return scores / self.temperature
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"temperature": self.temperature, "p": self.dropout.p}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.temperature, self.dropout.p = state["temperature"], state["p"]
 
 
 @case
-def attributes_that_forward_passes_and_updates_change(train: Training) -> None:
+def attributes_that_passes_leave_and_updates_change(train: Training) -> None:
     model = Keeping()
 
     def inner(run: Any, step: Any, batch: Any) -> None:
@@ -56,7 +54,6 @@ def attributes_that_forward_passes_and_updates_change(train: Training) -> None:
         step.backward(loss + model.penalty, count=len(batch[1]))
 
     def update(run: Any, step: Any) -> None:
-        assert model.passes == step.index + 1
         run.optimizers["optimizer"].step()
         model.temperature *= 0.9
         model.dropout.p *= 0.9
