@@ -14,6 +14,7 @@ from elastic.drill.judge.surviving_steps import ViewKey
 from elastic.drill.judge.verdict import Verdict, Violation
 from elastic.events.event import Event
 from elastic.state.train_state import weights_digest
+from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.load.diff import Side, compare
 from elastic_checkpoint.load.reader import read_commit
@@ -87,6 +88,8 @@ def stored(
     try:
         lineage = read_history(storage, lambda _: None).lineage
         return [_stored(storage, id) for id in lineage if str(id) not in but]
+    except CorruptCheckpoint:  # its commits are gone: nobody could go on, and the saves that events tell of are missing
+        return []
     finally:
         storage.close()
 

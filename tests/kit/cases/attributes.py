@@ -11,7 +11,7 @@ from tests.kit.cases.training import CLASSES, FEATURES, Training, adamw, case
 
 
 class Keeping(nn.Module):
-    """A table that is made at the first pass, what a pass leaves behind (a shape, an activation), and an extra state."""
+    """A table made at the first pass, what a pass leaves behind (a shape, an activation), and an extra state."""
 
     def __init__(self) -> None:
         super().__init__()
