@@ -16,8 +16,14 @@ from tests.kit.planted.catalogue import CATALOGUE
 from tests.kit.planted.plans import WAYS, Undisturbed, judged, undisturbed
 
 Reference = Callable[[str | None], Undisturbed]
-REFUSED = ("was read twice, by", "was passed twice, by", "gives other gradients than before the run was ended")
-"""What a run says of another share, or another first step, than others have computed."""
+REFUSED = (
+    "was read twice, by",
+    "was passed twice, by",
+    "gives other gradients than before the run was ended",
+    "its update other weights than before the run was ended",
+    "its commits are gone",
+)
+"""What a run says of another share, or another first step, than others have computed, and of saves that are missing."""
 MADE_GOOD = "ComputesWrongly: "
 """Of a worker that most have found wrong: it is replaced, and what it may have spoilt is computed again."""
 
