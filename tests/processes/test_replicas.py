@@ -121,7 +121,7 @@ APART: dict[Between, str] = {
     clamps_on_the_coordinator: "weight layer.weight",
     resets_momentum_on_the_coordinator: "weight layer.bias, optimizer state of layer.bias",
     moves_a_buffer_by_its_loss: "buffer offset",
-    leaves_eval_on_on_the_coordinator: "module model.dropout, module model.layer",
+    leaves_eval_on_on_the_coordinator: "module model, module model.layer, module model.norm, module model.dropout",
     averages_on_the_coordinator: "weight extra.average.module.layer.weight",
     replaces_a_module_on_the_coordinator: "module model.dropout",
     moves_it_in_the_end: "weight layer.weight",
