@@ -231,7 +231,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="PORT",
         help="Serve this node's figures for Prometheus there: /metrics, and /healthz and /readyz. Needs "
-        "prometheus-client: pip install 'elastic-exact[metrics]'. Default: nothing is served.",
+        "prometheus-client (pip install prometheus-client). Default: nothing is served.",
     )
     own = {"max_restarts": RESTARTS_MAX, "start_method": "forkserver", "nnodes": None, "rdzv_endpoint": None}
     for name, value in own.items():
@@ -458,7 +458,7 @@ def _check_metrics() -> None:
         raise ConfigError(
             "--metrics-port needs the package prometheus-client, which is not installed\n"
             "  state  nothing was started\n"
-            "  next   pip install 'elastic-exact[metrics]', or leave the flag out"
+            "  next   pip install prometheus-client, or leave the flag out"
         )
 
 

@@ -1,6 +1,6 @@
 """The variables that the loop's body can name: those of the functions that the loop stands in, and the globals that
-these name, or functions of the script that they call. The run is not handed them; it looks whether they hold what it
-should know.
+these name, or functions of the script that they call. Random generators among them draw by place; and where a share
+that was passed twice gave other bits, those that its body has changed are named in the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import ProxyTypes
 import numpy as np
 import torch
 
-FRAMES_MAX = 6
+_FRAMES_MAX = 6
 _FUNCTIONS = 32
 _OWN = "elastic"
 _BYTES_MAX = 1 << 16
@@ -30,9 +30,9 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.
 def variables() -> dict[str, Any]:
     """Name -> value; called while the script waits for its next batch. `self` counts by its attributes."""
     found: dict[str, Any] = {}
-    for frame in islice(frames(), FRAMES_MAX):
+    for frame in islice(_frames(), _FRAMES_MAX):
         functions, seen = [frame.f_code], set[CodeType]()
-        local = locals_of(frame)
+        local = _locals_of(frame)
         known = {**frame.f_globals, **local}
         names = [*local]
         while functions and len(seen) < _FUNCTIONS:
@@ -47,7 +47,7 @@ def variables() -> dict[str, Any]:
             value = known.get(name)
             if type(value) in ProxyTypes:  # what it stands for is others', and may be gone
                 continue
-            if name not in known or name.startswith("__") or isinstance(value, _NO_STATE) or is_own(type(value)):
+            if name not in known or name.startswith("__") or isinstance(value, _NO_STATE) or _is_own(type(value)):
                 continue
             found.setdefault(name, value)
             if name == "self":
@@ -65,7 +65,7 @@ def values(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _value(value) for name, value in found.items()}
 
 
-def frames() -> Iterator[FrameType]:
+def _frames() -> Iterator[FrameType]:
     """From the loop outwards, to the script's first line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -76,7 +76,7 @@ def frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def locals_of(frame: FrameType) -> dict[str, Any]:
+def _locals_of(frame: FrameType) -> dict[str, Any]:
     """Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs; and
     which is what locals() gave the script, if it has kept that."""
     there = frame.f_locals
@@ -86,7 +86,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     return local
 
 
-def is_own(kind: type) -> bool:
+def _is_own(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == _OWN
 
 
