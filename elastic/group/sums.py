@@ -31,6 +31,7 @@ Values = float | npt.NDArray[np.float64]
 LEFT_OUT = "\0left out"  # no name that a script gives: how many of a share's examples were
 COUNT = "\0count"  # likewise: what a share's loss is a mean over, where that is no integer
 READ = "\0read"  # likewise: digest of a batch, how many shares end with it, and 1
+FIRST = "\0first"  # likewise, of a step's first share: digests of its first micro-batch, and of what that gave
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
 _HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "own", "passed", "news")
 
@@ -105,6 +106,7 @@ class Agreed:
     left_out  how many of the step's examples
     own, passed  digests of cross-checked shares, of every rank's own and of what it has passed of others
     read      digest of what was read for it, of how many shares, in how many batches; where that was asked for
+    first     digests of the first share's batch and of what that gave; likewise
     """
 
     sums: dict[str, Any]
@@ -116,6 +118,7 @@ class Agreed:
     relaid: tuple[str, ...]
     left_out: int
     read: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
     own: tuple[int, ...] = ()
     passed: tuple[int, ...] = ()
 
@@ -191,6 +194,7 @@ class StepSums:
             relaid=all_relaid,
             left_out=int(sums.pop(LEFT_OUT, 0)),
             read=tuple(map(int, sums.pop(READ, ()))),
+            first=tuple(map(int, sums.pop(FIRST, ()))),
             own=tuple(int(d) for d in heads[:, _HEADER.index("own")]),
             passed=tuple(int(d) for d in heads[:, _HEADER.index("passed")]),
         )

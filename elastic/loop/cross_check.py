@@ -14,6 +14,9 @@ with the step's row, and are compared before anything is applied.
 
 Only the first micro-batch of a share is passed. A check changes no result: what the pass gives is let go, buffers are
 put back, and the share's random stream begins anew.
+
+Where all workers leave, nobody computes the step behind the last save. The coordinator passes that step's first share
+for nothing then, and leaves its digests beside the commit (storage/next_step.py); whoever resumes passes it as its own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -38,6 +42,12 @@ _FREE = 3  # checks, before their part of a run's time counts
 _PART = 0.005
 _ITEMS = 64  # of a list
 _PARTS = 1 << 20
+
+
+class First(Enum):
+    """How this worker passes a step's first share for the comparison with what a launch before has left."""
+
+    NOT, AS_OWN, FOR_NOTHING = range(3)
 
 
 def _nothing(_: int) -> Sequence[int]:
@@ -75,7 +85,9 @@ class CrossCheck:
     copied  its own share that it passes a copy of, instead
     own     the shares of its own that somebody passes, too
     alone   likewise, in fast mode: it passes them for nothing, one by one
+    first   whether it passes the step's first share, to be compared with what a launch before has left
     runs    a body that counts for nothing is at work
+    theirs, ours, left  what it has passed, by share: of others, of its own, and for `first`
     """
 
     def __init__(
@@ -93,13 +105,15 @@ class CrossCheck:
         self.passes = (*passes,)
         self.own = frozenset(own)
         self.alone = (*alone,)
+        self.first = First.NOT
         self.copied = copied
         self.runs = False
-        self._in_hand: _Pass | None = None
+        self._in_hand: Pass | None = None
         self._void = False
         self._batch: Any = None
-        self._theirs: dict[int, _Pass] = {}
-        self._ours: dict[int, _Pass] = {}
+        self.theirs: dict[int, Pass] = {}
+        self.ours: dict[int, Pass] = {}
+        self.left: dict[int, Pass] = {}
         self._seen: dict[str, Any] = {}
         self._changed: list[str] = []
         self._again: list[dict[str, Any]] = []
@@ -152,12 +166,12 @@ class CrossCheck:
         """Whether workers pass shares for nothing, as far as this one knows, and not only those who have joined."""
         return self._by_all and bool(self.own or self.alone or self.passes or self.copied is not None)
 
-    def begins(self, share: int, batch: Any, *, own: bool = False) -> None:
-        """This worker is about to pass it for nothing. None: all of its examples were left out; own: see alone"""
+    def begins(self, share: int, batch: Any, kept: dict[int, Pass]) -> None:
+        """This worker is about to pass it for nothing. None: all of its examples were left out; kept: among these"""
         self._seen = values(variables())
         self._batch = batch
-        self.runs, self._in_hand = True, _Pass(batch, share)
-        (self._ours if own else self._theirs)[share] = self._in_hand
+        self.runs, self._in_hand = True, Pass(batch, share)
+        kept[share] = self._in_hand
 
     def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
         """What that gave each parameter, by its number."""
@@ -186,14 +200,26 @@ class CrossCheck:
 
     def takes(self, share: int, batch: Any) -> Callable[[int, torch.Tensor], None] | None:
         """What is to get the gradients of the share's own pass, one by one; None: nobody else passes it."""
-        if share not in self.own:
+        is_first = share == 0 and self.first is First.AS_OWN
+        if share not in self.own and not is_first:
             return None
-        ours = self._ours[share] = _Pass(batch, share)
-        return ours.take if batch is not None else None
+        one = Pass(batch, share)
+        if is_first:
+            self.left[share] = one
+        if share in self.own:
+            self.ours[share] = one
+        return one.take if batch is not None else None
 
     def digests(self) -> tuple[int, int]:
         """For the step's row: of its own, and of what it has passed for nothing; 0: of none."""
-        return _digest(self._ours), 0 if self._void else _digest(self._theirs)
+        return _digest(self.ours), 0 if self._void else _digest(self.theirs)
+
+    def digests_of_first(self) -> tuple[int, int] | None:
+        """Return 40 bits each of its batch and of what that gave; None where this worker has not passed it."""
+        one = self.left.get(0)
+        if one is None or not one.gradients:
+            return None
+        return one.batch, _digest(self.left) % (1 << 40) or 1
 
     def compare(
         self,
@@ -216,8 +242,8 @@ class CrossCheck:
             return
         mine = {
             "host": socket.gethostname(),
-            "own": {share: one.said(names) for share, one in self._ours.items()},
-            "passed": {} if self._void else {share: one.said(names) for share, one in self._theirs.items()},
+            "own": {share: one.said(names) for share, one in self.ours.items()},
+            "passed": {} if self._void else {share: one.said(names) for share, one in self.theirs.items()},
             "changed": self._changed,
         }
         found = Disagreement.of([*map(json.loads, gather_bytes(group, json.dumps(mine).encode()))], step)
@@ -231,7 +257,7 @@ class CrossCheck:
     def _rows(self, found: Disagreement, examples: Callable[[int], Sequence[int]], group: Group) -> tuple[Rows, Rows]:
         """Digests of each example, as its own worker has read it and as the other one has. Raises PeerLost."""
         mine = []
-        for passes in (self._ours, self._theirs):
+        for passes in (self.ours, self.theirs):
             one = passes.get(found.share)
             mine.append(digests_of_rows(one.read, len(examples(found.share))) if one is not None else {})
         every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
@@ -239,8 +265,8 @@ class CrossCheck:
 
     def passed_again(self, names: Sequence[str]) -> None:
         """Of a share that all pass: this worker has."""
-        self._again += [one.said(names) for one in self._theirs.values()]
-        self._theirs = {}
+        self._again += [one.said(names) for one in self.theirs.values()]
+        self.theirs = {}
 
     def settles(self, found: Disagreement, group: Group) -> Exception:
         """What this rank raises, once all have passed that share again; all call it. Raises PeerLost."""
@@ -252,7 +278,7 @@ class CrossCheck:
         return found.ends(odd, self._joined, rank=group.rank)
 
 
-class _Pass:
+class Pass:
     """Of one share: what was read, and what it gave."""
 
     def __init__(self, batch: Any, share: int) -> None:
@@ -288,7 +314,7 @@ def _plain(said: Mapping[str, Any]) -> str:
     return json.dumps(said, sort_keys=True)
 
 
-def _digest(passes: Mapping[int, _Pass]) -> int:
+def _digest(passes: Mapping[int, Pass]) -> int:
     if not passes:
         return 0
     every: list[torch.Tensor] = []

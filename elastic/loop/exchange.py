@@ -90,8 +90,10 @@ class Exchange:
         assignments = assign_shares(self._config, len(step.sizes), self._group.world_size, idle)
         self.assignment = assignments[self._group.rank]
 
-    def begin(self, step: int, *, again: bool) -> TrainedSet:
-        """Starts step `step`, or starts it again: gradients are forgotten. Whoever gave it up has restored buffers.
+    def begin(self, step: int, *, again: bool, alone: bool = False) -> TrainedSet:
+        """Start step `step`, or start it again: gradients are forgotten. Whoever gave it up has restored buffers.
+
+        alone  without a word to the others, who may be gone: nothing of it is exchanged
 
         Raises PeerLost, and StepError for a change of what is trained that cannot be carried.
         """
@@ -103,7 +105,7 @@ class Exchange:
             known ^= settings.digest(self._settings)
         announced = partial(announce, self._group, Kind.STEP, step=step, trained=known, waiting=self._waiting)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
-        self.announced = announced() if self._giving is None else Alone()
+        self.announced = announced() if self._giving is None and not alone else Alone()
         self._announces = announced
         self.gradients.begin(self.assignment.schedule, self._meet, self._waiting, seen=any(trained.hooks))
         self.buffers.begin()

@@ -9,10 +9,11 @@ and its caller goes round again, unless a peer has got there already.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -25,7 +26,8 @@ from elastic.loop.between_steps.boundary import Boundary
 from elastic.loop.between_steps.evaluation import Evaluations
 from elastic.loop.between_steps.on_coordinator import OnCoordinator
 from elastic.loop.context import Context
-from elastic.loop.leaving.deadline import LeaveDeadline
+from elastic.loop.cross_check import First
+from elastic.loop.leaving.deadline import RECORD_S, LeaveDeadline
 from elastic.loop.plain.first_losses import Divided, FirstLosses
 from elastic.loop.plain.loop import PlainLoop
 from elastic.loop.plain.mean_over import targets_in
@@ -39,6 +41,7 @@ from elastic.loop.steps.not_finite import NotFinite
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import Update
+from elastic.loop.storage.next_step import NextStep
 from elastic.membership.exit_statuses import AGAIN, INTERRUPTED
 from elastic.membership.progress import Phase
 from elastic.membership.worker.live import LeaveRequested, RunEnded
@@ -50,6 +53,8 @@ from elastic.state import compiled, gpu_kernels
 from elastic.state.randomness import before_seed, end_seed, start_seed
 
 AnyStep = TypeVar("AnyStep", Step, PlainStep)
+
+_FIRST_SHARE = 3  # times a step: what must be left of a notice for one share, as long as a step's first one may take
 
 
 class Loop:
@@ -150,6 +155,9 @@ class Loop:
         session, orderly = self.session, False
         try:
             if error is None:
+                if self.step is not None and self.step.leaves is not None:  # the script left the loop by itself
+                    orderly = True
+                    self.step.leaves(None)
                 if self._state.in_loop:
                     self._broke_off_or_refused()
                 elif self._others_break and self._recovery.all_break():
@@ -225,14 +233,41 @@ class Loop:
             driver = next_step()
             self.step = step = driver.in_hand
             session.seed(before_seed(plan.seed, step.index))
+            began_s = time.monotonic()
             yield driver
             if not step.applied:
                 raise self._left_open(step)
             self._leave_step()
-            self._boundary.cross()
+            if self._boundary.cross():
+                yield from self._leave(next_step, time.monotonic() - began_s)
         self._finish()
         state.in_loop = False
         session.seed(end_seed(plan.seed))
+
+    def _leave(self, next_step: Callable[[], AnyStep], step_s: float) -> Iterator[AnyStep]:
+        """All workers leave, and everything is saved. Raises SystemExit.
+
+        The coordinator is handed one more batch, for nothing: what the next step's first share gives is left for
+        whoever resumes.
+        """
+        session, departure = self.session, self._recovery.departure
+        by_s, saver = departure.by_s, session.restorer.saver
+        in_time = by_s is None or by_s - time.monotonic() > _FIRST_SHARE * step_s + RECORD_S
+        departure.tell_all_is_saved()
+        if session.first_is_passed and in_time and saver is not None and session.view_group.rank == 0:
+            driver = next_step()
+            self.step = driver.in_hand
+            driver.in_hand.leaves = self._leave_behind
+            session.seed(before_seed(self._context.config.plan.seed, driver.in_hand.index))
+            yield driver
+        departure.leave_with_all()
+
+    def _leave_behind(self, found: NextStep | None) -> NoReturn:
+        saver = self.session.restorer.saver
+        if found is not None and saver is not None:
+            saver.look()
+            saver.note(found)
+        self._recovery.departure.leave_with_all()
 
     def evaluate(
         self,
@@ -319,7 +354,8 @@ class Loop:
         if begun or state.finished:
             return 0
         check = self.session.cross_check(self.session.step_plan(state.step))
-        return len(check.passes) + len(check.alone) + (check.copied is not None)
+        first = check.first is First.FOR_NOTHING
+        return first + len(check.passes) + len(check.alone) + (check.copied is not None)
 
     def _warn_of_sum(self, node: str) -> None:
         self._context.console.warn(

@@ -152,7 +152,7 @@ class Recovery:
     # leaving
 
     def leave(self) -> None:
-        """All leave, in order. Raises SystemExit."""
+        """Save what all hold, who leave in order. Raises SystemExit on a worker that could not."""
         self.check()
         if self._context.live is None:
             self.departure.save_without_agent()
@@ -160,7 +160,6 @@ class Recovery:
             self.agree_to_save()
             self.agree("leave", self.departure.saved_by_all, "waiting for the save on leaving")
         self.part()
-        self.departure.leave_with_all()
 
     def part(self) -> None:
         """Wait for the others, so that nobody's last collective fails because we were faster."""

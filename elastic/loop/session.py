@@ -31,7 +31,7 @@ from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.compiled.cache import CompileCache
 from elastic.loop.context import Context
-from elastic.loop.cross_check import CrossCheck, each
+from elastic.loop.cross_check import CrossCheck, First, each
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.restorer import StateRestorer
@@ -139,12 +139,15 @@ class Session:
 
     @property
     def checks(self) -> bool:
-        """Whether there are steps whose shares two workers pass. Where examples may be left out there are none: a read
-        that fails once, of two, gives another batch."""
+        """Whether there are steps whose shares two workers pass."""
+        return self._may_check and (self.group.world_size > 1 or self._config.plan.virtual_workers > 1)
+
+    @property
+    def _may_check(self) -> bool:
+        """Whether a share may be passed twice: not where a read that fails once, of two, leaves an example out."""
         config = self._config
-        several = self.group.world_size > 1 or config.plan.virtual_workers > 1
         repeats = self._kernels_repeat and self._alike
-        return config.cross_check is not None and repeats and several and config.on_bad_example == "raise"
+        return config.cross_check is not None and repeats and config.on_bad_example == "raise"
 
     @property
     def state_is_agreed_on(self) -> bool:
@@ -280,16 +283,25 @@ class Session:
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
         exact = config.mode == "exact"  # in fast mode the other one passes more batches than it has foreseen, too
         joined = self.restorer.first_steps.get(plan.index, frozenset()) if self.checks and exact else frozenset()
-        if not wanted and not joined:
+        compares = self.first_is_passed and self.restorer.compares_first(plan.index)
+        if not wanted and not joined and not compares:
             return CrossCheck()
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
         streams = config.streams is not None
         check = CrossCheck.planned(
             blocks, self.group.rank, each=wanted, idle=idle, streams=streams, joined=joined, fast=not exact
         )
+        if compares and 0 in blocks[self.group.rank]:
+            check.first = First.AS_OWN if exact else First.FOR_NOTHING
         if not wanted and self.state.foreseen is not None:
             check.passes = ()  # the loop knows how many batches there are
         return check
+
+    @property
+    def first_is_passed(self) -> bool:
+        """Whether where all leave the coordinator passes the next step's first share, for whoever resumes. In fast mode
+        a stream's share is passed with others only."""
+        return self._may_check and (self._config.mode == "exact" or self._config.streams is None)
 
     def holds_state(self, step: int) -> bool:
         """Whether this worker does in that step, which may be its first in a view."""

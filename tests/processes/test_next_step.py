@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -159,3 +163,92 @@ def test_a_finished_run_that_is_made_longer_is_told_of_other_data(
     assert "read once more" not in capsys.readouterr().err
     train(tmp_path / "run", epochs=3, scale=2.0)
     assert "step 7, read once more, gives other values" in capsys.readouterr().err
+
+
+class Counts:
+    """What a script may keep beside what it hands over, and what reaches its loss."""
+
+    seen = 0
+
+
+def train_until_told(
+    url: Path | str, *, tell: int | None = None, counts: bool = False, steps: bool = False, **changes: Any
+) -> str:
+    """The weights' digest, or what the run was refused for; told to leave in the step `tell`."""
+    elastic.seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": 100}
+    kept = Counts()
+
+    def loss_of(step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if step == tell:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # a thread reads it; should that be late, the run leaves a step later
+        return F.cross_entropy(model(x), y, reduction="sum" if steps else "mean") * (1 + counts * kept.seen)
+
+    try:
+        with elastic.Run(url, model=model, optimizer=optimizer, dataset=Own(), **(given | changes)) as run:
+            if steps:
+                for step in run:
+                    for x, y in step:
+                        step.backward(loss_of(step.index, x, y), len(y))
+                    kept.seen += step.count > 0
+            else:
+                for _ in run.epochs():
+                    for x, y in run.batches():
+                        optimizer.zero_grad()
+                        loss_of(run.step_index, x, y).backward()  # type: ignore[no-untyped-call]
+                        optimizer.step()
+                        kept.seen += run.stepped
+    except IdentityMismatch as refused:
+        return str(refused)
+    except SystemExit as left:
+        return f"left with {left.code}"
+    return elastic_checkpoint.digest(model)
+
+
+def told_in_rank(
+    rank: int, world_size: int, port: int, url: str, tell: int | None, counts: bool, options: dict[str, Any]
+) -> str:
+    as_worker_of_torchrun(rank, world_size, port)
+    return train_until_told(url, tell=tell, counts=counts, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps": True}, {"mode": "fast"}, {"virtual_workers": 1}],
+    ids=["plain loop", "steps", "fast", "one share"],
+)
+@pytest.mark.parametrize("tell", [1, 3], ids=["in an epoch", "at its end"])
+def test_a_resume_after_an_orderly_leave_finds_what_the_script_keeps(
+    tmp_path: Path, options: dict[str, Any], tell: int
+) -> None:
+    """Nobody has computed the step behind the last save: its first share is passed before the coordinator goes."""
+    whole = train_until_told(tmp_path / "whole", **options)
+    assert train_until_told(tmp_path / "run", tell=tell, **options) == "left with 0"
+    (noted,) = (note for note in notes(tmp_path / "run").values() if note.first_gradients)
+    assert noted.first_batch
+    assert train_until_told(tmp_path / "run", **options) == whole
+
+    assert train_until_told(tmp_path / "counts", tell=tell, counts=True, **options) == "left with 0"
+    commits = sorted((tmp_path / "counts" / "commits").iterdir())
+    said = train_until_told(tmp_path / "counts", counts=True, **options)
+    assert re.match(r"share 0 of step \d reads the same, and gives other gradients", said), said
+    assert sorted((tmp_path / "counts" / "commits").iterdir()) == commits
+
+
+@pytest.mark.parametrize("workers", [(3, 2), (1, 3)])
+def test_all_workers_are_refused_who_resume_after_an_orderly_leave(
+    tmp_path: Path, port: int, workers: tuple[int, int]
+) -> None:
+    leave, resume = workers
+    left = returned(run_ranks(told_in_rank, leave, port, str(tmp_path / "run"), 1, True, {}))
+    assert left == ["left with 0"] * leave
+    for said in returned(run_ranks(told_in_rank, resume, port, str(tmp_path / "run"), None, True, {})):
+        assert re.match(r"share 0 of step \d reads the same, and gives other gradients", said), said
+    (whole,) = returned(run_ranks(told_in_rank, 1, port, str(tmp_path / "whole"), None, False, {}))
+    returned(run_ranks(told_in_rank, leave, port, str(tmp_path / "honest"), 1, False, {}))
+    assert (
+        returned(run_ranks(told_in_rank, resume, port, str(tmp_path / "honest"), None, False, {})) == [whole] * resume
+    )

@@ -57,7 +57,7 @@ def test_what_nobody_has_passed_is_not_compared() -> None:
     check.compare([own, 5], [passed, 5], cast(Any, None), [], step=1)  # asks no rank for more
 
     void = planned(1)
-    void.begins(2, torch.ones(2))
+    void.begins(2, torch.ones(2), void.theirs)
     void.gives_up()
     assert void.digests() == (0, 0)
 

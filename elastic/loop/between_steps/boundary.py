@@ -72,17 +72,21 @@ class Boundary:
             self._tell_who_stopped()
         state.look_for_end()
 
-    def cross(self) -> None:
-        """Raises as `reach`, and SystemExit on workers that leave here."""
+    def cross(self) -> bool:
+        """Return whether all workers leave here, and all is saved.
+
+        Raises as `reach`, and SystemExit on workers that leave here alone, or cannot save.
+        """
         session, state, recovery = self._session, self._state, self._recovery
         self.reach()
         if state.finished:
-            return
+            return False
         assert state.agreed is not None
         wishes, every = self._agreed_wishes(), session.context.config.saves.steps
         leaving = [rank for rank, wish in enumerate(state.agreed.wishes) if wish & Wish.LEAVE]
         if leaving and (session.context.live is None or len(leaving) == len(state.agreed.wishes)):
             recovery.leave()
+            return True
         saver = session.restorer.saver
         if saver is not None:
             saver.check(state.position)
@@ -96,6 +100,7 @@ class Boundary:
         if leaving or wishes & Wish.REGROUP:
             leavers = frozenset(state.agreed_by[rank] for rank in leaving)
             recovery.regroup(leaves=self._leaves, only_for=None if wishes & Wish.REGROUP else leavers)
+        return False
 
     def _tell_who_stopped(self) -> None:
         assert self._state.agreed is not None

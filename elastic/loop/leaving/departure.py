@@ -150,12 +150,15 @@ class Departure:
         self._session.exchange.compare_replicas(self._state.step)
         return stop
 
+    def tell_all_is_saved(self) -> None:
+        """What all of the view hold is saved, and all know it: nobody is to wait for this worker any more."""
+        if self._context.live is not None:
+            self._context.live.leaving(step=self._state.step, saved=True)
+
     def leave_with_all(self) -> NoReturn:
-        """What all of the view hold is saved, and all know it. Raises SystemExit."""
-        live = self._context.live
-        if live is not None:
-            live.leaving(step=self._state.step, saved=True)
-        goes_on = "" if live is not None else ", and the same command goes on from here"  # its agent says so
+        """End this worker, which has told that all is saved. Raises SystemExit."""
+        # Where it has an agent, that says so.
+        goes_on = "" if self._context.live is not None else ", and the same command goes on from here"
         self._has_left(f"all is saved{goes_on}")
 
     def save_without_agent(self) -> None:

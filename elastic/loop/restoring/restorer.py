@@ -291,6 +291,11 @@ class StateRestorer:
         if self.saver is not None and found is not None:
             self.saver.note(found)
 
+    def compares_first(self, step: int) -> bool:
+        """Whether a launch before has left what this step's first share gives."""
+        noted = self._next_step
+        return noted is not None and noted.step == step and noted.first_gradients != 0
+
     def last_read(self) -> NextStep | None:
         """On the coordinator, once: what the last step has read of a run that is made longer."""
         if self.saver is None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,9 +29,9 @@ from elastic.data.loader import LeftOut
 from elastic.errors import UNTOUCHED, ExampleError, PeerLost, StepError
 from elastic.events import schema
 from elastic.events.timing import DATA
-from elastic.group.sums import COUNT, LEFT_OUT, READ, Agreed, ShareSums
+from elastic.group.sums import COUNT, FIRST, LEFT_OUT, READ, Agreed, ShareSums
 from elastic.loop.assignment import pieces
-from elastic.loop.cross_check import CrossCheck
+from elastic.loop.cross_check import CrossCheck, First, Pass
 from elastic.loop.disagreement import Disagreement, ShareDiffers
 from elastic.loop.exchange import Exchange, nothing_to_read
 from elastic.loop.recovery import Recovery
@@ -79,6 +79,7 @@ class StepInHand:
         for_nothing: All of its examples were left out: the batch in hand is of others, and counts for nothing.
         last: Its batch in hand is this worker's last of the step.
         check: What other workers pass of it, too.
+        leaves: All that it is for is its first share, for whoever resumes: called with that, to leave. None: for all
         computed: Once it is exchanged: what whoever resumes there is to find; None: nobody will, or it is not known.
         merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
         shown_sums: Of its sums and count, which sums people are shown; a trainer keeps some for itself.
@@ -122,6 +123,7 @@ class StepInHand:
         self.check = CrossCheck()
         self._differing: Disagreement | None = None  # a share that all pass, in place of what this step checks
         self.computed: NextStep | None = None
+        self.leaves: Callable[[NextStep | None], NoReturn] | None = None
         self.examples = 0
         self.left_out = 0
         self.share_sums: list[ShareSums] = []
@@ -163,6 +165,9 @@ class StepInHand:
         """Hands out this worker's. Raises PeerLost, StepError, and what the driver raises."""
         context, plan = self.context, self.plan
         self.begin(exchange)
+        if self.leaves is not None:
+            yield from self._pass_first(exchange, driver)
+            self.leaves(self._left_behind())
         yield from self.pass_checked(exchange, driver)
         assignment = exchange.assignment
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
@@ -200,7 +205,7 @@ class StepInHand:
                     read = None if self.for_nothing else batch
                     self._note_read(read, share, micro, len(shares) if micro == self.pieces - 1 else 0)
                 if share == self.check.copied and micro == 0 and (copied := _copy(batch)) is not None:
-                    yield from self._hand_for_nothing(share, copied, exchange, driver)
+                    yield from self._hand_for_nothing(share, copied, exchange, driver, self.check.theirs)
                 takes = self.check.takes(share, None if self.for_nothing else batch) if micro == 0 else None
                 exchange.gradients.look_at(takes)
                 self.piece = micro
@@ -218,18 +223,36 @@ class StepInHand:
         """Hands out what is passed for nothing ahead of this worker's own. Raises PeerLost, StepError."""
         found, self._differing = self._differing, None
         if found is None:
+            if self.check.first is First.FOR_NOTHING:
+                yield from self._pass_for_nothing(0, exchange, driver, self.check.left)
             for share in self.check.passes:
-                yield from self._pass_for_nothing(share, exchange, driver)
+                yield from self._pass_for_nothing(share, exchange, driver, self.check.theirs)
             for share in self.check.alone:
-                yield from self._pass_for_nothing(share, exchange, driver, own=True)
+                yield from self._pass_for_nothing(share, exchange, driver, self.check.ours)
             return
         for _ in range(2) if self.session.holds_state(self.index) else ():
-            yield from self._pass_for_nothing(found.share, exchange, driver)
+            yield from self._pass_for_nothing(found.share, exchange, driver, self.check.theirs)
             self.check.passed_again(exchange.gradients.names)
         raise self.check.settles(found, self.session.group)
 
-    def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver, *, own: bool = False) -> Iterator[Any]:
-        """Hands out what another worker passes as its own."""
+    def _pass_first(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
+        """Hands out the step's first batch, on a worker that leaves and whose peers may be gone."""
+        try:
+            if self._streams is not None:
+                batch = self.read(self.session.loader.next).batch
+            else:
+                batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(0)[0]))
+        except (ExampleError, PeerLost):  # whoever resumes reads it again
+            return
+        yield from self._hand_for_nothing(0, batch, exchange, driver, self.check.left)
+
+    def _left_behind(self) -> NextStep | None:
+        """For whoever resumes here; None: there is nothing to compare."""
+        digests = self.check.digests_of_first()
+        return NextStep.of_share(self.index, digests) if digests is not None else None
+
+    def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver, kept: dict[int, Pass]) -> Iterator[Any]:
+        """Hands out what another worker passes as its own. kept: see CrossCheck.begins"""
         self.session.train_state.staging.look()
         exchange.announced.look()
         self.session.group.check()
@@ -245,12 +268,12 @@ class StepInHand:
         finally:
             self.context.stopwatch.at(before)
             self._phases.sign(Phase.COMPUTING)
-        yield from self._hand_for_nothing(share, batch, exchange, driver, own=own)
+        yield from self._hand_for_nothing(share, batch, exchange, driver, kept)
 
     def _hand_for_nothing(
-        self, share: int, batch: Any, exchange: Exchange, driver: Driver, *, own: bool = False
+        self, share: int, batch: Any, exchange: Exchange, driver: Driver, kept: dict[int, Pass]
     ) -> Iterator[Any]:
-        self.check.begins(share, batch, own=own)
+        self.check.begins(share, batch, kept)
         if batch is not None:
             self.share, self.piece, self.due, self.last = share, _NO_PIECE, True, False
             self.seed_share(share, 0)
@@ -314,9 +337,9 @@ class StepInHand:
         self.share_sums, self.indices_read, self._counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
         self._compare_with_end()
-        trained = exchange.begin(self.index, again=self.attempt > 0)
+        trained = exchange.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None)
         exchange.gradients.look_at(None)
-        self.check = self.session.cross_check(self.plan)
+        self.check = self.session.cross_check(self.plan) if self.leaves is None else CrossCheck()
         self.session.body.begin(self.index, trained)
 
     def take_buffers(self, exchange: Exchange) -> None:
@@ -348,6 +371,8 @@ class StepInHand:
         self.context.moment("exchange")
         self.session.train_state.staging.look()
         self._phases.enter(Phase.WAITING)
+        if (digests := self.check.digests_of_first()) is not None:
+            self.share_sums[0].add(FIRST, np.array(digests))
         agreed = exchange.carry_out(
             (self.epoch, self.index, _PHASE),
             self.share_sums,
@@ -371,7 +396,7 @@ class StepInHand:
         if self._notes_step:
             whole = self.session.repeats and not agreed.left_out
             gradients = exchange.digest_of_gradients() if whole else 0
-            self.computed = NextStep.of_step(self.plan, agreed.read, gradients)
+            self.computed = NextStep.of_step(self.plan, agreed.read, gradients, agreed.first)
             self.session.restorer.check_step(self.computed)
         if self._streams is not None:
             self._streams.settle(agreed.sums)

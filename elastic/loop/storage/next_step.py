@@ -2,13 +2,16 @@
 save computes it again, and finds out whether the data, the script and the machine are those that the run had.
 
     data/c00000007/s000001200-<nonce>/note.json
-        {"step": 1200, "digest": …, "shares": 8, "batches": 8, "gradients": …, "weights": …}
+        {"step": 1200, "digest": …, "shares": 8, "batches": 8, "gradients": …, "weights": …, …}
 
 Each share's batch is digested as the loop's body gets it, and the digests travel with the step's sums, so that they are
 the same at any world size (in fast mode, at the same one). The step's gradients are the same there anyway, in exact
 mode, and where kernels give the same bits each time; and so are the weights after its update, in which whatever an
 optimizer, a schedule or a callback keeps beside its state shows. The coordinator writes them beside the commit once
 that is there, too, in a thread of its own. A run that is lost before has nothing to compare.
+
+Where all workers leave in order, nobody computes that step. Once everything is saved the coordinator passes its first
+share for nothing, and leaves the digests of that share's batch and gradients; whoever resumes compares its own pass.
 
 Behind the last step of a run none is read. What that one has read lies in its checkpoint, as `meta["last_read"]`: where
 the run is made longer, it is read once more, and told of where it is another. It may be so honestly: between two epochs
@@ -39,6 +42,7 @@ class NextStep:
     batches    into which these were put
     gradients  digest of what all shares together gave; 0: there is none to compare
     weights    digest of the parameters once it is applied; likewise
+    first_batch, first_gradients  digests of its first share's first micro-batch and of what that gave; likewise
     """
 
     step: int
@@ -47,12 +51,22 @@ class NextStep:
     batches: int
     gradients: int
     weights: int = 0
+    first_batch: int = 0
+    first_gradients: int = 0
 
     @classmethod
-    def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int) -> NextStep:
-        """read: see Agreed"""
+    def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int, first: Sequence[int]) -> NextStep:
+        """Return what a step that was exchanged has given. read, first: see Agreed"""
         digest, shares, batches = read if read and read[1] == len(plan.sizes) else (0, 0, 0)
-        return cls(plan.index, digest, shares, batches, gradients)
+        first_batch, first_gradients = first or (0, 0)
+        return cls(
+            plan.index, digest, shares, batches, gradients, first_batch=first_batch, first_gradients=first_gradients
+        )
+
+    @classmethod
+    def of_share(cls, step: int, first: tuple[int, int]) -> NextStep:
+        """Return what is known of a step of which the first share alone was passed."""
+        return cls(step, digest=0, shares=0, batches=0, gradients=0, first_batch=first[0], first_gradients=first[1])
 
     @classmethod
     def of(cls, note: object) -> NextStep | None:
@@ -66,24 +80,34 @@ class NextStep:
 
         where: who knows it, for the error
         """
-        if (found.step, found.shares, found.batches) != (self.step, self.shares, self.batches):
+        if found.step != self.step:
             return
-        if found.digest == self.digest:
-            if found.gradients and self.gradients and found.gradients != self.gradients:
-                raise self._computes_otherwise(found, where)
-            if found.weights and self.weights and found.weights != self.weights:
-                raise self._updates_otherwise(found, where)
+        if found.first_gradients and self.first_gradients:
+            share = f"share 0 of step {self.step}"
+            if found.first_batch != self.first_batch:
+                raise self._reads_otherwise(share, found.first_batch, self.first_batch, where)
+            if found.first_gradients != self.first_gradients:
+                raise self._computes_otherwise(share, found.first_gradients, self.first_gradients, where)
+        if (found.shares, found.batches) != (self.shares, self.batches):
             return
-        raise IdentityMismatch(
-            f"step {self.step} reads other values than it did before the run was ended: digest {found.digest:x} here, "
-            f"{self.digest:x} there\n"
+        step = f"step {self.step}"
+        if found.digest != self.digest:
+            raise self._reads_otherwise(step, found.digest, self.digest, where)
+        if found.gradients and self.gradients and found.gradients != self.gradients:
+            raise self._computes_otherwise(step, found.gradients, self.gradients, where)
+        if found.weights and self.weights and found.weights != self.weights:
+            raise self._updates_otherwise(found, where)
+
+    def _reads_otherwise(self, what: str, here: int, there: int, where: str) -> IdentityMismatch:
+        return IdentityMismatch(
+            f"{what} reads other values than it did before the run was ended: digest {here:x} here, {there:x} there\n"
             "  found  the same examples, by number, in the same order: the data itself, its transforms, or the collate "
             "function\n         give something else than when this step was read for the first time\n"
             f"  state  nothing was applied; what is saved in {where} is as it was\n"
             f"  next   bring back what was changed, or start under a new URL; data that is meant to be another: "
             f"Run(accept=[{CONTENT!r}]),\n         `elastic run --accept={CONTENT}`, or ELASTIC_ACCEPT={CONTENT} in "
             "the environment",
-            {CONTENT: (f"{found.digest:x}", f"{self.digest:x}")},
+            {CONTENT: (f"{here:x}", f"{there:x}")},
         )
 
     def _updates_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
@@ -100,18 +124,19 @@ class NextStep:
             {SCRIPT: (f"{found.weights:x}", f"{self.weights:x}")},
         )
 
-    def _computes_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
-        read = "reads the same, and" if self.shares else "(of whose batches nobody knows whether they are the same)"
+    def _computes_otherwise(self, what: str, here: int, there: int, where: str) -> IdentityMismatch:
+        known = self.shares or self.first_batch
+        read = "reads the same, and" if known else "(of whose batches nobody knows whether they are the same)"
         return IdentityMismatch(
-            f"step {self.step} {read} gives other gradients than before the run was ended: digest "
-            f"{found.gradients:x} here, {self.gradients:x} there\n"
+            f"{what} {read} gives other gradients than before the run was ended: digest {here:x} here, {there:x} "
+            "there\n"
             "  found  the script's own code is another one (model, loss, body), or it keeps something that the run was "
             "not handed,\n         or this machine computes otherwise\n"
             f"  state  nothing was applied; what is saved in {where} is as it was\n"
             f"  next   bring back what was changed, hand over what is kept (extra=), or start under a new URL; a "
             f"script that is\n         meant to be another: Run(accept=[{SCRIPT!r}]), `elastic run --accept={SCRIPT}`, "
             f"or ELASTIC_ACCEPT={SCRIPT} in\n         the environment",
-            {SCRIPT: (f"{found.gradients:x}", f"{self.gradients:x}")},
+            {SCRIPT: (f"{here:x}", f"{there:x}")},
         )
 
 
