@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from elastic_checkpoint.load.verify import Verified
     from elastic_checkpoint.runs.claims import Claim
     from elastic_checkpoint.save.handle import Saving
-    from elastic_checkpoint.save.helping.helper import Helper
     from elastic_checkpoint.storage.base import Storage
 
 __all__ = [
@@ -81,7 +80,6 @@ __all__ = [
     "ClaimLost",
     "Commit",
     "CorruptCheckpoint",
-    "Helper",
     "Loaded",
     "NoCheckpoint",
     "PerRank",
@@ -108,7 +106,6 @@ _HOMES = {
     "Checkpointer": "checkpointer",
     "Claim": "runs.claims",
     "Commit": "format.manifest",
-    "Helper": "save.helping.helper",
     "Loaded": "load.loaded",
     "PerRank": "format.marks",
     "Saving": "save.handle",

@@ -23,9 +23,7 @@ from elastic_checkpoint.load.cast import Cast
 from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded, Skipped
 from elastic_checkpoint.load.newest import Search, none_whole
-from elastic_checkpoint.load.read_ahead import spool_into
 from elastic_checkpoint.load.reader import Checkpoint, read_commit
-from elastic_checkpoint.load.spool import Spool
 from elastic_checkpoint.load.verify import Verified, verify
 from elastic_checkpoint.local import LocalProcess
 from elastic_checkpoint.net.framing import Message
@@ -42,7 +40,7 @@ from elastic_checkpoint.save.opening import opening_of
 from elastic_checkpoint.save.pipeline import SavePipeline
 from elastic_checkpoint.save.planner import Planner
 from elastic_checkpoint.save.ranks import Context
-from elastic_checkpoint.storage import Storage, get_into, open_storage
+from elastic_checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     import torch
@@ -161,7 +159,6 @@ class Checkpointer:
             check_group(group)
         own, of_rank0 = Patterns(per_rank, "per_rank"), Patterns(rank0, "rank0")
         self._resized = per_rank_resized
-        self._shard_bytes = shard_bytes
         self._rules = Rules(when_busy, failures_max, finish_s, budget_bytes)
         self._storage = _opened(url, storage_options, retry_s)
         opening = opening_of(url, self._storage, storage_options or {}, retry_s)
@@ -327,29 +324,6 @@ class Checkpointer:
         self._check_open()
         self._here().pipeline().warm(state, self._context(None))
 
-    def invite(self, helpers: Sequence[int], *, state: Tree | None = None) -> dict[str, Any] | None:
-        """Other processes that hold the same state may store parts of what is saved with blocking=False from here on.
-
-        This one commits, as ever, and stores whatever they do not: one that is silent, gone, or holds other bytes,
-        costs a little time. `Saving.helped` says who stored how much.
-
-        Args:
-            helpers: A number for each of them, from 1.
-            state: As it will be given to `save`, where `warm` was not called: what that makes is made now, and waited
-                for, unless the state lies in one object.
-
-        Returns:
-            What each gives its `Helper`, as JSON; to be brought to them by a channel that strangers cannot read. None
-            where nobody can help: `warm` was not called and no state given, the state lies in one object, a writer
-            process or a socket is not to be had, or a group saves.
-        """
-        self._check_open()
-        unwarmed = None if state is None else (state, self._context(None))
-        endpoint = None if self._group() is not None else self._local.pipeline().invite(helpers, unwarmed)
-        if endpoint is None:
-            return None
-        return {"endpoint": endpoint, "claim": self.claim().document(), "shard_bytes": self._shard_bytes}
-
     def give_up_saves(self) -> None:
         """Ends what is under way of saves with blocking=False, so that the next one has the storage to itself.
 
@@ -453,7 +427,7 @@ class Checkpointer:
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
         return commit
 
-    def read(self, *, step: int | None = None, fit: bool = False, spool: Spool | None = None) -> Checkpoint:
+    def read(self, *, step: int | None = None, fit: bool = False) -> Checkpoint:
         """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
 
         A damaged one is passed over, with its reason logged, for the next older one.
@@ -461,17 +435,14 @@ class Checkpointer:
         Args:
             step: Of which checkpoint; default the newest.
             fit: One whose `meta` says that it is `unfit` (see `save`) is passed over likewise.
-            spool: What another process has read of it already (load/read_ahead.py). It is not asked which checkpoint is
-                the newest, nor believed unverified.
 
         Raises:
             NoCheckpoint: There is none that is whole.
             CorruptCheckpoint: With `step`: that step's checkpoint is damaged.
         """
-        get = get_into if spool is None else functools.partial(spool_into, spool)
 
         def read(id: CommitId) -> Checkpoint:
-            found = read_commit(self._storage, id, get_into=get)
+            found = read_commit(self._storage, id)
             if fit and UNFIT in found.meta:
                 raise CorruptCheckpoint(f"it is unfit to go on from: {found.meta[UNFIT]}", commit=str(id))
             return found

@@ -71,7 +71,6 @@ class Loaded(TypedEvent):
     accepted: Annotated[list[str], "identity fields that differ by permission"]
     passed_over: Annotated[list[list[int]], "[first, end) of the steps that the state says were passed over"] = ABSENT
     digest: Annotated[str, "SHA-256 of the model's state; absent: from peers"] = ABSENT
-    read_ahead_bytes: Annotated[int, "on rank 0: of the checkpoint, read before it asked; absent: none"] = ABSENT
 
 
 class StepApplied(EndOfStretch):
@@ -196,9 +195,6 @@ class Saved(TypedEvent):
     seconds: Annotated[float, "from the save's begin to its commit"]
     stall: Annotated[float, "seconds of them that training stood still"]
     name: Annotated[str, "the checkpoint's"]
-    helped: Annotated[dict[str, int], "bytes of them that other nodes uploaded, by the rank there; absent: none"] = (
-        ABSENT
-    )
     unfit: Annotated[str, "which weight is not finite, so that it does not count among those to keep"] = ABSENT
 
 

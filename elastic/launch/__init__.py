@@ -2,7 +2,6 @@
 
 run_command  from the command line to an agent; arguments: torchrun's flags, and what differs
 meeting      how nodes meet: at the hub, or by torch's rendezvous first
-read_ahead   the newest checkpoint is read meanwhile
 node_rules   what an agent knows of its node from the beginning
 agent        starts workers, passes on what they and the hub say, and reaps them
 

@@ -43,7 +43,6 @@ from elastic.launch.node.notice_hook import NoticeHook
 from elastic.launch.node.notices import NodeNotices
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.processes import children
-from elastic.launch.read_ahead import ReadAhead
 from elastic.launch.workers.death_watch import DeathWatch, Dying
 from elastic.launch.workers.logs import Logs
 from elastic.launch.workers.node_worker import TERM_S, NodeWorker
@@ -96,7 +95,6 @@ class Agent:
         starter: Starter,
         notices: NodeNotices,
         hook: NoticeHook,
-        read_ahead: ReadAhead,
         *,
         say: Callable[[str], None],
         timing: StartTimes | None = None,
@@ -117,7 +115,6 @@ class Agent:
         self._starts: Counter[int] = Counter()
         self._notices = notices
         self._hook = hook
-        self._read_ahead = read_ahead
         self._departure = NodeDeparture(rules.leave_s)
         self._hints = Hints()
         self._end = NodeEnd()
@@ -250,8 +247,8 @@ class Agent:
         streams = self._logs.open(local_rank, restart)
         worker = NodeWorker(self._loop, local_rank, streams, heard=self._heard, channel_ended=self._channel_ended)
         self._workers[worker.token] = worker
-        taken, ahead = bool(self._terminal or self._train_job), self._read_ahead.descriptor
-        self._starter.start(worker.request(self._rules, restart, status=taken, read_ahead=ahead))
+        taken = bool(self._terminal or self._train_job)
+        self._starter.start(worker.request(self._rules, restart, status=taken))
 
     def _started(self, token: str, pid: int) -> None:
         worker = self._workers[token]
@@ -396,7 +393,6 @@ class Agent:
         if self._workers and self._departure.are_late(now_s, again_s=TERM_S):
             self._late()
         self._watch.tick(now_s)
-        self._read_ahead.look(now_s, (worker.record() for worker in self._workers.values()))
         if self._metrics is not None:
             self._metrics.tick(now_s, workers=len(self._workers), leaves=self._departure.begun)
         if self._timing is not None and not self._timing.reported:
@@ -405,7 +401,6 @@ class Agent:
     def _look_at_start(self, timing: StartTimes) -> None:
         if self._starter.imported_s is not None:
             timing.mark(IMPORTED, self._starter.imported_s)
-        timing.read_ahead_bytes = self._read_ahead.taken
         timing.look((token, worker.record()) for token, worker in self._workers.items())
 
     def _late(self) -> None:

@@ -92,7 +92,6 @@ class Meeting:
     address: str
     nonce: str
     met: Nodes = ()
-    hub_is_here: bool = False
     announcement: HubAnnouncement | None = None
     find_hub: Callable[[], socket.socket | None] | None = None
     kept: tuple[Any, ...] = field(default=(), repr=False)
@@ -336,8 +335,7 @@ class _Meets:
             nonce = secrets.token_hex(16)
             if round_.info is not None and not moves and self._publishes(looking, written, nonce, backend):
                 _met()
-                meeting = replace(self._joins(None, nonce, kept), hub_is_here=True)
-                return self._leave_word(meeting, looking)
+                return self._leave_word(self._joins(None, nonce, kept), looking)
             if error is not None or time.monotonic() > self._deadline_s:
                 raise self._did_not_meet(where, backend, error) from error
             self._pause()

@@ -134,7 +134,6 @@ def _run(
     preloaded: bool,
 ) -> int:
     from elastic.launch.net.event_loop import EventLoop
-    from elastic.launch.read_ahead import ReadAhead, known_url
     from elastic.launch.workers.start_times import LOADED, StartTimes
     from elastic.launch.workers.starter import Starter
 
@@ -145,7 +144,6 @@ def _run(
     loop = EventLoop()
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
     stores = _stores(arguments, say, preloaded=preloaded)
-    read_ahead = ReadAhead(known_url(arguments.rdzv_endpoint, environ) if preloaded else None)
 
     # The rest of this process's imports, while the warm process makes the script's.
     from elastic.launch.agent import Agent
@@ -163,7 +161,6 @@ def _run(
     hook = NoticeHook(arguments.on_notice, environ, say=say)
     notices = NodeNotices(sources(arguments.notices, environ), hook)
     with contextlib.ExitStack() as stack:
-        stack.callback(read_ahead.close)
         end_stores = stores.close if stores is not None else lambda: None
         try:
             if arguments.nodes_max > 1:
@@ -174,10 +171,6 @@ def _run(
                 metrics = _metrics(arguments, stack)
                 beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
                 meeting = _meet(arguments, node, secret, stores, say)
-            if meeting is None or meeting.hub_is_here:  # and so is the coordinator
-                read_ahead.begin()
-            else:
-                read_ahead.close()
         except LeftEarly as told:
             starter.close()
             end_stores()
@@ -231,7 +224,6 @@ def _run(
             starter,
             notices,
             hook,
-            read_ahead,
             say=say,
             timing=timing,
             metrics=metrics,

@@ -48,7 +48,7 @@ ACCEPT, RESCUE = "ELASTIC_ACCEPT", "ELASTIC_RESCUE"
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _OF_TRAIN_JOB = ("KUBEFLOW_TRAINER_STATUS_URL", "KUBEFLOW_TRAINER_STATUS_CA_CERT", "KUBEFLOW_TRAINER_STATUS_TOKEN")
-_DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_READ_AHEAD")
+_DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,6 @@ class Launch:
     observer                  "module:factory:argument", for drills
     channel                   descriptor of the way to the agent of `elastic run`: ranks come from views, not from here
     progress                  descriptor of the memory in which that agent reads where this worker is
-    read_ahead                descriptor of what that agent's node has read of a checkpoint (launch/read_ahead.py)
     address                   what a view's group listens on
     token                     the end of the worker's id, where its agent has chosen one
     ordered                   unix seconds, when that agent asked for this worker
@@ -93,7 +92,6 @@ class Launch:
     observer: str | None = None
     channel: int | None = None
     progress: int | None = None
-    read_ahead: int | None = None
     address: str | None = None
     token: str | None = None
     ordered: float | None = None
@@ -126,7 +124,6 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             observer=observer,
             channel=int(env["ELASTIC_CHANNEL"]),
             progress=int(env["ELASTIC_PROGRESS"]) if "ELASTIC_PROGRESS" in env else None,
-            read_ahead=int(env["ELASTIC_READ_AHEAD"]) if "ELASTIC_READ_AHEAD" in env else None,
             address=env.get("ELASTIC_ADDRESS"),
             token=env.get("ELASTIC_TOKEN"),
             ordered=float(env["ELASTIC_ORDERED"]) if "ELASTIC_ORDERED" in env else None,

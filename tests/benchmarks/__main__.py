@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 BENCHMARKS = {
     "start": "from a command to its first step, beside one process and plain torchrun",
-    "read_ahead": "from a command to its first step of a resume from S3, its checkpoint read while it imports",
     "compile_cache": "from a command to its first step of a compiled model, with what another machine compiled",
     "steady_state": "steps when nothing goes wrong, beside plain loops and DDP",
     "recovery": "what a fault costs, beside plain torchrun",
@@ -22,7 +21,6 @@ BENCHMARKS = {
     "topology": "bytes that leave a host in a step, beside a ring's",
     "checkpoints": "a save and a load, beside torch.save and DCP",
     "save_overlap": "a save copied at once, and copied while the next step computes",
-    "shared_save": "the last save of a run that loses all nodes, uploaded by one of them and by all",
     "checkpoints_group": "what comparing replicas costs ranks that save together",
     "checkpoints_s3": "a save and a load on S3, beside plain PUTs and GETs",
     "storages_s3": "obstore beside s3fs",

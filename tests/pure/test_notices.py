@@ -145,13 +145,11 @@ def test_a_save_that_may_come_too_late_is_said_before_it_begins_and_once(
     said: list[str] = []
     by_s = None if left_s is None else time.monotonic() + left_s
     context, state = SimpleNamespace(console=SimpleNamespace(warn=said.append)), SimpleNamespace(step=120)
-    nodes = SimpleNamespace(uploaders=3)
-    departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False, _shared_save=nodes)
-    likely = SimpleNamespace(likely_s=lambda step, uploaders, left_s: likely_s, uploaders=lambda nodes: nodes)
-    saver: Any = SimpleNamespace(**vars(likely), newest="step 100")
+    departure: Any = SimpleNamespace(by_s=by_s, _context=context, _state=state, _said_late=False)
+    saver: Any = SimpleNamespace(likely_s=lambda step, left_s: likely_s, newest="step 100")
     for _ in range(2):
         Departure._look_at_time(departure, saver)
-    words = ("by the last one, and shared by 3 nodes, it takes 45 s", "step 100 stays")
+    words = ("by the last one it takes 45 s", "step 100 stays")
     assert [[one in line for one in words] for line in said] == [[True, True]] * told
 
 
@@ -179,11 +177,6 @@ def test_with_the_notice_it_is_said_that_a_save_may_come_too_late() -> None:
 )
 def test_how_long_a_save_will_take(took_s: float | None, under_way_s: list[float], likely: float | None) -> None:
     assert likely_s(took_s, under_way_s) == likely
-
-
-def test_of_nodes_that_share_a_save_each_uploads_a_part_of_what_is_not_begun() -> None:
-    assert likely_s(20.0, [5.0], uploaders=4) == 15.0 + 5.0
-    assert likely_s(None, [5.0], uploaders=4) == 5.0
 
 
 @pytest.mark.parametrize(
@@ -219,14 +212,6 @@ def test_nothing_is_given_up_for_what_would_come_too_late_and_what_was_given_up_
     if order.newest_first:
         assert newest_s < left_s < older_s + newest_s
         assert upload_order(older_s + sooner_s, newest_s, left_s).newest_first
-
-
-def test_who_was_invited_to_help_is_lost_with_the_older_save() -> None:
-    assert upload_order(10.0, 10.0, 45.0, instead_s=40.0).both, "four nodes upload the newest in a quarter of the time"
-    order = upload_order(40.0, 10.0, 45.0, instead_s=40.0)
-    assert order.newest_first
-    assert "the newest 40 s" in order.why
-    assert not upload_order(40.0, 10.0, 45.0, instead_s=44.0).newest_first, "alone it would come too late"
 
 
 def test_how_long_an_older_save_is_uploaded_yet() -> None:

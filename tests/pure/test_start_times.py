@@ -40,12 +40,11 @@ def test_a_worker_that_reads_the_storage_does_not_hold_the_state_yet() -> None:
     """What it read counted as a step that it had applied."""
     said: list[str] = []
     times = StartTimes(1, said.append, clock=Clock())
-    times.read_ahead_bytes = 2_500_000
     times.look([("one", Record(generation=1, step=0, phase=Phase.LOADING))])
     times.look([("one", Record(generation=1, step=40, phase=Phase.BETWEEN))])
     assert said == []
     times.look([("one", Record(generation=1, step=41))])
-    assert said[0].splitlines()[-2].endswith("they hold the state, of which 2.5 MB had been read ahead")
+    assert said[0].splitlines()[-2].endswith("they hold the state")
 
 
 def test_where_nothing_is_imported_ahead_nothing_is_compared() -> None:

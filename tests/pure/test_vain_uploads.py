@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 
@@ -33,7 +33,6 @@ class Save:
     """One that has ended."""
 
     done, ended_s, staged_s, joined_s, beside_s = True, 95.0, None, 0.0, 0.0
-    helped: ClassVar[dict[int, int]] = {}
 
     def __init__(self, failure: elastic_checkpoint.CheckpointError | None) -> None:
         self._failure = failure

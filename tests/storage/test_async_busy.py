@@ -16,7 +16,7 @@ from elastic_checkpoint import (
     CheckpointError,
     SaveDropped,
 )
-from elastic_checkpoint.testing import Delay, Plan
+from elastic_checkpoint.testing import Delay, Hang, Plan
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, gone, state, writers
 from tests.storage.gate import Gate, gate
@@ -141,3 +141,25 @@ def test_waiting_behind_another_save_does_not_count_as_being_slow(tmp_path: Path
     runs = checkpointer(f"faulty://{tmp_path}", storage_options=options, finish_s=4.0, log=lambda line: None)
     savings = [runs.save(step, state(step), blocking=False) for step in (1, 2)]
     assert [saving.wait(WITHIN_S).step for saving in savings] == [1, 2]
+
+
+@pytest.mark.parametrize("hanging", ["*", "*1.*"], ids=["all objects", "some"])
+def test_saves_that_are_given_up_leave_the_next_one_the_storage(
+    tmp_path: Path, hanging: str, checkpointer: Make
+) -> None:
+    """One hangs, and one waits behind it."""
+    plan = Plan(Hang(600.0, on="write", path=f"*/s000000001-*/{hanging}"))
+    options = {"target_protocol": "file", "target_options": {"auto_mkdir": True}, "faults": plan.document()}
+    said: list[str] = []
+    runs = checkpointer(f"faulty://{tmp_path}/run", storage_options=options, shard_bytes=5000, log=said.append)
+    runs.give_up_saves()
+    first, waiting = (runs.save(step, state(step), blocking=False) for step in (1, 2))
+    runs.give_up_saves()
+    for one in (first, waiting):
+        with pytest.raises(SaveDropped, match="given up"):
+            one.wait(WITHIN_S)
+    assert runs.save(3, state(3), blocking=False).wait(WITHIN_S).step == 3
+    runs.give_up_saves()
+    assert [commit.step for commit in runs.list()] == [3]
+    assert all(one.ok for one in runs.verify())
+    assert said == []

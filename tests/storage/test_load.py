@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from elastic_checkpoint import Checkpointer, NoCheckpoint, StateMismatch, UnsupportedValue, digest
+from elastic_checkpoint.format.envelope import seal, unseal
 
 Make = Callable[..., Checkpointer]
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -411,3 +412,23 @@ def test_a_new_run_begins_with_the_default(tmp_path: Path) -> None:
         (tmp_path / commit.id.shard_key(0)).unlink()
         with pytest.raises(NoCheckpoint):
             runs.load(state, default=0)
+
+
+def test_objects_that_several_processes_stored_are_found_by_their_names(tmp_path: Path) -> None:
+    """Manifests of format 3 were written in November 2026: object 1 of helper 2 is 00001-2.safetensors."""
+    state = {"w": [torch.arange(100.0) + n for n in range(4)]}
+    with Checkpointer(tmp_path, shard_bytes=400) as runs:
+        id = runs.save(1, state).id
+        manifest, data = tmp_path / id.manifest_key, tmp_path / id.data_folder
+        body = unseal(manifest.read_bytes(), "manifest")
+        body["format"] = 3
+        for index, helper in ((1, 2), (3, 1)):
+            body["objects"][index]["helper"] = helper
+            (data / f"0000{index}.safetensors").rename(data / f"0000{index}-{helper}.safetensors")
+        manifest.write_bytes(seal(body))
+        assert [one.ok for one in runs.verify()] == [True]
+        assert digest(runs.read().tree) == digest(state)
+        runs.save(2, state)
+        runs.save(3, state)
+        runs.save(4, state)
+        assert not list(data.glob("*")), "what lies under such names is swept, too"

@@ -13,7 +13,6 @@ from typing import Any
 from elastic_checkpoint.format.envelope import seal_text, to_json
 from elastic_checkpoint.format.names import CommitId
 
-_FORMAT_OF_HELPERS = b'{"format":3'  # a head begins with another digit, see manifest.draft
 MANIFEST_BYTES_MAX = 2**30  # 4,000 ranks that each hold a part of 4,000 tensors need about as much
 
 
@@ -21,7 +20,7 @@ MANIFEST_BYTES_MAX = 2**30  # 4,000 ranks that each hold a part of 4,000 tensors
 class StoredObject:
     """One data object: its size in bytes, the xxh3_128 of all of it, and of each `chunk_bytes` of it.
 
-    helper  who stored it, which is in its key; 0: who committed the save
+    helper  is in its key, where another process than the one that committed has stored it, as before 2026-11-29; else 0
     """
 
     size: int
@@ -32,13 +31,13 @@ class StoredObject:
 
     def document(self) -> dict[str, Any]:
         """As it lies in a manifest, and as it travels between processes."""
-        by = {"helper": self.helper} if self.helper else {}
-        return {"size": self.size, "xxh3_128": self.xxh3, "chunk_bytes": self.chunk_bytes, "chunks": self.chunks, **by}
+        return {"size": self.size, "xxh3_128": self.xxh3, "chunk_bytes": self.chunk_bytes, "chunks": self.chunks}
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> StoredObject:
         """The inverse, for what came from a process of ours."""
-        return cls(document["size"], document["xxh3_128"], document["chunk_bytes"], tuple(document["chunks"]))
+        size, hashed, chunks = document["size"], document["xxh3_128"], tuple(document["chunks"])
+        return cls(size, hashed, document["chunk_bytes"], chunks, document.get("helper", 0))
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,10 @@ class Draft:
     head: bytes
     tail: bytes
 
-    def planned(self, objects: Sequence[StoredObject] = ()) -> dict[str, int]:
-        """Key -> size in bytes of every object, stored by who commits; or by whom these say."""
-        by = {index: one.helper for index, one in enumerate(objects)}
-        return {self.id.shard_key(index, by.get(index, 0)): size for index, size in enumerate(self.sizes)}
+    def planned(self) -> dict[str, int]:
+        """Key -> size in bytes of every object."""
+        return {self.id.shard_key(index): size for index, size in enumerate(self.sizes)}
 
     def manifest(self, objects: Sequence[StoredObject]) -> bytes:
         """The manifest's bytes, once all objects are written."""
-        head = self.head
-        if any(one.helper for one in objects):
-            head = _FORMAT_OF_HELPERS + head[len(_FORMAT_OF_HELPERS) :]
-        return seal_text(head + to_json([one.document() for one in objects]) + self.tail)
+        return seal_text(self.head + to_json([one.document() for one in objects]) + self.tail)

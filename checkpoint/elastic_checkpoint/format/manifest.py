@@ -1,10 +1,10 @@
 """The manifest: what a commit consists of, written last and believed only after it was checked.
 
-    format      1; 2 where the tree holds values of each rank, which readers of 1 do not know; 3 where helpers stored
-                objects, which readers of 2 would not find
+    format      1; 2 where the tree holds values of each rank, which readers of 1 do not know; 3, which
+                nobody writes any more, where several processes stored objects under names of their own
     claim, step, nonce, saved_at, resumed_from, meta
     objects     [{"size", "xxh3_128", "chunk_bytes", "chunks": [xxh3_128, ...]}, ...]; object i is shard i of the save;
-                "helper" beside them, from 1, says who stored it and is in its key; else it was who committed
+                in format 3 "helper" beside them, from 1, is in its key
     tensors     name -> {"dtype", "shape", "pieces": [{"object", "start", "offsets", "sizes"}, ...]}
     tree        the document of everything that is no tensor (tree.py), with the tensors' places in it
 

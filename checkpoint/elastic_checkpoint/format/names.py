@@ -6,7 +6,7 @@ signs of life and beacons, which only ever keep a newcomer out).
     claims/00000007.beacon                                 who answers for it, where that is not its taker any more
     leases/00000007                                        its holder's sign of life, which changes every few seconds
     data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
-    data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same, stored by helper 2 (save/helping)
+    data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same in manifests of format 3, stored by helper 2
     data/c00000007/s000001200-<nonce>/note.json            what was learnt after it, by who saved it
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
@@ -60,7 +60,7 @@ class CommitId(NamedTuple):
         return f"{self.data_folder}/note.json"
 
     def shard_key(self, index: int, helper: int = 0) -> str:
-        """helper: who stores it; 0: who commits"""
+        """helper: who has stored it, see StoredObject"""
         by = f"-{helper}" if helper else ""
         return f"{self.data_folder}/{index:05d}{by}.safetensors"
 

@@ -8,5 +8,4 @@ apply       a tree into live objects: all is matched first; cast: which tensors 
             shares memory
 loaded      what a load gives back
 stream      a commit's tensors one at a time; diff: what differs between two commits
-read_ahead  the newest checkpoint before anybody asks for it; spool: the memory in which it waits
 """

@@ -6,8 +6,6 @@ Load, stream, export, digest and diff all read through here. Bytes that come bac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +17,6 @@ from elastic_checkpoint.storage.again import read_again
 
 Chunk = tuple[int, int]  # number of the object, number of its chunk
 Run = tuple[int, int, int]  # number of the object, of its first chunk, how many
-GetInto = Callable[[Storage, str, memoryview], int]
 
 
 def check_sizes(storage: Storage, manifest: Manifest) -> None:
@@ -52,13 +49,10 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
 
 
 @read_again
-def read_or_map(
-    storage: Storage, manifest: Manifest, index: int, *, may_map: bool, get_into: GetInto = get_into
-) -> NDArray[np.uint8]:
+def read_or_map(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
     """As `read_object`, in memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
     most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead.
 
-    get_into  as storage.get_into; what it gives is verified like everything
     """
     key = manifest.key(index)
     try:

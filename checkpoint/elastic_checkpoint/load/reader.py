@@ -16,10 +16,10 @@ from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.pieces import StoredTensor
 from elastic_checkpoint.format.shards import Piece, run_start
 from elastic_checkpoint.format.tensors import torch_dtype, writable_bytes
-from elastic_checkpoint.load.objects import GetInto, check_sizes, read_or_map
+from elastic_checkpoint.load.objects import check_sizes, read_or_map
 from elastic_checkpoint.memory import free_bytes
 from elastic_checkpoint.runs.history import read_manifest
-from elastic_checkpoint.storage import Storage, get_into
+from elastic_checkpoint.storage import Storage
 
 _AT_ONCE = 4  # objects that are read and verified at the same time
 
@@ -39,12 +39,11 @@ class Checkpoint:
     commit: Commit
 
 
-def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_into: GetInto = get_into) -> Checkpoint:
+def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Checkpoint:
     """The checkpoint `id`, every byte verified. Raises `CorruptCheckpoint` naming object and tensors.
 
     shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
             any of them: for those who copy them elsewhere
-    get_into  see read_or_map
     memory  the state, and a few objects beside it; from a folder of this machine with `shared`, next to nothing, as its
             files are mapped, if half of the free memory holds them: then they stay there between the look at their
             hashes and their copying. Nothing large is allocated before the storage has confirmed every object's size.
@@ -62,7 +61,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False, get_int
     may_map = 2 * sum(stored.size for stored in manifest.objects) <= free_bytes()
 
     def read(index: int) -> None:
-        data = torch.from_numpy(read_or_map(storage, manifest, index, may_map=may_map, get_into=get_into))
+        data = torch.from_numpy(read_or_map(storage, manifest, index, may_map=may_map))
         for piece in pieces[index]:
             stored = manifest.tensors[piece.tensor]
             source = data[piece.start : piece.start + piece.bytes]

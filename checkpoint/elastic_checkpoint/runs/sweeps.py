@@ -34,11 +34,10 @@ class Sweeps:
         self._tenure.committed(id)
         self._sweep_quietly(id.step)
 
-    def saved_beside(self, draft: Draft, alone: bool, *, unfit: bool) -> None:
-        """A save was committed beside training: sweeps in a thread. alone: without helpers"""
+    def saved_beside(self, draft: Draft, *, unfit: bool) -> None:
+        """A save was committed beside training: sweeps in a thread."""
         self._tenure.committed(draft.id)
-        if alone:  # else its manifest says what its objects are called
-            self._sweeper.learn(draft.id, Contents(draft.planned(), unfit))
+        self._sweeper.learn(draft.id, Contents(draft.planned(), unfit))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(
             target=self._sweep_quietly, args=(draft.id.step,), name="checkpoint-sweep", daemon=True

@@ -1,7 +1,7 @@
 """From a state in memory to a commit: in the foreground or beside training, by one process or by a group of ranks.
 
 pipeline    a save from its plan to its commit; foreground: while training waits
-ranks       who saves: one process by itself; group: the ranks of a group; helping: processes that hold the same
+ranks       who saves: one process by itself; group: the ranks of a group
 planner     which tensors lie in which shards, and the draft of the manifest
 arena       shared memory that a state is copied into; staging copies it; copying: by a thread or a GPU; steady: which
             tensors may be copied while training goes on

@@ -16,7 +16,7 @@ once (writer/server.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from elastic_checkpoint.errors import CheckpointError, StorageError, TornManifest
 from elastic_checkpoint.format.draft import MANIFEST_BYTES_MAX, Draft, StoredObject
@@ -28,27 +28,19 @@ from elastic_checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> StoredObject:
     """Hashes and stores object `index` of the save. Raises `StorageError`."""
-    stored = described(file)
+    stored = StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file)))
     storage.put(id.shard_key(index), file)
     return stored
 
 
-def described(file: Buffer) -> StoredObject:
-    """The object that these bytes are, once they are stored."""
-    return StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file)))
-
-
-def commit(
-    storage: Storage, draft: Draft, objects: Sequence[StoredObject], *, spare: Collection[str] = frozenset()
-) -> None:
+def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> None:
     """Commits the save, all of whose objects are written.
 
-    spare   keys of objects that may be there beside them, whole or not, now or later: others have stored them, too
     raises  ClaimLost, StorageError (TornManifest among them); then nothing is committed, unless the error says that it
             may be, and nothing that a newer claim goes on from
     """
-    planned = draft.planned(objects)
-    found = {key: size for key, size in found_of(storage, draft, planned).items() if key in planned or key not in spare}
+    planned = draft.planned()
+    found = _found(storage, draft, planned)
     if found != planned:
         wrong = sorted(set(found.items()) ^ set(planned.items()))[:6]
         raise StorageError(
@@ -88,7 +80,7 @@ def commit(
         raise lost(ours=draft.id.claim, newest=newer, doing=doing)
 
 
-def found_of(storage: Storage, draft: Draft, planned: Mapping[str, int]) -> dict[str, int]:
+def _found(storage: Storage, draft: Draft, planned: Mapping[str, int]) -> dict[str, int]:
     """Key -> size in bytes of what the storage shows of the save; below 0: it is not there. Raises `StorageError`."""
     found = storage.list(draft.id.data_folder) if planned else {}
     if found != planned:  # a listing may be of what was there before, so what it does not show is looked for by name

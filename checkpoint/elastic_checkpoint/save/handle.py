@@ -17,7 +17,6 @@ class Saving:
         ended_s: When it was committed, failed or was dropped, on the clock time.monotonic().
         staged_s: When what was promised to be steady was copied, likewise; None where nothing was promised.
         joined_s: How long callers of `staged` have waited for the copy, in seconds.
-        helped: How many bytes of it each helper stored (`Checkpointer.invite`), by their numbers.
         beside_s: How long the copy of what is steady took, whoever made it: of a processor, and not of training.
     """
 
@@ -25,7 +24,6 @@ class Saving:
         self.step = step
         self._stage: Callable[[bool], bool] | None = None
         self.joined_s = self.beside_s = 0.0
-        self.helped: dict[int, int] = {}
         self._ended = threading.Event()
         self._commit: Commit | None = None
         self._error: CheckpointError | None = None

@@ -53,15 +53,14 @@ class Rules:
 class InFlight:
     """A half that is taken, and the process that is to write it.
 
-    committed  is called after the commit, before the save counts as done, with whether there were no helpers; must
-               not block
+    committed  is called after the commit, before the save counts as done; must not block
     since_s    when its turn came, on the clock time.monotonic(): waiting behind another save does not count
     """
 
     number: int
     saving: Saving
     commit: Commit
-    committed: Callable[[bool], None]
+    committed: Callable[[], None]
     process: WriterProcess
     since_s: float = field(default_factory=time.monotonic)
 
@@ -155,7 +154,7 @@ class InFlightSaves:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
     def occupy(
-        self, half: int, saving: Saving, commit: Commit, committed: Callable[[bool], None], process: WriterProcess
+        self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
     ) -> int:
         """From here on the half counts. Returns the save's number."""
         with self._changed:
@@ -219,8 +218,8 @@ class InFlightSaves:
         match said:
             case Progress():
                 self._note_progress(said)
-            case Done(number=number, helped=helped):
-                self._finish(number, None, {one[0]: one[1] for one in helped})
+            case Done(number=number):
+                self._finish(number, None)
             case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
             case TakenBack(number=number, taken=True):
@@ -253,15 +252,14 @@ class InFlightSaves:
         if mine and time.monotonic() - min(mine, key=lambda one: one.number).since_s > self._patience_s:
             process.kill(f"a save was not finished within {self._rules.finish_s:g} s")
 
-    def _finish(self, number: int, error: CheckpointError | None, helped: dict[int, int] | None = None) -> None:
+    def _finish(self, number: int, error: CheckpointError | None) -> None:
         with self._changed:
             half = self._half_of(number)
             one = None if half is None else self._halves[half]
             if half is None or one is None:
                 return
-            one.saving.helped = helped or {}
             if error is None:
-                one.committed(not helped)
+                one.committed()
             error = self._dropped_if_passed(one.saving.step, error)
             self._note(one.saving, one.commit, error)
             self._free(half, number)

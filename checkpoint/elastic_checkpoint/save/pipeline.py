@@ -23,7 +23,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from elastic_checkpoint.save.planner import Save
 from elastic_checkpoint.save.ranks import Asked, Context, SavingRanks
 from elastic_checkpoint.save.resources import Unavailable, WriterResources, on_gpu
 from elastic_checkpoint.save.steady import Filling, changed, versions_of
-from elastic_checkpoint.save.writer.messages import GiveUp, Meet, Serve, Share, Staged
+from elastic_checkpoint.save.writer.messages import GiveUp, Meet, Serve, Staged
 from elastic_checkpoint.storage import Storage
 
 _SLACK_S = 20.0  # how much longer than finish_s a writer process of a group may take: it says itself who is missing
@@ -92,26 +92,6 @@ class SavePipeline:
         """Raises Unavailable."""
         self._resources.started()
         self._resources.fitting(save.plan, _text_bytes(save.draft), pinned=on_gpu(save.tensors))
-
-    def invite(self, helpers: Sequence[int], unwarmed: tuple[Tree, Context] | None = None) -> Message | None:
-        """See Checkpointer.invite. Where those who help connect; None: they cannot.
-
-        unwarmed  the state, where `warm` was not called: what that makes ready is made now, if others can help at all
-        """
-        self.staged()
-        self._resources.join_warming()
-        save = None
-        if unwarmed is not None:
-            save = self._ranks.plan(Asked(0, unwarmed[0], {}, unwarmed[1], "invite()"), dict, _nothing)
-        plan = self._ranks.planned
-        with self._resources.lock, contextlib.suppress(Unavailable):
-            if plan is None or len(plan.shards) < 2:
-                return None
-            if isinstance(save, Save):
-                self._prepare(save)
-            if self._resources.process is not None:
-                return self._resources.meet(Share(helpers=[*helpers]))
-        return None
 
     def give_up(self) -> None:
         """See Checkpointer.give_up_saves."""
@@ -229,7 +209,7 @@ class SavePipeline:
         except CheckpointError as error:
             self._in_flight.report(saving, save.commit, error)
         else:
-            self._committed(save.draft, context)(True)
+            self._committed(save.draft, context)()
             self._in_flight.report(saving, save.commit, None)
 
     # What is agreed on beside the state
@@ -359,9 +339,9 @@ class SavePipeline:
             return not self._in_flight.vacate(half, number)
         return True
 
-    def _committed(self, draft: Draft, context: Context) -> Callable[[bool], None]:
+    def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:
         """Of the draft alone: a save would keep copies that the state made of its tensors until it is done."""
-        return (lambda alone: context.committed(draft, alone)) if self._ranks.rank == 0 else (lambda alone: None)
+        return (lambda: context.committed(draft)) if self._ranks.rank == 0 else (lambda: None)
 
 
 def _nothing(said: list[Message], draft: Draft | None) -> Message:

@@ -29,14 +29,13 @@ class Context:
     """What a save needs of the checkpointer.
 
     claim, now_s  are called on rank 0
-    committed     is called there after the commit, before a save in the background counts as done, with whether it was
-                  stored without helpers; must not block
+    committed     is called there after the commit, before a save in the background counts as done; must not block
     sparing       while its block lasts no sweep takes the save for the remains of one that failed
     """
 
     claim: Callable[[], Claim]
     now_s: Callable[[], float]
-    committed: Callable[[Draft, bool], None]
+    committed: Callable[[Draft], None]
     sparing: Callable[[CommitId], contextlib.AbstractContextManager[None]]
 
 

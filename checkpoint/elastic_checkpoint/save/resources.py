@@ -30,7 +30,6 @@ from elastic_checkpoint.save.writer.messages import (
     Parted,
     Ready,
     Serve,
-    Share,
     Unusable,
 )
 from elastic_checkpoint.save.writer.process import WriterProcess
@@ -182,8 +181,8 @@ class WriterResources:
         """Where the writers of the group meet that the process is among; None where it is in none."""
         return self._met if self.process is not None else None
 
-    def meet(self, question: Serve | Meet | Share) -> Message:
-        """Has the process join the writers of a group, or listen for helpers. Returns where. Raises `Unavailable`."""
+    def meet(self, question: Serve | Meet) -> Message:
+        """Has the process join the writers of a group. Returns where. Raises `Unavailable`."""
         answer = self._ask(question, (Met, NotMet), _MEET_S)
         if isinstance(answer, Met):
             return answer.endpoint
@@ -192,7 +191,7 @@ class WriterResources:
         raise Unavailable(self._last_words or "the writer process does not answer")
 
     def _ask(
-        self, question: Serve | Meet | Share | DropArena, kinds: tuple[type, ...], within_s: float
+        self, question: Serve | Meet | DropArena, kinds: tuple[type, ...], within_s: float
     ) -> Met | NotMet | ArenaDropped | None:
         """The process's answer, of one of these kinds; None where it died, or does not give one. An answer that an
         earlier question had given up waiting for may come in between."""

@@ -43,7 +43,7 @@ NAME = "elastic-worker"  # as `top` shows it
 AGENT = "ELASTIC_AGENT"  # the agent's pid
 SHARED_STDERR = "ELASTIC_SHARED_STDERR"  # set where this worker's stderr is the agent's own
 STREAMS = {"stdout": 1, "stderr": 2}
-_CHANNEL, _PROGRESS, _READ_AHEAD = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS", "ELASTIC_READ_AHEAD"
+_CHANNEL, _PROGRESS = "ELASTIC_CHANNEL", "ELASTIC_PROGRESS"
 
 _SHOWN_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 
@@ -51,7 +51,7 @@ _SHOWN_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 def main(command: Sequence[str]) -> NoReturn:
     """A fresh interpreter's worker."""
     linux.name_process(NAME)
-    for name in (_CHANNEL, _PROGRESS, _READ_AHEAD):
+    for name in (_CHANNEL, _PROGRESS):
         if name in os.environ:
             os.set_inheritable(int(os.environ[name]), False)
     run(MainModule(Script.of_command(command)))

@@ -36,7 +36,6 @@ WORKER_VARIABLES = (
     "ELASTIC_TOKEN",
     "ELASTIC_RESTART",
     "ELASTIC_ORDERED",
-    "ELASTIC_READ_AHEAD",
 )
 """What differs between the workers of a node, or from the process that they are forked from."""
 

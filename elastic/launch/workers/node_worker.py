@@ -74,9 +74,8 @@ class NodeWorker:
     def called(self) -> str:
         return f"worker {self.id or self.token} (local rank {self.local_rank})"
 
-    def request(self, rules: NodeRules, restart: int, *, status: bool, read_ahead: int | None) -> Request:
-        """What it is started with. restart: how many workers had its slot before; status: somebody here takes it;
-        read_ahead: a descriptor, see read_ahead.py"""
+    def request(self, rules: NodeRules, restart: int, *, status: bool) -> Request:
+        """What it is started with. restart: how many workers had its slot before; status: somebody here takes it"""
         env = {
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(rules.workers),
@@ -101,8 +100,6 @@ class NodeWorker:
         if "stderr" not in self.streams.fds:
             env[SHARED_STDERR] = "1"
         fds = {"ELASTIC_CHANNEL": self._its_end.fileno(), "ELASTIC_PROGRESS": self._progress, **self.streams.fds}
-        if read_ahead is not None:
-            fds["ELASTIC_READ_AHEAD"] = read_ahead
         return Request(self.token, env, fds)
 
     def started(self, pid: int, hostname: str) -> None:

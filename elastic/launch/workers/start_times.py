@@ -30,7 +30,6 @@ class StartTimes:
 
     workers  how many this node starts
     say      gets the table, once
-    read_ahead_bytes  of the state, before a worker asked for it
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class StartTimes:
         self._first_step: dict[str, int] = {}
         self._done: set[str] = set()
         self.reported = False
-        self.read_ahead_bytes = 0
 
     def mark(self, moment: str, at_s: float | None = None) -> None:
         """All have come to it. at_s: then, by the clock; None: now"""
@@ -81,6 +79,5 @@ class StartTimes:
         if imports_s is not None:
             first += f", {total_s / imports_s:.2f} times what torch and the script's imports took ({imports_s:.2f} s)"
         known = [(moment, self._times[moment]) for moment in _ORDER if moment in self._times]
-        ahead = f", of which {self.read_ahead_bytes / 1e6:,.1f} MB had been read ahead" if self.read_ahead_bytes else ""
-        lines = [f"  {at_s:6.2f} s  {moment}{ahead if moment == HELD else ''}" for moment, at_s in known]
+        lines = [f"  {at_s:6.2f} s  {moment}" for moment, at_s in known]
         return "\n".join([first, *lines])

@@ -1,7 +1,6 @@
 """How a worker leaves: not before what it holds is safe.
 
-    all leave           the coordinator saves, other nodes help with the upload (shared_save.py), all wait for it; if
-                        it is lost, the next view's coordinator saves
+    all leave           the coordinator saves, all wait for it; if it is lost, the next view's coordinator saves
     some leave          they wait until the others have gone on without them; where nobody can, the hub asks one of
                         them to save first, or has it take part in one more view (membership/rules/leaving.py)
     one waits for a     view that does not come, and is told to leave: as above
@@ -25,7 +24,6 @@ from elastic.events import schema, words
 from elastic.events.event import ABSENT
 from elastic.group.fingerprint import Kind
 from elastic.loop.disagreement import PeerWrong
-from elastic.loop.leaving.shared_save import SharedSave
 from elastic.loop.session import Session
 from elastic.loop.storage.saver import Saver
 from elastic.membership import environment
@@ -68,7 +66,6 @@ class Departure:
         self._state = session.state
         self._save_unless_held = save_unless_held
         self._wait_for_all = wait_for_all
-        self._shared_save = SharedSave(session, wait_for_all)
         self._notices = notices
         self._why: str | None = None  # as it was said first
         self._noticed = self._hint = False
@@ -139,10 +136,9 @@ class Departure:
     def saved_by_all(self) -> None:
         """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
         self.is_settled = True
-        with self._shared_save.shared(self.by_s):
-            if self._session.restorer.saver is not None:
-                self._save()
-            self._wait_for_all(Kind.LEAVE, None)
+        if self._session.restorer.saver is not None:
+            self._save()
+        self._wait_for_all(Kind.LEAVE, None)
 
     def agreed_to_save(self) -> str | None:
         """What any worker has asked the run to stop for; all hold the same. Raises PeerLost, CollectiveMismatch."""
@@ -299,12 +295,11 @@ class Departure:
         left_s = _left_s(self.by_s)
         if saver is None or left_s is ABSENT or self._said_late:
             return
-        uploaders = saver.uploaders(self._shared_save.uploaders)
-        likely_s = saver.likely_s(self._state.step, uploaders=uploaders, left_s=left_s)
+        likely_s = saver.likely_s(self._state.step, left_s=left_s)
         if likely_s is not None and likely_s > left_s:
             self._said_late = True
             self._context.console.warn(
-                f"a save on leaving may not be done in time: by the last one{_shared(uploaders)} it takes "
+                f"a save on leaving may not be done in time: by the last one it takes "
                 f"{words.seconds(likely_s)}, what is being written included, and this node is there for "
                 f"{words.seconds(left_s)} more\n"
                 f"  state  {saver.newest} stays; where nobody else holds what came since, and the save is cut off, the "
@@ -339,10 +334,6 @@ class Departure:
         Whoever reaps a launcher's worker takes any other status than 0 for a failure: there the launcher ends so."""
         interrupted = self.notice == signal.SIGINT.name and not environment.is_launchers_child()
         return INTERRUPTED if interrupted else 0
-
-
-def _shared(uploaders: int) -> str:
-    return f", and shared by {uploaders} nodes," if uploaders > 1 else ""
 
 
 def _left_s(by_s: float | None) -> float:

@@ -136,7 +136,6 @@ class StateRestorer:
                 accepted=sorted(self._accepted),
                 digest=self._train_state.weights_digest(),
                 passed_over=self._train_state.health.ranges() or ABSENT,
-                read_ahead_bytes=(self.saver.read_ahead_bytes if self.saver is not None else 0) or ABSENT,
             )
         )
 

@@ -45,17 +45,16 @@ class SaveDuration:
             threading.Thread(target=lambda: self.learn(newest()), name="elastic-save-duration", daemon=True).start()
 
 
-def likely_s(took_s: float | None, under_way_s: Sequence[float], *, uploaders: int = 1) -> float | None:
+def likely_s(took_s: float | None, under_way_s: Sequence[float]) -> float | None:
     """Until a save that begins now is durable; None: nobody knows.
 
     took_s       by the last one
     under_way_s  how long ago those were begun that are not done, the oldest first: it is being written, and one that
                  waits behind it gives way to the new one
-    uploaders    nodes that share this one, at best in equal parts
     """
     if took_s is None:
         return max(under_way_s, default=None)
-    return took_s / uploaders + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])
+    return took_s + sum(max(0.0, took_s - begun_s) for begun_s in under_way_s[:1])
 
 
 @dataclass(frozen=True)
@@ -84,31 +83,25 @@ def older_left_s(as_it_goes_s: float | None, begun_s: float, took_s: float | Non
     return took_s - begun_s if begun_s < took_s else begun_s  # overdue, and nothing is stored: as long again
 
 
-def upload_order(
-    older_s: float | None, newest_s: float | None, left_s: float, *, instead_s: float | None = None
-) -> UploadOrder:
+def upload_order(older_s: float | None, newest_s: float | None, left_s: float) -> UploadOrder:
     """Which of the two goes first.
 
     older_s    until the one that is being uploaded is durable; None: nobody knows
     newest_s   how long the newest takes, once it has the network to itself; None: nobody knows
     left_s     that the node is still there
-    instead_s  how long the newest takes if the older one is given up, where that differs: who helps is lost with it
     """
     if older_s is None or newest_s is None:
         return UploadOrder(False, True, "how long either takes is not known yet")
-    instead_s = newest_s if instead_s is None else instead_s
     left = f"{words.seconds(max(0.0, left_s))} are left"
 
-    def takes(newest_s: float) -> str:
-        return f"the older one takes {words.seconds(older_s)} more, the newest {words.seconds(newest_s)}, and {left}"
-
+    takes = f"the older one takes {words.seconds(older_s)} more, the newest {words.seconds(newest_s)}, and {left}"
     if older_s + newest_s <= left_s:
-        return UploadOrder(False, True, f"both are likely to be done: {takes(newest_s)}")
-    if instead_s + _ANEW_S <= left_s:
-        return UploadOrder(True, False, f"only one is likely to be done: {takes(instead_s)}")
+        return UploadOrder(False, True, f"both are likely to be done: {takes}")
+    if newest_s + _ANEW_S <= left_s:
+        return UploadOrder(True, False, f"only one is likely to be done: {takes}")
     if older_s <= left_s:
-        return UploadOrder(False, False, f"the newest is not likely to be done: {takes(newest_s)}")
-    return UploadOrder(False, False, f"neither is likely to be done: {takes(newest_s)}")
+        return UploadOrder(False, False, f"the newest is not likely to be done: {takes}")
+    return UploadOrder(False, False, f"neither is likely to be done: {takes}")
 
 
 def too_late(likely_left_s: float | None, left_s: float, newest: str) -> str | None:

@@ -17,7 +17,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -46,18 +46,15 @@ from elastic.state.finite import not_finite
 from elastic.state.identity import CONTENT, SCRIPT
 from elastic.state.train_state import TrainState, Tree
 from elastic.status.console import Console
-from elastic_checkpoint.load.spool import Spool
 from elastic_checkpoint.runs.retention import UNFIT
 
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 _LAST_S = {True: 60.0, False: 600.0}  # so long the last save more, with a rescue copy and without one
 _WAIT_MAX_S = 30.0  # between two tries
 _RECENT_S = 600.0  # since a rescue copy of the same step was written: it is of this launch
-NOBODY: Mapping[int, int] = {}
 T = TypeVar("T")
 _LOOK_S = 0.5
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
-_MAKE_READY_S = 5.0  # for that process and memory for a copy, on a busy machine
 
 
 class Saver:
@@ -71,7 +68,6 @@ class Saver:
     next_step  what is known of the first step behind the checkpoint that was read last, as JSON; None: it is not
                compared
     last_read  likewise the step before it, where that was the last one of its run
-    read_ahead_bytes  of what was read last: those that its node had read before
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
 
@@ -106,15 +102,11 @@ class Saver:
         self.left_in_order = False
         self._claim = 0
         self._warmed = False
-        self._spool = Spool(launch.read_ahead) if launch.read_ahead is not None else None
-        self.read_ahead_bytes = 0
         self.next_step: dict[str, Any] | None = None
         self.last_read: NextStep | None = None
         self._notes = Notes(config.url, config.storage_options)
-        self._objects = 0
         self._under_way: list[UnderWay] = []
         self._order_sent: tuple[int, bool] | None = None
-        self._invited = 1  # nodes that share what is saved from now on
         self.accepted: list[str] = []
         self._saved: tuple[int, str | None] | None = None
         self._saved_s = self._opened_s
@@ -175,18 +167,12 @@ class Saver:
 
         Raises IdentityMismatch, and elastic_checkpoint.NoCheckpoint when there are checkpoints and none is whole.
         """
-        spool, self._spool = self._spool, None
-        self.read_ahead_bytes = 0
         try:
-            found = self._checkpoints.read(spool=spool, fit=self._config.on_bad is not None)
+            found = self._checkpoints.read(fit=self._config.on_bad is not None)
         except elastic_checkpoint.NoCheckpoint as none:
             if none.rejected:
                 raise  # there are checkpoints, and none is whole: beginning anew would bury them
             return None
-        finally:
-            if spool is not None:
-                spool.end()
-                self.read_ahead_bytes = spool.taken
         if not found.meta.keys() >= {"identity", "position"}:
             raise IdentityMismatch(
                 f"checkpoint step {found.step} in {self.where} is not an elastic.Run's: it was imported, or saved by a "
@@ -285,7 +271,7 @@ class Saver:
             one = self._under_way.pop(0)
             try:
                 commit = one.saving.wait()
-                self._committed(one.position, commit, one.took_s, one.stall_s, one.unfit, helped=one.saving.helped)
+                self._committed(one.position, commit, one.took_s, one.stall_s, one.unfit)
                 self.schedule.committed(stall_s=one.cost_s, durable_s=one.took_s)
             except (elastic_checkpoint.SaveDropped, elastic_checkpoint.ClaimLost) as lost:
                 if isinstance(lost, elastic_checkpoint.StateChanged):
@@ -308,28 +294,21 @@ class Saver:
             what = f"{self._failures} saves in a row failed, and the run stops before more work is at risk"
             raise self._saves_failed(position, self.rescue(position), what) from self._last_failure
 
-    def likely_s(self, step: int, *, uploaders: int = 1, left_s: float | None = None) -> float | None:
+    def likely_s(self, step: int, *, left_s: float | None = None) -> float | None:
         """How long it will be until what is held after so many steps is durable; None: nobody knows.
 
-        uploaders  nodes that will share what is not begun yet
-        left_s     that this node is there: what is being uploaded may be given up for it
+        left_s  that this node is there: what is being uploaded may be given up for it
         """
         now_s, took_s = self._clock(), self.duration.seconds
-        older, uploaders = self._older_than(step), self.uploaders(uploaders)
-        if older is not None and left_s is not None and took_s is not None:
-            newest_first = self._order(older, left_s, uploaders=uploaders).newest_first
-            if newest_first:
-                return took_s / uploaders
+        older = self._older_than(step)
+        if older is not None and left_s is not None and took_s is not None and self._order(older, left_s).newest_first:
+            return took_s
         under_way = [(one.position.step, now_s - one.begun_s) for one in self._under_way if not one.saving.done]
         begun_s = dict(under_way).get(step)
         if begun_s is not None:  # it is this one
             return None if took_s is None else max(0.0, took_s - begun_s)
         under_way_s = [begun_s for _, begun_s in under_way]
-        return likely_s(took_s, under_way_s, uploaders=uploaders)
-
-    def uploaders(self, nodes: int) -> int:
-        """How many of so many nodes have a part in the next save: each an object at least, as of the last one."""
-        return max(1, min(nodes, self._objects))
+        return likely_s(took_s, under_way_s)
 
     def _newest_meta(self) -> dict[str, Any]:
         """In a thread of its own. Empty where the storage cannot be read."""
@@ -448,24 +427,6 @@ class Saver:
             meta[UNFIT] = unfit
         return meta
 
-    def invite(self, ranks: Sequence[int], *, step: int, by_s: float | None) -> dict[str, Any] | None:
-        """To help with what is saved from here on: see Checkpointer.invite. None: nobody can. Raises Evicted.
-
-        step  that will be saved
-        by_s  by the clock, after which this node is gone: with little time left nothing is made ready for it
-        """
-        self.look()
-        uploaders = self.uploaders(1 + len(ranks))
-        self._give_way(step, by_s, uploaders=uploaders)
-        if not self._warmed and by_s is not None and by_s - self._clock() < _MAKE_READY_S:
-            return None
-        with suppress(elastic_checkpoint.CheckpointError):
-            invitation = self._checkpoints.invite(ranks, state=self._train_state.objects())
-            if invitation is not None:
-                self._warmed, self._invited = True, uploaders
-            return invitation
-        return None
-
     def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:
         """Saves the live state.
 
@@ -523,28 +484,23 @@ class Saver:
         older = next((one for one in self._under_way if not one.saving.done), None)
         return None if older is None or older.position.step == step or self._config.goes_back else older
 
-    def _order(self, older: UnderWay, left_s: float, *, uploaders: int | None) -> UploadOrder:
+    def _order(self, older: UnderWay, left_s: float) -> UploadOrder:
         took_s, begun_s = self.duration.seconds, self._clock() - older.begun_s
         older_s = older_left_s(older.saving.likely_left_s, begun_s, took_s)
         if took_s is None and older_s is not None:
             took_s = begun_s + older_s
-        if took_s is None:
-            return upload_order(older_s, None, left_s)
-        if uploaders is not None:
-            return upload_order(older_s, took_s / uploaders, left_s)
-        return upload_order(older_s, took_s / self._invited, left_s, instead_s=took_s)
+        return upload_order(older_s, took_s, left_s)
 
-    def _give_way(self, step: int, by_s: float | None, *, uploaders: int | None = None) -> bool:
+    def _give_way(self, step: int, by_s: float | None) -> bool:
         """Whether what was being uploaded, and all behind it, was given up for this step. Raises Evicted.
 
-        by_s       by the clock, after which this node is gone; None: nobody says, so all is uploaded
-        uploaders  nodes that will share this one; None: those that were invited, with the process that is given up
+        by_s  by the clock, after which this node is gone; None: nobody says, so all is uploaded
         """
         older = self._older_than(step) if by_s is not None else None
         if older is None or by_s is None:
             return False
         left_s = by_s - self._clock()
-        order, at = self._order(older, left_s, uploaders=uploaders), older.position.step
+        order, at = self._order(older, left_s), older.position.step
         if not order.both and self._order_sent != (at, order.newest_first):
             self._order_sent = at, order.newest_first
             first = "newest" if order.newest_first else "older"
@@ -554,7 +510,6 @@ class Saver:
             self._console.say(f"the save of step {at} {what} that of step {step}: {order.why}")
         if order.newest_first:
             self._checkpoints.give_up_saves()
-            self._invited = 1
             self.look()
         return order.newest_first
 
@@ -609,11 +564,8 @@ class Saver:
         took_s: float,
         stall_s: float,
         unfit: str | None,
-        *,
-        helped: Mapping[int, int] = NOBODY,
     ) -> None:
         self.duration.measured(took_s)
-        self._objects = commit.objects
         self._notes.committed(commit)
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
@@ -627,7 +579,6 @@ class Saver:
                 seconds=took_s,
                 stall=stall_s,
                 name=commit.name,
-                helped={str(rank): size for rank, size in sorted(helped.items())} or ABSENT,
                 unfit=unfit or ABSENT,
             )
         )

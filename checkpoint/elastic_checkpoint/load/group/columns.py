@@ -30,7 +30,7 @@ def packed(manifest: Manifest) -> bytes:
             "names": table.names,
             "dtypes": [dtype.name for dtype in table.dtypes],
             "shapes": table.shapes,
-            "objects": [one.document() for one in manifest.objects],
+            "objects": [{**one.document(), "helper": one.helper} for one in manifest.objects],
             "lengths": [len(column) for column in columns],
         }
     )

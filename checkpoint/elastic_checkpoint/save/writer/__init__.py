@@ -4,7 +4,6 @@ server          the process itself; process: as its parent sees it
 link            how the two reach each other; messages: what they say
 part            what one writer process stores of a save
 roles           the writer processes of a group; group_messages: what they say to each other
-sharing         the one that commits a save whose objects others store, too
 """
 
 WRITER_MODULE = "elastic_checkpoint.save.writer.server"

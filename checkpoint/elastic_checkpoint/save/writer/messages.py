@@ -1,7 +1,7 @@
 """What a training process and its writer process say to each other, as types. Which follows what:
 
     Open -> Ready | Unusable      Arena (with its descriptor)      DropArena -> ArenaDropped
-    Serve | Meet | Share -> Met | NotMet, and Parted once rank 0's writer is gone
+    Serve | Meet -> Met | NotMet, and Parted once rank 0's writer is gone
     Staged -> Progress, again and again -> Done | Failed       TakeBack -> TakenBack            GiveUp
 
 What arrives is one of these, whole, or is refused (net/codec.py). How it travels is link.py's.
@@ -95,13 +95,6 @@ class Meet:
     endpoint: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """Other processes, of these numbers, may help with what is staged from here on: they connect here."""
-
-    helpers: list[int]
-
-
 # from the writer process
 
 
@@ -150,10 +143,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The save is committed. helped: (number, bytes) of each helper that stored some of it"""
+    """The save is committed."""
 
     number: int
-    helped: list[list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +165,7 @@ class TakenBack:
     taken: bool
 
 
-ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet | Share
+ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet
 FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Progress | Done | Failed | TakenBack
 
 TO_WRITER: Mapping[str, type] = {
@@ -185,7 +177,6 @@ TO_WRITER: Mapping[str, type] = {
     "give_up": GiveUp,
     "serve": Serve,
     "meet": Meet,
-    "share": Share,
 }
 FROM_WRITER: Mapping[str, type] = {
     "ready": Ready,

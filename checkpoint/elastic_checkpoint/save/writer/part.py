@@ -33,10 +33,6 @@ class Part:
     def name(self) -> str:
         return str(self.draft.id)
 
-    def key(self, index: int, helper: int) -> str:
-        """Of the file of this index, where this helper stores it."""
-        return self.draft.id.shard_key(self.first + index, helper)
-
     def write(self, index: int) -> StoredObject:
         """Stores the file of this index. Raises StorageError."""
         return write_object(self.storage, self.draft.id, self.first + index, self.files[index])

@@ -50,8 +50,8 @@ class Role(Protocol):
     def store(self, part: Part) -> Sequence[StoredObject]:
         """Returns when all of this part is stored, with what there is of it. Raises what it failed of."""
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
-        """Returns when the save is committed: how many bytes of this writer's part others stored, by their numbers.
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
+        """Returns when the save is committed.
 
         own  what `store` returned
         Raises what it failed of.
@@ -72,9 +72,8 @@ class Local(AllHere):
     def ended(self, id: str) -> CheckpointError | None:
         return None
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         commit(storage, draft, own)
-        return {}
 
     def give_up(self, id: str, error: Message) -> None:
         pass
@@ -110,11 +109,10 @@ class Leader(AllHere):
     def ended(self, id: str) -> CheckpointError | None:
         return self._failed.get(id)
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         others = self._gathered(str(draft.id))
         commit(storage, draft, [*own, *others])
         self._tell(Committed(save=str(draft.id)))
-        return {}
 
     def give_up(self, id: str, error: Message) -> None:
         self._tell(Failed(save=id, error=error))
@@ -214,18 +212,17 @@ class Follower(AllHere):
             return _lacking(id, {0}, {0: self._gone}, 0) if self._gone else None
         return error_from(outcome.error) if isinstance(outcome, Failed) else None
 
-    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> dict[int, int]:
+    def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         id = str(draft.id)
         self._client.send(as_message(Stored(save=id, objects=[stored.document() for stored in own])))
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
         if id not in self._outcomes and is_committed(storage, draft.id):
-            return {}  # rank 0's writer went before it could say so
+            return  # rank 0's writer went before it could say so
         if (error := self.ended(id)) is not None:
             raise error
         if id not in self._outcomes:
             raise _lacking(id, {0}, {}, self._finish_s + _SLACK_S)
-        return {}
 
     def give_up(self, id: str, error: Message) -> None:
         text = f"on rank {self._rank} of {self._size}: {error['text']}"

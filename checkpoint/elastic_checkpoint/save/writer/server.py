@@ -3,11 +3,11 @@
     python -m elastic_checkpoint.save.writer.server <descriptor of the socket> <process id of the parent>
 
 Started ahead of the first save; waits without using the processor. One save after another, several objects of each at
-once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py), and what
-other processes help with they store (sharing.py). It never loads torch. Signals that end a job do not end it: only its
-parent's end does, seen as the socket's end, or in the kernel's own record where a fork still holds the socket. Then
-what is staged is finished within a deadline; with nothing staged it goes at once. It answers no beacon: if a newer
-claim is taken meanwhile, that one's holder resumed from an older commit, and what is staged is dropped.
+once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py). It never
+loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's end, or in the
+kernel's own record where a fork still holds the socket. Then what is staged is finished within a deadline; with nothing
+staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's holder resumed from an
+older commit, and what is staged is dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from elastic_checkpoint.save.writer.messages import (
     Progress,
     Ready,
     Serve,
-    Share,
     Staged,
     TakeBack,
     TakenBack,
@@ -60,7 +59,6 @@ from elastic_checkpoint.save.writer.messages import (
 )
 from elastic_checkpoint.save.writer.part import Part
 from elastic_checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
-from elastic_checkpoint.save.writer.sharing import Sharing
 from elastic_checkpoint.storage import Scrubber, Storage, open_storage
 
 THREADS_MAX = 8
@@ -152,7 +150,7 @@ class WriterServer:
                 self._arena = None
                 gc.collect()  # errors hold on to the frames that they went through, and those to views
                 self._say(ArenaDropped())
-            case Serve() | Meet() | Share():
+            case Serve() | Meet():
                 self._meet(said)
             case Staged():
                 staged = self._found(said)
@@ -181,17 +179,14 @@ class WriterServer:
         else:
             self._say(Ready())
 
-    def _meet(self, said: Serve | Meet | Share) -> None:
-        """Joins the writers of a group, or listens for helpers."""
+    def _meet(self, said: Serve | Meet) -> None:
+        """Joins the writers of a group."""
         self._role.close()
         self._role = Local()
         try:
             if isinstance(said, Serve):
                 self._role = first = Leader(said.size, self._finish_s)
                 endpoint = first.endpoint
-            elif isinstance(said, Share):
-                self._role = sharing = Sharing(said.helpers)
-                endpoint = sharing.endpoint
             else:
                 endpoint = said.endpoint
                 self._role = Follower(
@@ -247,16 +242,16 @@ class WriterServer:
     def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
         """What is to be said of it."""
         try:
-            helped = self._store_and_finish(staged)
+            self._store_and_finish(staged)
         except SaveDropped:
             return TakenBack(number=staged.number, taken=True)
         except Exception as error:  # whatever it is, training has to hear of it
             document = error_document(error, self._scrub)
             staged.role.give_up(staged.name, document)
             return Failed(number=staged.number, error=document)
-        return Done(number=staged.number, helped=[[who, size] for who, size in helped.items()])
+        return Done(number=staged.number)
 
-    def _store_and_finish(self, staged: StagedSave) -> dict[int, int]:
+    def _store_and_finish(self, staged: StagedSave) -> None:
         storage, draft = self._storage, staged.draft
         if storage is None:
             raise CheckpointError("the writer process has no storage; nothing was saved")
@@ -264,7 +259,7 @@ class WriterServer:
         at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
         tell = self._tell_progress(staged.number, of=sum(map(len, staged.files)))
         stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once, tell))
-        return staged.role.finish(storage, draft, stored)
+        staged.role.finish(storage, draft, stored)
 
     def _tell_progress(self, number: int, *, of: int) -> Callable[[int], None]:
         lock, bytes_stored = threading.Lock(), 0
