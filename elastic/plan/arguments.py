@@ -19,7 +19,6 @@ T = TypeVar("T")
 _HOURS = 200.0
 WORKERS_MAX = 20_000  # beyond it a plan takes minutes, and its figures were never compared with anything
 SHARES_MAX = 10 * WORKERS_MAX
-_PICTURES = (".png", ".svg", ".pdf")
 _GRADIENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
@@ -120,15 +119,13 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser, *, drawn: str) -> None:
     """drawn: what --plot shows"""
     parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw {drawn}: {', '.join(_PICTURES)}")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"write a page that draws {drawn}: .html")
 
 
 def check_plot(given: argparse.Namespace) -> None:
-    """Raise ConfigError for a file of no form that --plot draws."""
-    if given.plot is not None and given.plot.suffix not in _PICTURES:
-        raise ConfigError(
-            f"--plot {given.plot}; expected a file that ends in one of {', '.join(_PICTURES)}; nothing was planned"
-        )
+    """Raise ConfigError for a file that a browser would not show."""
+    if given.plot is not None and given.plot.suffix != ".html":
+        raise ConfigError(f"--plot {given.plot}; expected a file that ends in .html; nothing was planned")
 
 
 def figures_of(given: argparse.Namespace) -> Figures:

@@ -2,9 +2,9 @@
 
 command          `elastic report`
 report           what became of a run; summary: for the terminal; sentences: its words
-page             as one page of HTML; page_style, charts, curves: what it looks like, and shows
+page             as one page of HTML; charts: what is drawn there; curves: what the steps gave
 views            which views were there, and who was lost? view_changes: what did each change cost?
 ledger           where did every worker's time go?
-left_out         examples that raised; passed_over: steps and examples that were bad
+left_out         examples that raised, and steps that were bad
 damaged_records  which records can a report be made of? clocks: whose clock is wrong?
 """

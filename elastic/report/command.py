@@ -19,7 +19,6 @@ from elastic.events.reading import read_events
 from elastic.events.sinks import local_folder
 from elastic.report import clocks
 from elastic.report.damaged_records import sound
-from elastic.report.page import page
 from elastic.report.report import report
 from elastic.report.summary import summary
 from elastic_checkpoint import CheckpointError
@@ -101,6 +100,8 @@ def _by_one_clock(events: Sequence[Event]) -> list[Event]:
 def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | None) -> int:
     found = report(events)
     if html is not None:
+        from elastic.report.page import page  # with the templates' engine, which few need
+
         try:
             html.write_text(page(_short(name), events, found), encoding="utf-8", errors="replace")
         except OSError as refused:

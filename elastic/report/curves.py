@@ -1,28 +1,16 @@
 """What the steps of a run gave, as curves for people: its sums by step, and how long steps took. Pure.
 
-Of every step the application that counts is taken; of steps that were folded there are some. Curves are made short:
-neighbours become one point, with the least and the greatest of them.
+Of every step the application that counts is taken; of steps that were folded there are some.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from statistics import median
 
 from elastic.events.event import Event
 from elastic.report.ledger import Counting
-
-
-@dataclass(frozen=True)
-class Point:
-    """step: the first one; value: their mean; None: one of them is not finite"""
-
-    step: int
-    value: float | None
-    least: float
-    greatest: float
 
 
 def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dict[int, float]]:
@@ -36,13 +24,6 @@ def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dic
             for step, count, values in event["curve"]:
                 _add(curves, step, count, values)
     return {name: dict(sorted(curve.items())) for name, curve in sorted(curves.items(), key=_first_loss)}
-
-
-def thinned(curve: Mapping[int, float], most: int) -> list[Point]:
-    """At most `most` points, in order."""
-    steps = sorted(curve)
-    width = max(1, -(-len(steps) // most))
-    return [_point(steps[at : at + width], curve) for at in range(0, len(steps), width)]
 
 
 def step_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
@@ -69,9 +50,3 @@ def _first_loss(item: tuple[str, dict[int, float]]) -> tuple[bool, str]:
 def _add(curves: dict[str, dict[int, float]], step: int, count: int, values: dict[str, float | str]) -> None:
     for name, value in values.items():
         curves.setdefault(name, {})[step] = float(value) / count if count else math.nan
-
-
-def _point(steps: Sequence[int], curve: Mapping[int, float]) -> Point:
-    finite = [curve[step] for step in steps if math.isfinite(curve[step])]
-    least, greatest = min(finite, default=math.nan), max(finite, default=math.nan)
-    return Point(steps[0], sum(finite) / len(finite) if len(finite) == len(steps) else None, least, greatest)

@@ -1,4 +1,4 @@
-"""Which examples of a run raised and were left out, and what they raised. Pure: events in, facts out."""
+"""Which examples a run left out since they raised, and which steps it passed over as bad? Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.report.ledger import Counting
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """An example that was left out of a step. index: in the dataset; error: what it raised, as it was recorded"""
+    """An example that was left out of a step, by its index in the dataset, with the error as it was recorded."""
 
     step: int
     epoch: int
@@ -19,11 +19,42 @@ class LeftOut:
     error: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """Steps `first` to `step`, the bad one, whose examples were passed over.
+
+    Attributes:
+        examples: Some of them or all, by their indices in the dataset.
+        examples_count: How many they are, without those that were passed over before.
+    """
+
+    first: int
+    step: int
+    why: str
+    examples: tuple[int, ...]
+    examples_count: int
+
+
 def left_out(events: Iterable[Event], counting: Counting) -> tuple[LeftOut, ...]:
-    """Of the steps that the run consists of, in order: what was read in the view that applied them."""
+    """Return those of the steps that the run consists of, in order: as the view read them that applied the step."""
     found = {
         LeftOut(step=event["step"], epoch=event["epoch"], index=event["index"], error=event["error"])
         for event in events
         if counting.may_count(event)
     }
     return tuple(sorted(found, key=lambda one: (one.step, one.index)))
+
+
+def passed_over(counting: Counting) -> tuple[PassedOver, ...]:
+    """Return those of the steps that the run consists of, in order."""
+    records = {event["step"]: event for _, event in sorted(counting.passed_over.items())}
+    return tuple(
+        PassedOver(
+            first=event["first"],
+            step=step,
+            why=event["why"],
+            examples=tuple(event.get("examples", ())),
+            examples_count=event.get("examples_count", 0),
+        )
+        for step, event in sorted(records.items())
+    )

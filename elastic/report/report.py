@@ -17,8 +17,7 @@ from typing import Any
 from elastic.events.event import Event
 from elastic.report.curves import step_seconds, values_by_step
 from elastic.report.ledger import Counting, Ledger, ledger
-from elastic.report.left_out import LeftOut, left_out
-from elastic.report.passed_over import PassedOver, passed_over
+from elastic.report.left_out import LeftOut, PassedOver, left_out, passed_over
 from elastic.report.view_changes import ViewChange, view_changes
 from elastic.report.views import views
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
 from elastic.events import words
-from elastic.report.left_out import LeftOut
-from elastic.report.passed_over import PassedOver
+from elastic.report.left_out import LeftOut, PassedOver
 from elastic.report.report import Report
 from elastic.report.view_changes import ChangeKind, ViewChange, recoveries
 
@@ -133,18 +133,16 @@ def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, s
     return [(cause, host, times) for (cause, host), times in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
 
 
-def shown_of(changes: Sequence[ViewChange], most: int) -> list[ViewChange | int]:
-    """All of them; where they are more than `most`, the faults, and how many others were between these."""
+def shown_of(changes: Sequence[ViewChange], most: int) -> list[ViewChange | str]:
+    """Return all of them; where they are more than `most`, the faults, and how many others were between these."""
     if len(changes) <= most:
         return list(changes)
-    shown: list[ViewChange | int] = []
-    for change in changes:
-        if change.kind not in (ChangeKind.JOIN, ChangeKind.LEAVE):
-            shown.append(change)
-        elif shown and isinstance(shown[-1], int):
-            shown[-1] += 1
-        else:
-            shown.append(1)
+    shown: list[ViewChange | str] = []
+    calm = (ChangeKind.JOIN, ChangeKind.LEAVE)
+    for is_calm, group in itertools.groupby(changes, key=lambda change: change.kind in calm):
+        those = list(group)
+        more = f"… {words.counted(len(those), 'change')}: workers joined, or left in order"
+        shown += [more] if is_calm else those
     return shown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from elastic.__main__ import main
 from elastic.errors import ConfigError
 from elastic.plan import figures
 from elastic.plan.measure import measure
-from elastic.plan.policies import IN_WORDS
-from elastic.plan.simulation import PARTS
 
 MODEL = "elastic.plan.measured_model:perceptron"
 JOB = ["--parameters", "1B", "--batch-time", "16s", "--nodes", "8", "--across", "100Gbit/s:5us"]
@@ -63,20 +60,3 @@ def test_a_model_that_is_none_is_named_without_a_traceback_and_no_process_is_lef
     assert f"--model {model}" in str(refused.value)
     assert said in str(refused.value)
     assert "Traceback" not in str(refused.value)
-
-
-@pytest.mark.parametrize("command", [["plan"], ["simulate"], ["simulate", "--lifetime", "2h"]], ids=" ".join)
-def test_what_was_planned_or_simulated_is_drawn(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
-) -> None:
-    """matplotlib looks for fonts with a process of its own."""
-    pytest.importorskip("matplotlib", reason="needs the extra: pip install -e '.[plan]'")
-    picture = tmp_path / "drawn.svg"
-    assert main([*command, *JOB, "--plot", str(picture)]) == 0
-    assert capsys.readouterr().out.endswith(f"{picture}\n")
-    words = set(re.findall("<!-- (.*?) -->", picture.read_text()))  # matplotlib's text is outlines, and a comment
-    assert words > ({"efficiency, %", "speed-up"} if command == ["plan"] else {*IN_WORDS, "goodput", *PARTS})
-    assert main([*command, *JOB, "--plot", str(tmp_path / "plan.unknown")]) == 2
-    assert "plan.unknown; expected a file that ends in" in capsys.readouterr().err
-    assert main([*command, *JOB, "--plot", str(tmp_path / "no folder" / "drawn.png")]) == 2
-    assert "name a file in a folder that can be written" in capsys.readouterr().err

@@ -28,7 +28,7 @@ CALLS = """
             except SystemExit as asked_for_help:
                 status = asked_for_help.code
         named = command[: 3 if command[1] == "checkpoint" else 2]
-        print(*named, status, *(name for name in ("torch", "numpy", "matplotlib", "s3fs") if name in sys.modules))
+        print(*named, status, *(name for name in ("torch", "numpy", "s3fs") if name in sys.modules))
 """
 
 

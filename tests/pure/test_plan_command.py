@@ -16,8 +16,9 @@ from elastic.errors import ConfigError
 from elastic.plan import figures, scaling, trace, units
 from elastic.plan.communication import Link
 from elastic.plan.job import Job
-from elastic.plan.policies import OURS, TORCHRUN, USES
+from elastic.plan.policies import IN_WORDS, OURS, TORCHRUN, USES
 from elastic.plan.simulation import PARTS
+from tests.kit.html import figures_of
 
 JOB = ["--parameters", "1B", "--gradients", "fp16", "--batch-time", "16s", "--nodes", "8", "--per-node", "8"]
 JOB += ["--inside", "300GB/s:1us", "--across", "100Gbit/s:5us", "--adapters", "8"]
@@ -319,9 +320,9 @@ def test_what_cannot_be_run_or_drawn_is_refused_before_anything_is_planned(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert "--steps 1.5; expected a whole number" in refused(capsys, "plan", *JOB, "--steps=1.5")
-    for name in ("picture", "picture.txt"):
+    for name in ("picture", "picture.png"):
         for command in ("plan", "simulate"):
-            assert "ends in one of .png, .svg, .pdf" in refused(capsys, command, *JOB, f"--plot={tmp_path / name}")
+            assert "ends in .html" in refused(capsys, command, *JOB, f"--plot={tmp_path / name}")
     with pytest.raises(SystemExit, match="2"):
         main(["simulate", *JOB, "--fixed=0"])
     assert list(tmp_path.iterdir()) == []
@@ -342,3 +343,26 @@ def test_where_no_file_can_be_written_nothing_is_measured(capsys: pytest.Capture
     for file in (tmp_path, tmp_path / "nowhere" / "here.json"):
         assert "nothing was measured" in refused(capsys, "plan", f"--measure={file}")
     assert "expected 1 to 256" in refused(capsys, "plan", "--measure=here.json", "--workers=100000")
+
+
+@pytest.mark.parametrize("command", [["plan"], ["simulate"], ["simulate", "--lifetime", "2h"]], ids=" ".join)
+def test_what_was_planned_or_simulated_is_drawn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
+) -> None:
+    page = tmp_path / "drawn.html"
+    assert main([*command, *JOB, "--plot", str(page)]) == 0
+    assert capsys.readouterr().out.endswith(f"{page}\n")
+    drawn = figures_of(page.read_text())
+    named = {trace["name"] for figure in drawn for trace in figure["traces"]}
+    if command == ["plan"]:
+        assert named > {"efficiency, %", "speed-up"}
+    else:
+        assert named == set(PARTS)
+        bars = {name.rpartition("  ")[0] for figure in drawn for name in figure["traces"][0]["y"]}
+        assert bars == set(IN_WORDS)
+        for figure in drawn:  # of each policy's time
+            assert max(map(sum, zip(*(trace["x"] for trace in figure["traces"]), strict=True))) <= 100.1
+    assert main([*command, *JOB, "--plot", str(tmp_path / "plan.unknown")]) == 2
+    assert "plan.unknown; expected a file that ends in .html" in capsys.readouterr().err
+    assert main([*command, *JOB, "--plot", str(tmp_path / "no folder" / "drawn.html")]) == 2
+    assert "name a file in a folder that can be written" in capsys.readouterr().err
