@@ -31,7 +31,7 @@ _LINE = {"mode": "lines", "line": {"shape": "hv", "color": "--line"}, "fill": "t
 
 
 class _Time:
-    """An axis of time, in units that suit its length."""
+    """Places moments on an axis of time, in units that suit its length."""
 
     def __init__(self, begin_t: float, end_t: float) -> None:
         self.begin_t, self.length_s = begin_t, end_t - begin_t

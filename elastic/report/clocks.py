@@ -22,7 +22,7 @@ _MOMENTS = 3  # fewer in common say nothing
 
 
 def offsets(events: Sequence[Event]) -> dict[str, float]:
-    """Host -> seconds that its clock is ahead of the hosts' middle one: those of LEAST_S and half a step or more."""
+    """Return host -> seconds that its clock is ahead of the hosts' middle one, if by LEAST_S and half a step."""
     hosts = _hosts(events)
     moments: defaultdict[Any, dict[str, float]] = defaultdict(dict)
     for event in events:
@@ -42,7 +42,7 @@ def offsets(events: Sequence[Event]) -> dict[str, float]:
 
 
 def aligned(events: Sequence[Event], ahead: Mapping[str, float]) -> list[Event]:
-    """As read_events gives them, had all clocks been the middle one. ahead: as `offsets` gives it."""
+    """Return the events as they would be, in order, had all clocks been the middle one; ahead: what `offsets` gave."""
     if not ahead:
         return list(events)
     hosts = _hosts(events)
@@ -61,18 +61,17 @@ def aligned(events: Sequence[Event], ahead: Mapping[str, float]) -> list[Event]:
 
 
 def _hosts(events: Sequence[Event]) -> dict[str, str]:
-    """Worker -> its host."""
+    """Return worker -> its host."""
     hosts = {event["worker"]: event["host"] for event in events if event["event"] == "run_started" and "host" in event}
     return {event["worker"]: _host(event["worker"], hosts) for event in events}
 
 
 def _host(worker: str, hosts: Mapping[str, str]) -> str:
-    """A worker's id is its host, its process id and a token."""
-    return hosts.get(worker) or worker.rsplit("-", 2)[0]
+    return hosts.get(worker) or worker.rsplit("-", 2)[0]  # its id is its host, its process id and a token
 
 
 def _moment(event: Event) -> Any:
-    """What its worker did at the same moment as others; None: nothing."""
+    """Return what its worker did at the same moment as others; None: nothing."""
     match event["event"]:
         case "view_formed":
             return event.get("generation") or 0, *event["workers"]
@@ -82,7 +81,7 @@ def _moment(event: Event) -> Any:
 
 
 def _relative(apart: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Host -> seconds ahead of one of them, as far as they hang together with it."""
+    """Return host -> seconds ahead of one of them, as far as they hang together with it."""
     near: dict[str, dict[str, float]] = defaultdict(dict)
     for (first, other), seconds in apart.items():
         near[first][other], near[other][first] = seconds, -seconds

@@ -29,7 +29,7 @@ _USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0, or 2 for what cannot be done as asked."""
+    """Run the command; return the exit status: 0, or 2 for what cannot be done as asked."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character still gets its report
     try:
@@ -117,6 +117,6 @@ def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | No
 
 
 def _short(name: str) -> str:
-    """A local run by its last two folders: the page may be passed on."""
+    """Name a local run by its last two folders: the page may be passed on."""
     folder = local_folder(name)
     return name if folder is None else os.path.join(*folder.absolute().parts[-2:])

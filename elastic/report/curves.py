@@ -14,7 +14,7 @@ from elastic.report.ledger import Counting
 
 
 def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dict[int, float]]:
-    """Name -> step -> what was summed, divided by the step's count."""
+    """Return name -> step -> what was summed, divided by the step's count."""
     curves: dict[str, dict[int, float]] = {}
     for event in events:
         if event["event"] == "step_applied":
@@ -27,7 +27,7 @@ def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dic
 
 
 def step_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
-    """The median time from one step to the next of one worker, and the 99th percentile; None: there are no two."""
+    """Return the median time from a step to its worker's next one, and the 99th percentile; None: there are no two."""
     before: dict[str, tuple[int, int, float]] = {}
     took: list[float] = []
     for event in events:

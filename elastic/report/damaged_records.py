@@ -48,7 +48,7 @@ _KINDS = {name: {**_COMMON, **{fact.name: fact.kind for fact in event.facts}} fo
 
 
 def sound(events: Sequence[Event]) -> tuple[list[Event], int]:
-    """Those that can be read, in their order, and how many cannot."""
+    """Return the records that can be read, in their order, and how many cannot."""
     kept = [event for event in events if is_sound(event)]
     return kept, len(events) - len(kept)
 
@@ -67,7 +67,7 @@ def is_sound(event: Mapping[str, Any]) -> bool:
 
 
 def _sane(value: Any) -> bool:
-    """Of numbers: such as a clock, a counter or a size may give."""
+    """Return whether a number is one that a clock, a counter or a size may give; other values are."""
     return not isinstance(value, (int, float)) or (math.isfinite(value) and abs(value) <= _GREATEST)
 
 
@@ -101,7 +101,7 @@ def _folded(event: Mapping[str, Any]) -> bool:
 
 
 def _are_values(values: Mapping[str, Any]) -> bool:
-    """Numbers; those that are not finite as text."""
+    """Return whether all are numbers, those that are not finite as text."""
     return all(value in ("nan", "inf", "-inf") or matches(value, "float") for value in values.values())
 
 

@@ -22,23 +22,23 @@ from elastic.events.timing import SAVE
 
 @dataclass(frozen=True)
 class Ledger:
-    """workers: by id, in the order in which they began"""
+    """Holds the account of each worker, by id, in the order in which they began."""
 
     workers: Mapping[str, Account]
 
     @property
     def whole(self) -> float:
-        """Worker-seconds."""
+        """Return the sum of all workers' time, in seconds."""
         return math.fsum(account.end_s - account.begin_s for account in self.workers.values())
 
     @property
     def parts(self) -> dict[str, float]:
-        """Worker-seconds by part."""
+        """Return the sum of all workers' time in each part, in seconds."""
         return {part: math.fsum(a.parts[part] for a in self.workers.values()) for part in PARTS}
 
     @property
     def goodput(self) -> float:
-        """0 to 1; 0 where there is no time."""
+        """Return the share of the time that went into steps that count, 0 to 1; 0 where there is no time."""
         parts, whole = self.parts, self.whole
         return math.fsum(parts[part] for part in IN_STEPS_THAT_COUNT) / whole if whole > 0 else 0.0
 
@@ -48,7 +48,7 @@ class Ledger:
 
 
 def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
-    """The account of all workers of a run, over all its launches. events: as read_events gives them."""
+    """Return the account of all workers of a run, over all its launches; events: as read_events gives them."""
     counts = counting or Counting(events)
     faults = Faults(events)
     stalls = _stalls(events)
@@ -60,8 +60,8 @@ def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
 
 
 class Counting:
-    """Which applied steps count: of one step, those in the newest view of the newest launch that the run is of, if they
-    were not taken back."""
+    """Says which applied steps count: of one step, those in the newest view of the newest launch that the run is of, if
+    they were not taken back."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         begun: dict[int, tuple[int | None, int]] = {}  # claim -> (whose state it went on from, its step)
@@ -96,7 +96,7 @@ class Counting:
         return self._survives(applied) and applied["step"] not in self.passed_over
 
     def may_count(self, of_step: Event) -> bool:
-        """Of a record that belongs to an applied step: also where that step's own is folded, or not there yet."""
+        """Return whether a record's step counts, or may: its own record is folded, or not there yet."""
         known = (self._launch(of_step), of_step["step"]) in self._newest_view
         return self.counts(of_step) if known else of_step["step"] < self._kept_below(self._launch(of_step))
 
@@ -106,7 +106,7 @@ class Counting:
         return newest and step < self._kept_below(launch)
 
     def share_that_counts(self, folded: Event) -> float:
-        """Of a folded record's steps."""
+        """Return how many of a folded record's steps count, from 0 to 1."""
         first, last = folded["first"], folded["last"]
         if first is None:
             return 1.0
@@ -117,14 +117,14 @@ class Counting:
         return self._kept.get(launch, 0.0 if self._begun else math.inf)
 
     def _launch(self, event: Event) -> int:
-        """The claim that the launch began with: a later coordinator may have taken another one."""
+        """Return the claim that the launch began with: a later coordinator may have taken another one."""
         claim = event.get("claim") or 0
         index = bisect_right(self._begun, claim)
         return self._begun[index - 1] if index else claim
 
 
 class Faults:
-    """When workers died, and when what killed them began: they raised, were stopped, or died.
+    """Says when workers died, and when what killed them began: they raised, were stopped, or died.
 
     died, begun  worker -> unix seconds, of those whose end an agent saw
     """
@@ -144,15 +144,17 @@ class Faults:
                 self._begun_before[at] = min(begun_s, self._begun_before.get(at, begun_s))
 
     def met(self, view: Event | None) -> float | None:
-        """When the fault began that a worker met before it formed this view, whose first rank tells of it: -inf where
-        nobody saw it. None: nothing is told."""
+        """Return when the fault began that a worker met before it formed this view, whose first rank tells of it.
+
+        -inf where nobody saw it; None: nothing is told.
+        """
         if view is None or not view.get("workers"):
             return None
         return self._begun_before.get((view.get("generation") or 0, view["workers"][0]))
 
 
 def _stalls(events: Iterable[Event]) -> dict[tuple[int, int], float]:
-    """(claim, index of the step after a save) -> seconds that the coordinator stood still before it."""
+    """Return (claim, index of the step after a save) -> seconds that the coordinator stood still before it."""
     stalls: dict[tuple[int, int], float] = {}
     for event in events:
         if event["event"] == "step_applied" and SAVE in event:

@@ -11,7 +11,7 @@ from elastic.report.ledger import Counting
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """An example that was left out of a step, by its index in the dataset, with the error as it was recorded."""
+    """Names an example that was left out of a step, by its index in the dataset, with the error as it was recorded."""
 
     step: int
     epoch: int
@@ -21,7 +21,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """Steps `first` to `step`, the bad one, whose examples were passed over.
+    """Names steps `first` to `step`, the bad one, whose examples were passed over.
 
     Attributes:
         examples: Some of them or all, by their indices in the dataset.

@@ -27,7 +27,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What a worker ended with, or a save. times: how many records say the same"""
+    """Tells what a worker ended with, or a save; `times` counts the records that say the same."""
 
     what: str
     step: int | None
@@ -35,7 +35,9 @@ class Failure:
 
 
 class Completion(str, Enum):
-    """FINISHED    all steps are done
+    """Says how far a run came.
+
+    FINISHED    all steps are done
     LEFT        all of the last view have left in order: the run can go on
     UNFINISHED  it may be going on
     """
@@ -47,7 +49,8 @@ class Completion(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """
+    """Holds what became of a run.
+
     steps         applied by them, with what they went on from; a worker that lost its claim no longer counts, nor do
                   steps that were passed over
     not_finite    of the newest state that was saved, or of the newest launch the first step; None: nothing
@@ -105,7 +108,7 @@ class Report:
     forgotten: bool
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values, under keys that stay."""
+        """Return the report as JSON values, under keys that stay."""
         facts = {
             name: value
             for name, value in vars(self).items()
@@ -130,7 +133,7 @@ class Report:
 
 
 def report(events: Sequence[Event]) -> Report:
-    """The report on all launches of a run together. Raises ValueError if there are no events."""
+    """Return the report on all launches of a run together; raise ValueError if there are no events."""
     if not events:
         raise ValueError("no events")
     of_kind: dict[str, list[Event]] = defaultdict(list)
@@ -194,15 +197,20 @@ def _not_finite(saved: Sequence[Event], told: Sequence[Event]) -> str | None:
 
 
 def _departed_for_all(claimed: Iterable[Event], departed: Iterable[Event], newest: int) -> bool:
-    """Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the
-    run to save in its place; what others tell is of the claim before."""
+    """Return whether one who left did so for all.
+
+    Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the run
+    to save in its place; what others tell is of the claim before.
+    """
     saved_it = {event["worker"] for event in claimed if event.get("claim") == newest and not event.get("generation")}
     return any(event["worker"] in saved_it and not event.get("generation") for event in departed)
 
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
-    """(steps applied, epoch) of those who went on under the newest claim, in its newest view: as its first worker tells
-    it, or others where that one's records are not there yet, as on object storage."""
+    """Return (steps applied, epoch) of those who went on under the newest claim, in its newest view.
+
+    As its first worker tells it, or others where that one's records are not there yet, as on object storage.
+    """
     loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
     done = [*of_kind["step_applied"], *of_kind["passed_over"]]
     applied = [e for e in done if e.get("claim") == newest]
@@ -217,8 +225,11 @@ def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
 
 
 def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
-    """A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
-    under a later claim that went on from before it. Where a loss restarts all, the step in flight is one of them."""
+    """Return how many steps were done again.
+
+    A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
+    under a later claim that went on from before it. Where a loss restarts all, the step in flight is one of them.
+    """
     generations: dict[tuple[int, int], set[int]] = defaultdict(set)
     attempts: dict[tuple[int, int], int] = defaultdict(int)
     for event in applied:
@@ -233,7 +244,7 @@ def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
 
 
 def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:
-    """Of each view, the greatest number that any of its workers knows."""
+    """Return the same of folded records: of each view the greatest number that any of its workers knows."""
     of_worker: dict[tuple[int, int, str], int] = defaultdict(int)
     most: dict[tuple[int, int], int] = defaultdict(int)
     for event in folded:
@@ -245,7 +256,7 @@ def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:
 
 
 def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
-    """Each step once: as any worker tells it, or else as its share of what rank 0's folded records counted."""
+    """Return what was counted, each step once: as any worker tells it, else its share of rank 0's folded records."""
     counts: dict[int, int] = {e["step"]: e.get("count", 0) for e in of_kind["step_applied"] if counting.counts(e)}
     total = float(sum(counts.values()))
     known = set(counts)

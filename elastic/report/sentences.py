@@ -33,7 +33,7 @@ PART_WORDS = {
 
 
 def sentence(change: ViewChange) -> str:
-    """What changed, what it cost, and why."""
+    """Return what changed, what it cost, and why."""
     on = words.workers(change.world_size)
     go, begin = ("goes", "begins") if change.world_size == 1 else ("go", "begin")
     cost = change.cost_s
@@ -80,7 +80,7 @@ def _how(change: ViewChange, worker: str) -> str:
 
 
 def _noticed(change: ViewChange) -> str:
-    """Where most of the time went before anybody knew."""
+    """Return how long nobody knew, where that was most of the time."""
     cost_s, unnoticed_s = change.cost_s, change.unnoticed_s
     if cost_s is None or unnoticed_s is None or unnoticed_s <= 0.5 * cost_s:
         return ""
@@ -94,7 +94,7 @@ def _paused(change: ViewChange) -> str:
 
 
 def passed_over(found: Sequence[PassedOver]) -> str:
-    """All of it in one line."""
+    """Return all that was passed over, in one line."""
     steps = len({step for one in found for step in range(one.first, one.step + 1)})
     back = sum(one.first < one.step for one in found)
     went = f", {back} rollback{'s' * (back > 1)}" if back else ""
@@ -103,19 +103,19 @@ def passed_over(found: Sequence[PassedOver]) -> str:
 
 
 def left_out(found: Sequence[LeftOut]) -> str:
-    """All of it in one line."""
+    """Return all that was left out, in one line."""
     different = len({one.index for one in found})
     often = "" if different == len(found) else f", {words.counted(different, 'different one')}"
     return f"{words.counted(len(found), 'example')} that raised{often}"
 
 
 def example_left_out(one: LeftOut) -> str:
-    """One example."""
+    """Return what became of one example."""
     return f"step {one.step}: example {one.index} of epoch {one.epoch} raised {one.error}"
 
 
 def passed(one: PassedOver) -> str:
-    """One bad step, and what was passed over for it."""
+    """Return one bad step, and what was passed over for it."""
     took = "" if one.first == one.step else f", and with it what was applied since step {one.first}"
     shown = ", ".join(map(str, one.examples[:_EXAMPLES_SHOWN]))
     more = ", …" if one.examples_count > min(len(one.examples), _EXAMPLES_SHOWN) else ""
@@ -123,7 +123,7 @@ def passed(one: PassedOver) -> str:
 
 
 def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, str, int]]:
-    """(Cause, host, how many workers it took there), the most first. Process ids do not tell causes apart."""
+    """Return (cause, host, how many workers it took there), the most first; process ids do not tell causes apart."""
     counts = Counter(
         (re.sub(r"\d{3,}", "…", words.short_cause(cause)) or "nobody saw it", worker.rsplit("-", 2)[0])
         for change in changes
@@ -134,7 +134,7 @@ def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, s
 
 
 def shown_of(changes: Sequence[ViewChange], most: int) -> list[ViewChange | str]:
-    """Return all of them; where they are more than `most`, the faults, and how many others were between these."""
+    """Return all changes; where they are more than `most`, the faults, and how many others were between these."""
     if len(changes) <= most:
         return list(changes)
     shown: list[ViewChange | str] = []
@@ -147,7 +147,7 @@ def shown_of(changes: Sequence[ViewChange], most: int) -> list[ViewChange | str]
 
 
 def lost(found: Report) -> str:
-    """How many workers were."""
+    """Return how many workers were lost."""
     live = sum(len(change.lost) for change in found.view_changes if change.kind == ChangeKind.LOSS)
     said = [words.workers(live)] if live or found.peers_lost == 0 else []
     if restarts := found.peers_lost - live:
@@ -158,7 +158,7 @@ def lost(found: Report) -> str:
 
 
 def recovered(changes: Sequence[ViewChange]) -> str | None:
-    """All recoveries in one line; None: there were none."""
+    """Return all recoveries in one line; None: there were none."""
     found = recoveries(changes)
     if not found:
         return None

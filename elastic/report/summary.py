@@ -30,8 +30,12 @@ _STATES = {
 
 
 def summary(name: str, found: Report, *, now: float | None = None) -> RenderableType:
-    """name: the run's, as people may see it
-    now: unix seconds; of a run that may be going on, it is said how old the last record is
+    """Return the report as rich prints it.
+
+    Args:
+        name: The run's, as people may see it.
+        found: The report.
+        now: Unix seconds; of a run that may be going on, it is said how old the last record is.
     """
     parts: list[RenderableType] = [
         _head(name, found, now),
@@ -57,13 +61,13 @@ def summary(name: str, found: Report, *, now: float | None = None) -> Renderable
 
 
 def known_as_sums(found: Report) -> str:
-    """What the log no longer says, because it is bounded."""
+    """Return what the log no longer says, because it is bounded."""
     lost = ", and some older losses and views are not told" if found.forgotten else ""
     return f"{found.folded_steps:,} older records of steps are kept as sums only: totals are right{lost}."
 
 
 def facts(found: Report) -> Iterator[tuple[str, str]]:
-    """Name and value, for people."""
+    """Yield name and value of each fact, for people."""
     stall = words.seconds(found.save_stall_seconds)
     saves = f"{found.saves:,} of {words.size(found.saved_bytes)}, training stood still {stall}"
     redone = f", {found.redone:,} redone" if found.redone else ", none redone"
@@ -104,7 +108,7 @@ def _between(found: Report) -> str:
 
 
 def _down_seconds(found: Report) -> float:
-    """From the last sign of a launch to the first view of the next one."""
+    """Return the time from the last signs of launches to the first views of the next ones."""
     return math.fsum(
         change.formed_t - change.begun_t for change in found.view_changes if change.kind == ChangeKind.RESTART
     )
@@ -166,7 +170,7 @@ def _view_changes(found: Report) -> Table:
 
 
 def _losses(found: Report) -> list[RenderableType]:
-    """Of a run whose losses are too many to be listed one by one."""
+    """Return a table of the losses of a run that has too many to be listed one by one."""
     if len(found.view_changes) <= _CHANGES_MAX:
         return []
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="Losses by cause", title_justify="left")

@@ -27,7 +27,9 @@ AGENT_LOST = "its elastic run was killed or failed"
 
 
 class ChangeKind(str, Enum):
-    """START    the first view
+    """Says what made a view another one.
+
+    START    the first view
     RESTART  that of a new launch
     LOSS     with or without newcomers
     BROKEN   a collective failed, and nobody was lost
@@ -42,7 +44,8 @@ class ChangeKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ViewChange:
-    """
+    """Holds what a change of the view was, and what it cost.
+
     begun_t      unix seconds: its cause
     formed_t     when the first worker had formed the view
     trained_t    when the first step was applied in it; None: none was
@@ -77,19 +80,19 @@ class ViewChange:
 
     @property
     def cost_s(self) -> float | None:
-        """From its cause to the next step; None if no step followed."""
+        """Return the seconds from its cause to the next step; None if no step followed."""
         return None if self.trained_t is None else max(0.0, self.trained_t - self.begun_t)
 
     @property
     def unnoticed_s(self) -> float | None:
-        """How much of that passed before all knew of the loss."""
+        """Return how much of that passed before all knew of the loss."""
         cost_s = self.cost_s
         return None if cost_s is None or self.detected_s is None else min(self.detected_s, cost_s)
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """From the first fault to the next step. losses: several, where others were lost before that step"""
+    """Spans from the first fault to the next step, over several losses where others were lost before that step."""
 
     losses: tuple[ViewChange, ...]
     trained_t: float
@@ -104,7 +107,7 @@ class Recovery:
 
 
 def recoveries(changes: Sequence[ViewChange]) -> list[Recovery]:
-    """In order; without losses after which their launch applied no step any more."""
+    """Return them in order, without losses after which their launch applied no step any more."""
     found: list[Recovery] = []
     losses: list[ViewChange] = []
     for change in changes:
@@ -122,7 +125,7 @@ _PROGRESS = frozenset({"view_formed", "loaded", "transfer", "step_applied", "pas
 
 
 class _Gathered:
-    """What the events say that belong to one view."""
+    """Gathers what the events say that belong to one view."""
 
     def __init__(self, view: ViewSeen) -> None:
         self.view = view
@@ -140,15 +143,15 @@ class _Gathered:
         self.redone: set[int] = set()
 
     def noticed_t(self, lost: Collection[str]) -> list[float]:
-        """When the others knew that a peer was gone. One that was cut off knows it, too, and maybe much later."""
+        """Return when the others knew that a peer was gone; one that was cut off may know it much later."""
         return [t for worker, t in self.noticed if worker not in lost] or [t for _, t in self.noticed]
 
     def stood_still_t(self, lost: Collection[str]) -> float:
-        """When the others were last known to get on."""
+        """Return when the others were last known to get on."""
         return _latest(self.progress, lost, default=self.last_t)
 
     def fault_t(self, worker: str, lost: Collection[str], faults: Faults) -> float:
-        """When what took this worker began."""
+        """Return when what took this worker began."""
         if worker not in faults.begun:
             return self.stood_still_t(lost)
         return max(faults.begun[worker], _latest(self.applied, lost, default=-math.inf))
@@ -186,7 +189,7 @@ class _Gathered:
 
 
 def view_changes(events: Sequence[Event]) -> list[ViewChange]:
-    """In order."""
+    """Return the changes of a run's view, in order."""
     seen = views(events)
     faults = Faults(events)
     signal_of = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
@@ -256,7 +259,7 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults, signal_of:
 
 
 def _latest(times: Mapping[str, float], lost: Collection[str], *, default: float) -> float:
-    """Of those who were not lost; of all, where all were."""
+    """Return the latest time of those who were not lost; of all, where all were."""
     return max([t for worker, t in times.items() if worker not in lost] or times.values(), default=default)
 
 

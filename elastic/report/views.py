@@ -32,7 +32,7 @@ class ViewSeen:
 
 
 def views(events: Iterable[Event]) -> list[ViewSeen]:
-    """In order."""
+    """Return the views that a run went through, in order."""
     formed: list[Event] = []
     parted: set[str] = set()
     holds_from: dict[str, int] = {}

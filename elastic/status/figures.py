@@ -21,7 +21,7 @@ _KEPT = 16  # recoveries: more than there are in a second
 
 
 class WorkerFigures:
-    """An EventLog's listener, after `tracker`.
+    """Sums up what metrics show of one worker, as an EventLog's listener after `tracker`.
 
     tell  is given, as JSON values:
           run         what this worker knows of it: step, total_steps, world_size, generation, and rank

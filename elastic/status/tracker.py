@@ -26,7 +26,8 @@ _MILESTONES = frozenset(
 
 
 class StatusTracker:
-    """
+    """Keeps the status of a run up to date, from one worker's events.
+
     total_steps  where the run ends
     shares       V, for the balance of shares: V / (W · ⌈V / W⌉), the share of a step's time in which all have work
     show         is given the status, as JSON values
@@ -66,7 +67,7 @@ class StatusTracker:
         self.status: Status = {"total_steps": total_steps, "lost": 0}  # since the step at which this worker came
 
     def hear(self, event: Event) -> None:
-        """An EventLog's listener."""
+        """Take an event, as an EventLog's listener."""
         t = float(event["t"])
         if self._begun_t is None:
             self._begun_t = self._before_t = t
@@ -154,7 +155,7 @@ class StatusTracker:
             self._left += len(gone) - len(lost)
 
     def _changed(self, event: Event, t: float) -> None:
-        """The first step after changes of the view."""
+        """Tell of changes of the view, at the first step after them."""
         joined, left, lost = self._joined, self._left, self._lost
         self._joined = self._left = self._lost = 0
         self._change = False
@@ -180,7 +181,7 @@ class StatusTracker:
             self._say(f"{line}; goodput {words.percent(self._goodput(t))}")
 
     def _began_t(self, lost_t: float, died_t: Sequence[float | None]) -> float:
-        """The fault of a loss that was noticed at lost_t. died_t: as the agents saw it, by their hosts' clocks.
+        """Return when the fault began that was noticed at lost_t; died_t: as agents saw it, by their hosts' clocks.
 
         One that no agent saw, and one by a clock that is wrong, began when this worker last did something: all workers
         of a view take part in a step.
@@ -201,19 +202,21 @@ class StatusTracker:
             self._say(f"finished: {event['step']} steps, {lost}, {goodput}; `elastic report` tells more")
 
     def _goodput(self, t: float) -> float:
-        """Of this worker, since it began: the share of its time that went into steps and the script's own code."""
+        """Return the share of this worker's time, since it began, that went into steps and the script's own code."""
         elapsed_s = t - (self._begun_t or t)
         return min(1.0, self._useful_s / elapsed_s) if elapsed_s > 0 else 1.0
 
 
 def since(status: Status) -> str:
-    """What losses are counted from, where that is not the run's beginning: a launch counts its own, and a worker that
-    joined those since then. `elastic report` counts all."""
+    """Return what losses are counted from, where that is not the run's beginning.
+
+    A launch counts its own, and a worker that joined those since then; `elastic report` counts all.
+    """
     return f" since step {status['since']:,}" if status.get("since") else ""
 
 
 def _value(event: Event) -> list[Any] | None:
-    """The loss, or the first of what was summed, per example: its name and value."""
+    """Return name and value of the loss, or the first of what was summed, per example."""
     values, count = event.get("values"), event["count"]
     if not values or not count:
         return None

@@ -25,7 +25,7 @@ _NO_READER = (errno.EIO, errno.EPIPE, errno.ECONNRESET)
 
 
 def drop_unread_output() -> None:
-    """For the rest of this process, and in what is forked from it. Harmless when repeated."""
+    """Drop it for the rest of this process, and in what is forked from it; harmless when repeated."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # unbuffered, there is no layer between
@@ -35,7 +35,7 @@ def drop_unread_output() -> None:
 
 
 class _Write:
-    """A file's `write`."""
+    """Writes as a file does, and to nowhere once nobody reads."""
 
     def __init__(self, raw: io.FileIO) -> None:
         self._write, self._fd = raw.write, raw.fileno()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import CANNOT_DO
+from tests.kit.html import figures_of
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 280
@@ -66,6 +67,14 @@ def test_the_pages_that_errors_name_are_installed(bin: Path, tmp_path: Path) -> 
         shown = run_in(tmp_path, [bin / "elastic", "docs", page])
         assert of_another_file in shown
         assert "8<" not in shown
+
+
+def test_a_page_is_made_of_what_is_installed_alone(bin: Path, tmp_path: Path) -> None:
+    job = ["--parameters=124M", "--batch-time=16s", "--nodes=4", "--across=10Gbit/s:20us"]
+    run_in(tmp_path, [bin / "elastic", "plan", *job, "--plot=plan.html"])
+    page = (tmp_path / "plan.html").read_text()
+    assert len(figures_of(page)) == 1
+    assert "Licensed under the MIT license" in page
 
 
 SCRIPT = """

@@ -10,7 +10,6 @@ import signal
 import struct
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from elastic.events.reading import read_events
 from elastic.launch.workers.start_times import APPLIED, HELD, IMPORTED, IN_RUN, LOADED, STARTED
 from tests.kit.launch import Launch
 from tests.kit.observed import assert_observed
+from tests.kit.screen import Screen
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "kit" / "programs"
@@ -58,34 +58,33 @@ def test_where_there_is_no_terminal_one_worker_says_how_far_the_run_is(tmp_path:
     assert said == [str(step) for step in range(1, 13)], output
 
 
-def read_to_the_end(pid: int, terminal: int) -> bytes:
-    """All that the process shows there, until it has ended."""
-    shown = b""
-    deadline = time.monotonic() + WITHIN_S
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        assert time.monotonic() < deadline, shown
-        shown += read(terminal)
-        time.sleep(0.02)
-    shown += read(terminal)
-    os.close(terminal)
-    return shown
+def to_the_end(pid: int, screen: Screen) -> None:
+    """Look until the process has ended, and at what it has left there."""
+    screen.until(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0))
+    screen.look()
+
+
+def assert_whole(screen: Screen) -> None:
+    """All that the script printed is there, the status was, and the terminal is as it was."""
+    printed = [match[1] for row in screen.all_rows if (match := re.fullmatch(r"step (\d+) loss [\d.]+", row))]
+    assert printed == [str(step) for step in range(60)]
+    assert b"2 workers" in screen.written
+    assert b"elastic: step" not in screen.written
+    assert screen.scrolls_as_a_whole
+    assert not any(screen.rows[-2:])
 
 
 @pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     """The script's own lines stay whole, and the terminal is given back."""
     url = tmp_path / "run"
-    pid, terminal = on_a_terminal(url, "--steps=60", program=SAYS_EACH_STEP)
-    shown = read_to_the_end(pid, terminal)
-
-    assert b" of 60 " in shown
-    assert b"elastic: step" not in shown
-    assert b"2 workers" in shown
-    assert shown.count(b"\x1b[r") == 1
-    assert shown.rindex(b"\x1b[r") > shown.rindex(b" of 60 ")
-    for step in range(60):
-        assert f"step {step} loss ".encode() in shown
-    assert b"after the loss" not in shown
+    pid, screen = on_a_terminal(url, "--steps=60", program=SAYS_EACH_STEP)
+    screen.until(lambda: screen.rows[-2].startswith("step "))
+    assert " of 60 " in screen.rows[-2]
+    to_the_end(pid, screen)
+    assert_whole(screen)
+    assert b"after the loss" not in screen.written
+    screen.close()
     assert_observed(read_events(url))
 
 
@@ -105,58 +104,49 @@ def test_the_time_from_the_command_to_the_first_step_is_said_once(tmp_path: Path
 @pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     """Its agent is not ours, and people watch such a run as well; others have only lines to say."""
-    pid, terminal = on_a_terminal(
-        tmp_path / "run", "--steps=60", module="torch.distributed.run", program=SAYS_EACH_STEP
-    )
-    shown = read_to_the_end(pid, terminal)
-
-    assert b"2 workers" in shown
-    assert b"elastic: step" not in shown
-    assert shown.count(b"\x1b[r") == 1
-    assert shown.rindex(b"\x1b[r") > shown.rindex(b" of 60 ")
-    assert [f"step {step} loss ".encode() in shown for step in range(60)] == [True] * 60
+    pid, screen = on_a_terminal(tmp_path / "run", "--steps=60", module="torch.distributed.run", program=SAYS_EACH_STEP)
+    to_the_end(pid, screen)
+    assert_whole(screen)
+    screen.close()
 
 
 @pytest.mark.nightly(sample=1, of="where the status is shown")
-def test_an_agent_that_is_killed_gives_the_terminal_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_an_agent_that_is_killed_or_told_to_end_gives_the_terminal_back(tmp_path: Path, sent: signal.Signals) -> None:
     """What a person types next scrolls as ever, and nobody has to know of `reset`."""
-    pid, terminal = on_a_terminal(tmp_path / "run", "--steps=4000")
-    shown = b""
-    deadline = time.monotonic() + WITHIN_S
-    while b" of 4,000 " not in shown:
-        assert time.monotonic() < deadline, shown
-        shown += read(terminal)
-        time.sleep(0.02)
-    assert b"\x1b[r" not in shown
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    while b"\x1b[r" not in shown:
-        assert time.monotonic() < deadline, shown
-        shown += read(terminal)
-        time.sleep(0.02)
-    os.close(terminal)
+    pid, screen = on_a_terminal(tmp_path / "run", "--steps=4000")
+    screen.until(lambda: " of 4,000 " in screen.rows[-2])
+    assert not screen.scrolls_as_a_whole
+    os.kill(pid, sent)
+    to_the_end(pid, screen)
+    screen.until(lambda: screen.scrolls_as_a_whole and not any(screen.rows[-2:]))
+    screen.close()
 
-    assert b"\x1b7\x1b[r\x1b[29;1H\x1b[2K\x1b[30;1H\x1b[2K\x1b8" in shown[shown.rindex(b" of 4,000 ") :]
+
+@pytest.mark.nightly(sample=1, of="where the status is shown")
+def test_a_worker_that_is_killed_leaves_the_status_where_it_is(tmp_path: Path) -> None:
+    pid, screen = on_a_terminal(tmp_path / "run", "--steps=4000")
+    screen.until(lambda: "2 workers" in screen.rows[-1])
+    events = read_events(tmp_path / "run")
+    worker = next(event["worker"] for event in events if event["event"] == "view_formed" and event.get("rank") == 1)
+    os.kill(int(worker.rsplit("-", 2)[1]), signal.SIGKILL)
+    screen.until(lambda: "lost 1, the last " in screen.rows[-1] and " of 4,000 " in screen.rows[-2])
+    os.kill(pid, signal.SIGINT)
+    to_the_end(pid, screen)
+    assert screen.scrolls_as_a_whole
+    screen.close()
 
 
 def on_a_terminal(
     url: Path, *options: str, module: str = "elastic", program: str = "tests.kit.programs.small"
-) -> tuple[int, int]:
-    """A launcher with two workers, on a terminal of 30 lines: its pid, and the terminal."""
+) -> tuple[int, Screen]:
+    """Start a launcher with two workers on a terminal of 30 lines; return its pid, and the terminal."""
     launcher = [sys.executable, "-m", module, *["run"] * (module == "elastic")]
     command = [*launcher, "--standalone", "--nproc-per-node=2", "-m", program, str(url)]
     pid, terminal = pty.fork()
-    if pid == 0:
+    if pid == 0:  # whose terminal has its size before anybody asks
         environ = {**os.environ, "TERM": "xterm-256color"}
         os.chdir(ROOT)
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
         os.execve(sys.executable, [*command, "--unhurried=3", *options], environ)
-    os.set_blocking(terminal, False)
-    return pid, terminal
-
-
-def read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # nothing yet, or the end
-        return b""
+    return pid, Screen(30, 150, terminal)

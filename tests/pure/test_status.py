@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic.events.log import EventLog
-from elastic.status import panel
+from elastic.status import terminal
 from elastic.status.tracker import Status, StatusTracker
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -176,7 +176,7 @@ def test_the_balance_of_shares(workers: int, shares: int, balance: float) -> Non
 
 
 def plain(status: Status, now: float, width: int = 200) -> str:
-    return "\n".join(CODES.sub("", line) for line in panel.lines(status, now, width))
+    return "\n".join(CODES.sub("", line) for line in terminal.lines(status, now, width))
 
 
 def test_the_lines_are_short_and_say_what_matters_first() -> None:
@@ -217,3 +217,13 @@ def test_a_loss_that_is_not_finite_is_said() -> None:
     shown = Shown().view("a")
     shown.then("step_applied", 1.0, step=0, epoch=0, count=8, values={"loss": "nan"})
     assert "loss not finite" in plain(shown.statuses[-1], shown.now)
+
+
+def test_what_a_run_says_steers_neither_the_terminal_nor_the_panel() -> None:
+    """An error's message may hold anything."""
+    shown = Shown().view("a").steps(0, 4)
+    shown.then("passed_over", 1.0, step=4, first=4, epoch=0, why="[red]\x1b[2Jgone\n[/nonsense]").steps(5, 7)
+    line = terminal.lines(shown.statuses[-1], shown.now, 200)[1]
+    assert "\x1b[2J" not in line
+    assert "\n" not in line
+    assert "[red]�[2Jgone [/nonsense]" in CODES.sub("", line)

@@ -18,7 +18,8 @@ from elastic.events.event import Event
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """
+    """Holds what one fault cost.
+
     at_s      when it struck, unix seconds
     step      that was in flight, or applied last (see At.step); None before the run had a step
     after_s   until the next step was complete in a later view; None: no view followed
@@ -39,12 +40,12 @@ class Cost:
 
     @property
     def back_s(self) -> float:
-        """When that step was complete, unix seconds; infinity if it never was."""
+        """Return when that step was complete, unix seconds; infinity if it never was."""
         return round(self.at_s + self.after_s, 6) if self.after_s is not None else inf
 
 
 def costs(events: Sequence[Event], faults: Sequence[Fault]) -> list[Cost]:
-    """In the order in which they struck. Of those that one recovery made up for, the last one has the steps."""
+    """Return the costs in the order in which they struck; of several with one recovery the last has its steps."""
     found = [_cost(event, faults[event["index"]], events) for event in events if event["event"] == "fault"]
     for at, (cost, later) in enumerate(pairwise(found)):
         if cost.redone and cost.resumed == later.resumed and later.redone and cost.back_s == later.back_s:
@@ -81,7 +82,7 @@ def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
 
 
 def _newcomers(struck: Event, events: Sequence[Event]) -> set[str]:
-    """The workers of agents that came after the fault."""
+    """Return the workers of agents that came after the fault."""
     placed = [event for event in events if event["event"] == "placed"]
     known = {event["agent"] for event in placed if event["t"] < struck["t"]}
     return {event["worker"] for event in placed if event["agent"] not in known}

@@ -31,7 +31,7 @@ from elastic.events.event import Event
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """what: the kind of bug, in words. seen: the evidence. next: what to do. look: lines that may be meant"""
+    """Names the kind of bug, the evidence, what to do next, and lines that may be meant."""
 
     what: str
     seen: str
@@ -47,7 +47,7 @@ class Diagnosis:
 def diagnose(
     baseline: Sequence[Event], faulted: Sequence[Event], *, script: str | None, exact: bool = True
 ) -> list[Diagnosis]:
-    """What the records of both runs say about the script; nothing where they say nothing.
+    """Return what the records of both runs say about the script; nothing where they say nothing.
 
     baseline, faulted  the events of the run without faults and of the one with faults
     script      its file
@@ -81,7 +81,7 @@ def _first_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: 
 
 
 def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
-    """An exception that no fault of the drill's raised, though the run may have gone on without that worker."""
+    """Return an exception that no fault of the drill's raised, though the run may have gone on without that worker."""
     errors = [event for event in faulted if event["event"] == "error" and _of_script(str(event["error"]))]
     if not errors:
         return None
@@ -98,7 +98,7 @@ def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
 
 
 def _refused(faulted: Sequence[Event]) -> Diagnosis | None:
-    """What a worker was refused by, in its own words; the first one's."""
+    """Return what the first refused worker was refused by, in the run's words."""
     refusals = [event for event in faulted if event["event"] == "error" and _name(str(event["error"])) in _REFUSALS]
     if not refusals:
         return None
@@ -121,7 +121,7 @@ def _name(error: str) -> str:
 
 
 def _of_script(error: str) -> bool:
-    """Neither what the faults raise, nor elastic's own and the storage's, which are no matter of the script."""
+    """Return whether an error is the script's: no fault raises it, and it is not elastic's or the storage's."""
     name = _name(error)
     ours = any(hasattr(module, name) for module in (elastic.errors, elastic_checkpoint.errors))
     raised_by_faults = any(kind.raised(name, error) for kind in KINDS.values())
@@ -178,8 +178,8 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
 
 
 def _of_rank_0(baseline: Sequence[Event], faulted: Sequence[Event]) -> tuple[bool, bool, int]:
-    """(whether the first process of rank 0 always read what the undisturbed run did, whether it did at first, in how
-    many steps it read)"""
+    """Return (whether the first process of rank 0 always read what the undisturbed run did, whether it did at first, in
+    how many steps it read)."""
     known: dict[tuple[int, int], str] = {}
     for event in _reads(baseline):
         known.update({(event["step"], index): content for index, content in notes(event)})
@@ -229,7 +229,7 @@ def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script
 def _of_the_loop(
     baseline: Sequence[Event], faulted: Sequence[Event], script: str | None, *, workers_are_enough: bool
 ) -> tuple[Line, ...]:
-    """Lines of the script but for its dataset, whose examples were equal. The likeliest first."""
+    """Return lines of the script but for its dataset, whose examples were equal; the likeliest first."""
     if script is None:
         return ()
     asks = source_hints.rank(script)[:3]

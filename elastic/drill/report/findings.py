@@ -38,7 +38,8 @@ PROMISES: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """
+    """Holds all that is known at a drill's end.
+
     baseline, faulted   the verdicts on the run without faults and the one with them
     events       of both, in that order
     struck       what each fault cost, in the order in which they struck
@@ -69,20 +70,20 @@ class Findings:
 
     @property
     def broken(self) -> tuple[tuple[str, Violation], ...]:
-        """(run, violation) of both runs."""
+        """Return (run, violation) of both runs."""
         baseline = (("without faults", one) for one in self.baseline.violations)
         return (*baseline, *(("with faults", one) for one in self.faulted.violations))
 
     @property
     def replaced(self) -> bool:
-        """Whether it was seen that somebody comes after a loss, wherever one was to."""
+        """Return whether it was seen that somebody comes after a loss, wherever one was to."""
         sizes = self.faulted.world_sizes
         lost = any(cost.fault.lost() for cost in self.struck)
         return not lost or sizes[-1] >= sizes[0] or any(later > size for size, later in pairwise(sizes))
 
     @property
     def finished(self) -> bool:
-        """Whether the run with faults came to its end; before that, a promise that nothing broke is not yet kept."""
+        """Return whether the run with faults came to its end; before that no promise is kept."""
         return self.faulted.weights_sha256 is not None
 
     def of_promise(self, promise: str) -> list[tuple[str, Violation]]:
@@ -90,6 +91,6 @@ class Findings:
 
     @property
     def others(self) -> list[tuple[str, Violation]]:
-        """Violations of no promise's; there should be none."""
+        """Return violations of no promise's; there should be none."""
         known = frozenset().union(*PROMISES.values())
         return [(run, one) for run, one in self.broken if one.invariant not in known]

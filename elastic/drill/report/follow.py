@@ -10,14 +10,14 @@ from elastic.events.reading import record_in
 
 
 class Follow:
-    """The events under `folder`, as read_events has them, piece by piece."""
+    """Reads the events under `folder` piece by piece, each as read_events has it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "events"
         self._read: dict[Path, int] = {}
 
     def new(self) -> list[Event]:
-        """What has been written since the last call, by time. A line without an end waits for its end."""
+        """Return what has been written since the last call, by time; a line without an end waits for its end."""
         found: list[Event] = []
         for path in sorted(self._folder.glob("*.jsonl")):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:

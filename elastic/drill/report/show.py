@@ -35,7 +35,7 @@ _CHARS = 24
 
 
 def show(console: Console, found: Findings) -> None:
-    """Prints the verdict."""
+    """Print the verdict."""
     console.print("\n[bold]What struck[/bold]")
     console.print(_struck(found), soft_wrap=False)
     console.print("[bold]What was run[/bold]")
@@ -106,7 +106,7 @@ def _runs(found: Findings) -> Table:
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    """4 → 3 → 4, cut in the middle where they are many."""
+    """Return sizes as 4 → 3 → 4, cut in the middle where they are many."""
     texts = [str(size) for size in sizes]
     return " → ".join(texts if len(texts) <= 12 else [*texts[:6], "…", *texts[-5:]])
 
@@ -144,7 +144,7 @@ def _by_run(found: Sequence[tuple[str, Violation]]) -> Iterator[tuple[str, list[
 
 
 def _show_violation(console: Console, found: Findings, run: str, violations: Sequence[Violation]) -> None:
-    """The first of its kind with its evidence; how many more there are."""
+    """Print the first of its kind with its evidence, and how many more there are."""
     first = violations[0]
     promise = next((promise for promise in PROMISES if first.invariant in PROMISES[promise]), first.invariant)
     console.print(f"\n[bold red]Not so:[/] {promise} [dim]({first.invariant}, {run})[/]", highlight=False)

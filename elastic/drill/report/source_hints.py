@@ -21,7 +21,7 @@ _SEEDS = ("seed", "manual_seed", "seed_all")
 
 @dataclass(frozen=True)
 class Line:
-    """Of a source file, counted from 1."""
+    """Names a line of a source file, counted from 1."""
 
     file: str
     number: int
@@ -32,7 +32,7 @@ class Line:
 
 
 def rank(file: str) -> list[Line]:
-    """What asks which worker this is, or how many there are."""
+    """Return what asks which worker this is, or how many there are."""
 
     def asks(node: ast.AST) -> bool:
         words = [node.id] if isinstance(node, ast.Name) else [node.attr] if isinstance(node, ast.Attribute) else []
@@ -43,8 +43,8 @@ def rank(file: str) -> list[Line]:
 
 
 def counters(file: str, line: int | None = None) -> list[Line]:
-    """What changes while it is read: additions in place, globals, and what is put into an object of the module's or of
-    self's. line: only in the class or function around it"""
+    """Return what changes while it is read: additions in place, globals, what is put into an object of the module's or
+    self's; line: only in the class or function around it."""
 
     def changes(tree: ast.AST) -> Iterator[ast.AST]:
         lasting = {*_names_of(tree.body if isinstance(tree, ast.Module) else ()), "self"}
@@ -62,7 +62,7 @@ def counters(file: str, line: int | None = None) -> list[Line]:
 
 
 def randomness(file: str, line: int | None = None) -> list[Line]:
-    """What draws random numbers, or asks the clock; not from a generator that was seeded in the same function.
+    """Return what draws random numbers, or asks the clock; not from a generator that was seeded in the same function.
     line: only in the class or function around it"""
 
     def draws(tree: ast.AST) -> Iterator[ast.AST]:
@@ -76,7 +76,7 @@ def randomness(file: str, line: int | None = None) -> list[Line]:
 
 
 def hashed(file: str, line: int | None = None) -> list[Line]:
-    """What goes by the hashes of texts, which are others in every process: the order of sets, hash() itself."""
+    """Return what goes by the hashes of texts, which are others in every process: the order of sets, hash() itself."""
 
     def goes(node: ast.AST) -> bool:
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BY_HASH
@@ -86,7 +86,7 @@ def hashed(file: str, line: int | None = None) -> list[Line]:
 
 
 def unkept(file: str) -> list[Line]:
-    """Where objects are made that the loop over the run uses, and elastic.Run is not given."""
+    """Return where objects are made that the loop over the run uses, and elastic.Run is not given."""
 
     def made(tree: ast.AST) -> Iterator[ast.AST]:
         for scope in ast.walk(tree):
@@ -103,12 +103,12 @@ def unkept(file: str) -> list[Line]:
 
 
 def raising(file: str, error: str) -> list[Line]:
-    """Where an exception of this name is raised."""
+    """Return where an exception of this name is raised."""
     return _lines(file, lambda tree: (n for n in ast.walk(tree) if isinstance(n, ast.Raise) and _names(n.exc, error)))
 
 
 def without(lines: list[Line], file: str | None, line: int | None) -> list[Line]:
-    """Those that are not in the class or function around a line of a file."""
+    """Return the lines that are not in the class or function around a line of a file."""
     tree = _parsed(file) if file is not None else None
     if tree is None or line is None or isinstance(around := _around(tree, line), ast.Module):
         return lines
@@ -117,7 +117,7 @@ def without(lines: list[Line], file: str | None, line: int | None) -> list[Line]
 
 
 def model(file: str) -> tuple[list[Line], list[Line]]:
-    """(where the model that elastic.Run is given is made, where something is seeded)"""
+    """Return (where the model that elastic.Run is given is made, where something is seeded)"""
 
     def made(tree: ast.AST) -> Iterator[ast.AST]:
         runs = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "Run"]
@@ -157,8 +157,7 @@ def _parsed(file: str) -> ast.Module | None:
 
 
 def _functions(tree: ast.AST) -> list[ast.AST]:
-    """What runs again and again: functions, and the loop over the run of a script without. Not __init__, in which
-    objects get what they have from the start."""
+    """Return what runs again and again: functions, but for __init__, and the loop over the run of a script without."""
     return [
         node
         for node in ast.walk(tree)
@@ -167,7 +166,7 @@ def _functions(tree: ast.AST) -> list[ast.AST]:
 
 
 def _from_seeded(function: ast.AST) -> Iterator[ast.Call]:
-    """The draws from generators that the function itself makes from something it is given, such as the index."""
+    """Yield the draws from generators that the function itself makes from something it is given, such as the index."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     seeding = [call for call in calls if _called(call) in (*_SEEDS, "default_rng", "Random") and call.args]
     seeding = [call for call in seeding if any(isinstance(one, ast.Name) for one in ast.walk(call.args[0]))]
@@ -185,7 +184,7 @@ def _asks_clock(call: ast.Call) -> bool:
 
 
 def _names_of(statements: Iterable[ast.AST]) -> set[str]:
-    """The names that assignments bind."""
+    """Return the names that assignments bind."""
     targets = [
         to
         for node in statements
@@ -201,7 +200,7 @@ def _names_in(tree: ast.AST) -> set[str]:
 
 
 def _root(*nodes: ast.AST) -> str:
-    """`a` of a.b[c].d; empty for what begins otherwise."""
+    """Return `a` of a.b[c].d; empty for what begins otherwise."""
     node = nodes[0] if nodes else None
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value

@@ -22,7 +22,7 @@ _ERROR_CHARS = 100
 
 
 class Story:
-    """One run's, over all its launches. `watching` is called now and then while it runs.
+    """Tells of one run, over all its launches, whenever `watching` is called while it runs.
 
     faults  of the plan
     total   steps that the run will have; None: nobody knows yet
@@ -118,7 +118,7 @@ class Story:
 
 
 def of_plan(faults: Sequence[Fault]) -> Iterator[str]:
-    """The plan, a line for each fault."""
+    """Yield the plan, a line for each fault."""
     for number, fault in enumerate(faults, 1):
         at = f"step {fault.when.step}" if fault.when.step is not None else "then"
         share = f" of share {fault.when.share}" if fault.when.share is not None else ""
@@ -126,7 +126,7 @@ def of_plan(faults: Sequence[Fault]) -> Iterator[str]:
 
 
 def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """(step, phase, what, until the next step, by how many workers, steps done again) of each fault that struck."""
+    """Yield (step, phase, what, until the next step, by how many workers, steps done again) of each fault."""
     for cost in costs:
         after = f"{cost.after_s:.2f} s" if cost.after_s is not None else "-"
         by = str(cost.workers) if cost.after_s is not None else "-"
@@ -136,7 +136,7 @@ def of_costs(costs: Sequence[Cost]) -> Iterator[tuple[str, str, str, str, str, s
 
 
 def _short(error: object) -> str:
-    """What its last attempt met, or its first line; of a long one the end, which says why."""
+    """Return what its last attempt met, or its first line; of a long one the end, which says why."""
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     line = ([line for line in lines if line.startswith("attempt ")] or lines[:1])[-1]
     return line if len(line) <= _ERROR_CHARS else f"…{line[-_ERROR_CHARS:]}"
