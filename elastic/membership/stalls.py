@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from elastic.membership.progress import LIMITED, Phase
+from elastic_checkpoint.net.codec import Duration, Facts, Float, Int, Name
 
 STORAGE = (Phase.READING, Phase.SAVING, Phase.LOADING)  # whoever stands here may wait for something outside the machine
 # so many times its limit one that nobody waits for may stand there, since only it holds the run's state; and half as
@@ -36,9 +36,8 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
-    """Where an agent saw a worker.
+class Sighting(Facts):
+    """Where an agent saw a worker; so it travels to the hub.
 
     step     None before the first view
     sign     the number of its last one
@@ -46,12 +45,12 @@ class Sighting:
     limit_s  how long it may be quiet there; inf where it waits for others
     """
 
-    worker: str
+    worker: Name
     phase: Phase
-    step: int | None
-    sign: int
-    quiet_s: float
-    limit_s: float = math.inf
+    step: Int | None
+    sign: Int
+    quiet_s: Float
+    limit_s: Duration = math.inf
 
     @property
     def at(self) -> PhaseOfStep:
@@ -64,10 +63,6 @@ class Sighting:
     @property
     def stuck(self) -> bool:
         return not self.waits and self.quiet_s > self.limit_s
-
-    def document(self) -> dict[str, Any]:
-        """As JSON, which has no infinity."""
-        return {**asdict(self), "limit_s": None if self.waits or math.isinf(self.limit_s) else self.limit_s}
 
     def __str__(self) -> str:
         does = _WORDS.get(self.phase, ("been there", ""))[0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from elastic.membership.messages.messages import TO_HUB, TO_WORKER, parse
 from elastic.membership.messages.wire import WireError

@@ -55,8 +55,8 @@ class Listening:
     def closes(self) -> None:
         self._listener.close()
 
-    def in_roster(self, name: str) -> list[Any]:
-        return [name, *self.address]
+    def in_roster(self, name: str) -> tuple[str, str, int]:
+        return (name, *self.address)
 
 
 class Talking:
@@ -125,8 +125,8 @@ class Node:
     def is_called(self) -> Talking:
         return Talking(self._opened.enter_context(socket.create_connection(self.address)))
 
-    def in_roster(self, name: str) -> list[Any]:
-        return [name, *self.address]
+    def in_roster(self, name: str) -> tuple[str, str, int]:
+        return (name, *self.address)
 
     def _opens(self, connected: socket.socket | None) -> None:
         self.link = HubLink(
@@ -224,7 +224,7 @@ def test_a_node_that_was_moved_on_from_looks_beyond_those_whom_it_knows(opened: 
     first, second = Listening(opened), Listening(opened)
     hub = node.joins(first)
     hub.hears()
-    hub.say(Roster(nodes=[["x", "127.0.0.1", 1], first.in_roster("first")]))
+    hub.say(Roster(nodes=[("x", "127.0.0.1", 1), first.in_roster("first")]))
     node.turn()
     first.closes()
     node.finds = second
@@ -250,7 +250,7 @@ def test_a_line_of_the_hub_may_be_as_long_as_a_large_run_needs(opened: ExitStack
     """More than 1 MiB ended the connection of every agent, at some thousands of workers."""
     hub = node.joins(Listening(opened))
     hub.hears()
-    nodes = [[f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000] for number in range(20000)]
+    nodes = [(f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-4711", "10.0.0.1", 7000) for number in range(20000)]
     roster = Roster(nodes=nodes)
     assert len(encode(as_message(roster))) > LINE_MAX
     says = threading.Thread(target=hub.say, args=[roster])

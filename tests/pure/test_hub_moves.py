@@ -43,7 +43,7 @@ def test_who_waits_for_a_place_takes_none_of_those_who_are_on_their_way_to_the_n
     run.comes("D")
     run.comes("E")
     assert not run.said("D", "full")
-    assert run.said("E", "full")[-1]["nodes"] == [["B", "10.0.0.66", 1], ["D", "10.0.0.68", 1]]
+    assert run.said("E", "full")[-1]["nodes"] == [("B", "10.0.0.66", 1), ("D", "10.0.0.68", 1)]
     run.comes("C")
     assert not run.said("C", "full")
     run.later(10.0)

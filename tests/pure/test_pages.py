@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import elastic_checkpoint.errors
 from elastic.events.declarations import COMMON, DECLARED
 from elastic.membership.messages import messages
 from elastic.report import command as report
+from elastic_checkpoint.net.codec import Tagged
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -178,11 +178,8 @@ def test_the_table_of_the_protocol_holds_every_message_with_its_fields() -> None
         for word, sender, to, _, fields, _ in rows
     )
 
-    def all_of(kinds: dict[str, type], sender: str, to: str) -> Counter[tuple[str, str, str, frozenset[str]]]:
-        return Counter(
-            (word, sender, to, frozenset(field.name for field in dataclasses.fields(kind)))
-            for word, kind in kinds.items()
-        )
+    def all_of(kinds: dict[str, type[Tagged]], sender: str, to: str) -> Counter[tuple[str, str, str, frozenset[str]]]:
+        return Counter((word, sender, to, frozenset(kind.__struct_fields__)) for word, kind in kinds.items())
 
     of_worker, of_agents = dict(messages.FROM_WORKER), ("leave", "hint", "moved_on")
     known = (

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from elastic.membership.messages.messages import TO_AGENT, KillHung, parse
+from elastic.membership.messages.messages import TO_AGENT, KillHung, as_message, parse
 from elastic.membership.progress import LIMITED, Phase
 from elastic.membership.stalls import ALONE, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains
@@ -106,7 +106,7 @@ def sees(stage: Stage, *seen: Sighting) -> Stage:
     """Each node reports those of its workers."""
     answers = []
     for node in sorted({one.worker[0] for one in seen}):
-        told = [one.document() for one in seen if one.worker[0] == node]
+        told = [as_message(one) for one in seen if one.worker[0] == node]
         answers += stage.told(node, "sighted", workers=told).orders
     return stage.heard(answers)
 

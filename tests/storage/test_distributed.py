@@ -454,11 +454,15 @@ def babbling(rank: int, size: int, folder: str, who: int, nonsense: dict[str, An
     ("who", "said", "refusal"),
     [
         (1, {"call": 1, "said": {}}, "no known word: None"),
-        (1, {"say": "said", "call": 1, "what": "a save"}, "said: said is missing"),
-        (1, {"say": "heard", "call": "1"}, "heard: call is '1'"),
-        (0, {"say": "answer", "call": 1}, "answer: answer is missing"),
-        (0, {"say": "refused", "call": 1, "error": {"text": "no"}}, "refused: no error: type is missing"),
-        (0, {"say": "hung_up"}, "hung_up: why is missing"),
+        (1, {"say": "said", "call": 1, "what": "a save"}, "said: Object missing required field `said`"),
+        (1, {"say": "heard", "call": "1"}, "heard: Expected `int`, got `str` - at `$.call`"),
+        (0, {"say": "answer", "call": 1}, "answer: Object missing required field `answer`"),
+        (
+            0,
+            {"say": "refused", "call": 1, "error": {"text": "no"}},
+            "missing required field `type` - at `$.error`",
+        ),
+        (0, {"say": "hung_up"}, "hung_up: Object missing required field `why`"),
     ],
 )
 def test_a_rank_that_says_what_is_no_message_is_named_with_what_was_wrong(
@@ -563,8 +567,8 @@ def test_whatever_a_rank_raises_the_others_hear_at_once_with_its_name_and_its_re
 def test_the_reason_that_others_hear_holds_no_secret() -> None:
     error = ValueError("400 for\nkey hunter22")
     told = errors.error_document(error, Scrubber("s3://bucket", {"secret": "hunter22"}))
-    assert told["text"] == "ValueError: 400 for key ***"
-    assert "hunter22" not in errors.error_document(error)["text"], "the secrets of this storage are not known"
+    assert told.text == "ValueError: 400 for key ***"
+    assert "hunter22" not in errors.error_document(error).text, "the secrets of this storage are not known"
 
 
 def damaged_manifest(rank: int, size: int, folder: str) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from elastic_checkpoint.errors import (
     SaveDropped,
     StorageError,
 )
-from elastic_checkpoint.net.errors import error_document, error_from
+from elastic_checkpoint.net.errors import ErrorDocument, error_document, error_from
 from elastic_checkpoint.save.writer.link import PACKET_BYTES, Link, pair
 
 
@@ -66,5 +66,5 @@ def test_an_error_comes_back_as_what_it_was() -> None:
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
     foreign = error_from(error_document(OSError("of another kind"), str))
     assert (type(foreign), str(foreign)) == (CheckpointError, "OSError: of another kind")
-    odd = error_from({"type": "annotations", "text": "no error", "fields": {}})
+    odd = error_from(ErrorDocument(type="annotations", text="no error", fields={}))
     assert (type(odd), str(odd)) == (CheckpointError, "no error")

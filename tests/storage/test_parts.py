@@ -13,10 +13,10 @@ from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.net.client import Client
+from elastic_checkpoint.net.codec import as_message
 from elastic_checkpoint.net.errors import error_document
 from elastic_checkpoint.net.server import Server
-from elastic_checkpoint.save.writer.group_messages import Committed, Failed, Stored, as_message
-from elastic_checkpoint.save.writer.roles import Follower, Leader
+from elastic_checkpoint.save.writer.roles import Committed, Failed, Follower, Leader, Stored
 from elastic_checkpoint.storage import open_storage
 
 PATIENCE_S = 60.0
@@ -100,11 +100,17 @@ OBJECT = {"size": 4, "xxh3_128": "0" * 32, "chunk_bytes": 4, "chunks": ["0" * 32
     [
         ({}, "no known word: None"),
         ({"say": "committed", "save": SAVE}, "no known word: 'committed'"),
-        ({"say": "stored", "save": SAVE}, "stored: objects is missing"),
-        ({"say": "stored", "save": 7, "objects": []}, "stored: save is 7"),
-        ({"say": "stored", "save": SAVE, "objects": [OBJECT, {**OBJECT, "size": "4"}]}, "size is '4'"),
-        ({"say": "stored", "save": SAVE, "objects": [{"size": 4}]}, "xxh3_128 is missing"),
-        ({"say": "failed", "save": SAVE, "error": {"type": "CheckpointError"}}, "failed: no error: text is missing"),
+        ({"say": "stored", "save": SAVE}, "stored: Object missing required field `objects`"),
+        ({"say": "stored", "save": 7, "objects": []}, "stored: Expected `str`, got `int` - at `$.save`"),
+        (
+            {"say": "stored", "save": SAVE, "objects": [OBJECT, {**OBJECT, "size": "4"}]},
+            "at `$.objects[1].size`",
+        ),
+        ({"say": "stored", "save": SAVE, "objects": [{"size": 4}]}, "missing required field `xxh3_128`"),
+        (
+            {"say": "failed", "save": SAVE, "error": {"type": "CheckpointError"}},
+            "missing required field `text` - at `$.error`",
+        ),
     ],
 )
 def test_a_writer_that_says_what_is_no_part_fails_the_save_by_name(
@@ -124,8 +130,8 @@ def test_a_writer_that_says_what_is_no_part_fails_the_save_by_name(
     ("said", "refusal"),
     [
         ({}, "no known word: None"),
-        ({"say": "committed"}, "committed: save is missing"),
-        ({"say": "failed", "save": SAVE, "error": None}, "failed: error is None"),
+        ({"say": "committed"}, "committed: Object missing required field `save`"),
+        ({"say": "failed", "save": SAVE, "error": None}, "failed: Expected `object`, got `null` - at `$.error`"),
     ],
 )
 def test_what_rank_0s_writer_says_is_an_outcome_or_parts_them(

@@ -7,6 +7,6 @@ transport      in the clear or by TLS; tls, secured: by TLS, where there is a se
 secret         of a run; certificate: what proves that both ends know it
 keepalive      how the loss of a machine is noticed
 machine        which machine is this, and how do others reach it?
-rank_channel   ranks that save and load together agree; rank_messages: what they say; failures: what of a failure
+rank_channel   ranks that save and load together agree; rank_messages: what they say
 arrivals       which of them have come
 """

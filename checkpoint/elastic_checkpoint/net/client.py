@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from elastic_checkpoint.forks import close_in_children, forget
-from elastic_checkpoint.net.codec import made, parse
+from elastic_checkpoint.net.codec import as_message, made, parse
 from elastic_checkpoint.net.connection import Connection
 from elastic_checkpoint.net.framing import Message, NotAMessage
-from elastic_checkpoint.net.greeting import FROM_SERVER, Endpoint, Greeting, as_message
+from elastic_checkpoint.net.greeting import FROM_SERVER, Endpoint, Greeting
 from elastic_checkpoint.net.machine import boot_id, network_namespace
 from elastic_checkpoint.net.secret import secret_of_run
 from elastic_checkpoint.net.secured import client_side

@@ -1,116 +1,97 @@
-"""Messages as types: what arrives is one of a few frozen dataclasses, whole, or is refused.
+"""Messages as types: what arrives is one of a few frozen structs, whole, or is refused.
 
     a type  <->  its facts, as an object  <->  the same with the word that says which type it is
 
-Promises  `made` raises NotAMessage, or what the type's own checks raise, and nothing else, whatever it is given: a fact
-          that is missing, of another type or too many, a number out of all bounds. `parse` raises NotAMessage alone,
-          for an unknown word too, and names the word.
-          What may be anything at all is passed on as it is: large facts are neither copied nor looked through.
-Leaves    framing to framing.py; which types there are, and by which word each is known, to those who say them.
+Promises  `made` and `parse` raise NotAMessage and nothing else, whatever they are given: an unknown word, a fact that
+          is missing, of another type or too many, a number out of all bounds.
+          What may be anything at all is passed on as it is: it is not looked through.
+Leaves    framing to framing.py; which types there are to those who say them.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+from typing_extensions import dataclass_transform
 
 from elastic_checkpoint.net.framing import Message, NotAMessage
 
 NUMBER_MAX = 1 << 53
+NAME_MAX = 512  # characters
 WORD = "say"  # under which a message says what it is
 
-T = TypeVar("T")
+Int = Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+Float = Annotated[float, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]  # no NaN and no infinity
+
+Duration = Annotated[float, Meta(ge=0)]  # in seconds; may be infinite
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+
+_QUOTED = 100  # characters, at both ends of an error of msgspec's: it quotes whoever sent what is wrong
 
 
-class Vocabulary:
-    """The words of those who talk to each other, to say something by."""
-
-    def __init__(self, *kinds: Mapping[str, type]) -> None:
-        """kinds  word -> type, of each who speaks. A type has one word."""
-        self._words = {kind: word for known in kinds for word, kind in known.items()}
-
-    def as_message(self, said: Any) -> Message:
-        """As it travels. said: of one of these types"""
-        return {WORD: self._words[type(said)], **facts_of(said)}
+def _word(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def parse(kinds: Mapping[str, type], message: Message) -> Any:
-    """The message as one of these kinds. Raises NotAMessage."""
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class _Frozen(msgspec.StructMeta):
+    """Structs whose own subclasses are frozen too, and made by keywords alone: msgspec asks for both at each class."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        return super().__new__(cls, name, bases, namespace, **{"frozen": True, "kw_only": True, **options})
+
+
+class Facts(msgspec.Struct, metaclass=_Frozen, forbid_unknown_fields=True):
+    """Facts that travel without a word: as a part of a message, or where nothing else may be said."""
+
+
+class Tagged(Facts, tag_field=WORD, tag=_word):
+    """A message. Its word is the name of its class, in small letters, unless the class gives another `tag`."""
+
+
+T = TypeVar("T", bound=Facts)
+
+
+def by_word(kinds: Any) -> dict[str, type[Tagged]]:
+    """Return the types of a union, or the one type, by the words that they say."""
+    return {str(kind.__struct_config__.tag): kind for kind in get_args(kinds) or (kinds,)}
+
+
+def as_message(said: Facts) -> Message:
+    """Return the message as it travels."""
+    return dict(msgspec.to_builtins(said))
+
+
+def parse(kinds: Mapping[str, type[Tagged]], message: Message) -> Any:
+    """Return the message as one of these kinds. Raises NotAMessage."""
     word = message.get(WORD)
+    # Not msgspec's own choice among a union: that takes 119 µs each time, this 3 (2026-11-29).
     kind = kinds.get(word) if isinstance(word, str) else None
     if kind is None:
         raise NotAMessage(f"no known word: {short(word)}")
     try:
-        return made(kind, {name: value for name, value in message.items() if name != WORD})
-    except ValueError as wrong:
+        return made(kind, message)
+    except NotAMessage as wrong:
         raise NotAMessage(f"{word}: {wrong}") from None
 
 
-def facts_of(said: Any) -> Message:
-    """As it travels, but for its word. said: a message of such a type"""
-    return {one.name: getattr(said, one.name) for one in fields(said)}
-
-
-def made(kind: Callable[..., T], facts: Mapping[str, Any]) -> T:
-    """The message of this kind that has these facts. Raises NotAMessage."""
-    checks = _checks(kind)
-    if unknown := facts.keys() - checks.keys():
-        raise NotAMessage(f"unknown facts: {short(sorted(map(str, unknown)))}")
-    for name, (fits, required) in checks.items():
-        if name not in facts:
-            if required:
-                raise NotAMessage(f"{name} is missing")
-        elif not fits(facts[name]):
-            raise NotAMessage(f"{name} is {short(facts[name])}")
-    return kind(**facts)
+def made(kind: type[T], facts: Any) -> T:
+    """Return the struct of this kind that has these facts. Raises NotAMessage."""
+    try:
+        return msgspec.convert(facts, kind)
+    except (msgspec.ValidationError, RecursionError, UnicodeError) as wrong:  # the last: half a character in a name
+        text = str(wrong)
+        raise NotAMessage(text if len(text) <= 2 * _QUOTED else f"{text[:_QUOTED]}…{text[-_QUOTED:]}") from None
 
 
 def short(value: Any) -> str:
-    """Of what arrived, for an error."""
+    """Return what arrived, in few characters, for an error."""
     try:
         text = repr(value)
     except RecursionError:  # lists in lists in lists
         return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-@cache
-def _checks(kind: Any) -> dict[str, tuple[Callable[[Any], bool], bool]]:
-    """name -> (whether a value has its type, whether it must be there)"""
-    hints = get_type_hints(kind)
-    return {
-        one.name: (_fits(hints[one.name]), one.default is MISSING and one.default_factory is MISSING)
-        for one in fields(kind)
-    }
-
-
-def _fits(hint: Any) -> Callable[[Any], bool]:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: True
-    if origin in (Union, types.UnionType):
-        options = [_fits(one) for one in arguments]
-        return lambda value: any(fits(value) for fits in options)
-    if origin is list:
-        if arguments[0] is Any:
-            return lambda value: isinstance(value, list)
-        item = _fits(arguments[0])
-        return lambda value: isinstance(value, list) and all(map(item, value))
-    if origin is dict:
-        if arguments[1] is Any:
-            return lambda value: isinstance(value, dict)
-        content = _fits(arguments[1])
-        return lambda value: isinstance(value, dict) and all(map(content, value.values()))
-    if hint is int:
-        return lambda value: isinstance(value, int) and not isinstance(value, bool) and abs(value) <= NUMBER_MAX
-    if hint is float:
-        return lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
-    assert hint in (str, bool, type(None)), hint
-    return lambda value: isinstance(value, hint)
-
-
-def _finite(value: float) -> bool:
-    return -NUMBER_MAX <= value <= NUMBER_MAX  # no NaN, and no integer beyond floats

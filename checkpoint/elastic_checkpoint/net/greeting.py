@@ -5,17 +5,14 @@ the server's Endpoint, by another channel  ->  the client: Greeting  ->  the ser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
-from elastic_checkpoint.net.codec import Vocabulary
-from elastic_checkpoint.net.framing import NotAMessage
+from msgspec import Meta
 
-_PORT_MAX = (1 << 16) - 1
+from elastic_checkpoint.net.codec import Facts, Int, Tagged, by_word
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class Endpoint(Facts):
     """Where a server listens.
 
     addresses  of its machine, without the loopback
@@ -24,28 +21,21 @@ class Endpoint:
     """
 
     addresses: list[str]
-    port: int
+    port: Annotated[int, Meta(gt=0, lt=1 << 16)]
     token: str
     machine: list[str | None]
 
-    def __post_init__(self) -> None:
-        if not 0 < self.port <= _PORT_MAX:
-            raise NotAMessage(f"port is {self.port}")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Greeting:
+class Greeting(Tagged):
     """number  under which it connects"""
 
-    number: int
+    number: Int
     token: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Welcome:
+class Welcome(Tagged):
     """It is connected."""
 
 
-FROM_STRANGER: Mapping[str, type] = {"greeting": Greeting}
-FROM_SERVER: Mapping[str, type] = {"welcome": Welcome}
-as_message = Vocabulary(FROM_STRANGER, FROM_SERVER).as_message
+FROM_STRANGER = by_word(Greeting)
+FROM_SERVER = by_word(Welcome)

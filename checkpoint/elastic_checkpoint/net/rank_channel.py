@@ -31,10 +31,18 @@ import torch.distributed as dist
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.arrivals import Arrivals
 from elastic_checkpoint.net.client import Client
-from elastic_checkpoint.net.codec import parse
-from elastic_checkpoint.net.errors import Scrub, error_document, error_from, reason
-from elastic_checkpoint.net.failures import UNTOUCHED, never_came, next_lines, of_rank
-from elastic_checkpoint.net.failures import missing as missing_ranks
+from elastic_checkpoint.net.codec import as_message, parse
+from elastic_checkpoint.net.errors import (
+    UNTOUCHED,
+    Scrub,
+    error_document,
+    error_from,
+    missing_ranks,
+    never_came,
+    next_lines,
+    of_rank,
+    reason,
+)
 from elastic_checkpoint.net.framing import Message, NotAMessage
 from elastic_checkpoint.net.rank_messages import (
     FROM_RANK,
@@ -45,7 +53,6 @@ from elastic_checkpoint.net.rank_messages import (
     HungUp,
     Refused,
     Said,
-    as_message,
 )
 from elastic_checkpoint.net.server import Server
 
@@ -246,7 +253,7 @@ class RankChannel:
         elif missing:
             met = f"{mine.what} (who came and was refused: {end.refused})" if end.refused else mine.what
             silent = error_document(missing_ranks(met, lost or missing, self.size, self.wait_s, state))
-            answers = [Refused(call=call, error=silent, missing=missing)] * self.size
+            answers = [Refused(call=call, error=silent, missing=tuple(missing))] * self.size
         else:
             answers = self._decided([said[rank] for rank in range(self.size)], decide, state)
         with self._changed:

@@ -18,10 +18,10 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from elastic_checkpoint.net.codec import facts_of, parse
+from elastic_checkpoint.net.codec import as_message, parse
 from elastic_checkpoint.net.connection import Connection
 from elastic_checkpoint.net.framing import Message, NotAMessage
-from elastic_checkpoint.net.greeting import FROM_STRANGER, Endpoint, Greeting, Welcome, as_message
+from elastic_checkpoint.net.greeting import FROM_STRANGER, Endpoint, Greeting, Welcome
 from elastic_checkpoint.net.listener import Listener, host_of
 from elastic_checkpoint.net.machine import boot_id, network_namespace, own_addresses
 from elastic_checkpoint.net.secret import secret_of_run
@@ -66,7 +66,7 @@ class Server:
     def endpoint(self) -> Message:
         """What a `Client` needs to connect."""
         machine = [boot_id(), network_namespace()]
-        return facts_of(
+        return as_message(
             Endpoint(addresses=own_addresses(), port=self._listener.port, token=self._token, machine=machine)
         )
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec import structs
 
 from elastic.launch.hub import rules
 from elastic.launch.hub.announcement import HubAnnouncement
@@ -482,4 +483,4 @@ class HubLink:
             where = hub.where(asks)
         else:
             where = HubIs()
-        return {"to": None, **as_message(replace(where, version=__version__))}
+        return {"to": None, **as_message(structs.replace(where, version=__version__))}

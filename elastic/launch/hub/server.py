@@ -13,7 +13,8 @@ import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from elastic.launch.hub.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
 from elastic.launch.net.dialing import Address, Dial

@@ -33,11 +33,12 @@ from elastic.launch.processes.ending import end
 from elastic.launch.processes.main_module import MainModule
 from elastic.launch.processes.of_torchrun import advice
 from elastic.launch.processes.script import Script
-from elastic.membership.messages.failure import ME, Failed, as_message
 from elastic.membership.messages.wire import encode
+from elastic.membership.messages.worker_messages import ME, Failed
 from elastic.membership.progress import BYTES, Record
 from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
+from elastic_checkpoint.net.codec import as_message
 
 NAME = "elastic-worker"  # as `top` shows it
 AGENT = "ELASTIC_AGENT"  # the agent's pid

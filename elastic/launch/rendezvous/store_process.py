@@ -28,14 +28,13 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed import TCPStore
 
 from elastic_checkpoint import linux
-from elastic_checkpoint.net.codec import facts_of, made
+from elastic_checkpoint.net.codec import Facts, Int, as_message, made
 from elastic_checkpoint.net.framing import decode, encode
 
 KEEPER, NAME = "elastic-keeper", "elastic-store"  # as `top` shows them
@@ -45,18 +44,17 @@ _OWN_FILES = 64  # of a store that nobody is connected to there are some ten
 _PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenStore:
+class OpenStore(Facts):
     """words  what stands in it from the beginning, by key
     bytes_max, connections_max  beyond which it ends
     """
 
     words: dict[str, str]
-    bytes_max: int
-    connections_max: int
+    bytes_max: Int
+    connections_max: Int
 
     def packet(self) -> bytes:
-        return encode(facts_of(self))
+        return encode(as_message(self))
 
 
 def in_fork(agent: socket.socket) -> NoReturn:

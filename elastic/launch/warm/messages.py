@@ -11,10 +11,9 @@ whole, or is refused (elastic_checkpoint/net/codec.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from elastic_checkpoint.net.codec import Vocabulary, parse
+from elastic_checkpoint.net.codec import Int, Tagged, as_message, by_word, parse
 from elastic_checkpoint.net.framing import decode, encode
 
 PACKET_MAX, FDS_MAX = 1 << 17, 16
@@ -22,37 +21,32 @@ PACKET_MAX, FDS_MAX = 1 << 17, 16
 # from the warm process
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaves:
+class Leaves(Tagged):
     """why  something is left to each worker; for people"""
 
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ready:
+class Ready(Tagged):
     """It can be forked from."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unfit:
+class Unfit(Tagged):
     """why  it never can"""
 
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forked:
+class Forked(Tagged):
     """pid  of the process that waits at the socket that came last"""
 
-    pid: int
+    pid: Int
 
 
 # to a process that it has forked
 
 
-@dataclass(frozen=True, kw_only=True)
-class BecomeWorker:
+class BecomeWorker(Tagged):
     """It is a worker now.
 
     env  what differs from the node's environment
@@ -63,15 +57,15 @@ class BecomeWorker:
     fds: list[str]
 
 
-FROM_WARM: Mapping[str, type] = {"leaves": Leaves, "ready": Ready, "unfit": Unfit, "forked": Forked}
-TO_SPARE: Mapping[str, type] = {"become_worker": BecomeWorker}
-_VOCABULARY = Vocabulary(FROM_WARM, TO_SPARE)
+FROM_WARM = by_word(Leaves | Ready | Unfit | Forked)
+TO_SPARE = by_word(BecomeWorker)
 
 
-def packet(said: Leaves | Ready | Unfit | Forked | BecomeWorker) -> bytes:
-    return encode(_VOCABULARY.as_message(said))
+def packet(said: Tagged) -> bytes:
+    """Return what is sent, to say this."""
+    return encode(as_message(said))
 
 
-def read(kinds: Mapping[str, type], data: bytes) -> Any:
-    """Raises NotAMessage."""
+def read(kinds: Mapping[str, type[Tagged]], data: bytes) -> Any:
+    """Return what a packet says. Raises NotAMessage."""
     return parse(kinds, decode(data))

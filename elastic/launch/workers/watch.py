@@ -114,7 +114,7 @@ class WorkerWatch:
         quiet = any(one.quiet_s > min(self._hang_s, one.limit_s) / 4 for one in seen)
         if any(one.stuck for one in seen) or (quiet and now_s - self._sighted_s >= _SIGHTED_S):
             self._sighted_s = now_s
-            self._tell(as_message(Sighted(workers=[one.document() for one in seen])))
+            self._tell(as_message(Sighted(workers=seen)))
 
     def _living(self) -> list[_Watched]:
         return [watched for watched in self._watched.values() if watched.stuck is None]

@@ -14,7 +14,9 @@ Leaves    what is to be done to the hub, and whether a worker has given a sign s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from elastic.membership.stalls import FRESH_S, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
 

@@ -306,7 +306,7 @@ class Hub:
             self._workers.claim, self._begun_elsewhere = number_of(said.claim), False
 
     def _on_sighted(self, now_s: float, node: str, said: Sighted) -> None:
-        self._hangs.saw(now_s, [one for one in said.sightings if self._workers.is_of(node, one.worker)])
+        self._hangs.saw(now_s, [one for one in said.workers if self._workers.is_of(node, one.worker)])
         members = [worker.id for worker in self._workers.members()]
         self._act_on(now_s, self._hangs.look(now_s, members, ending=self._end.why is not None))
 

@@ -9,6 +9,8 @@ from typing import Any
 from elastic.membership.messages.messages import HubIs
 from elastic.membership.rules.kills import Slot
 
+Listening = tuple[str, str, int]  # a node, and the address and port where its agent listens
+
 
 class Nodes:
     """Those that are here, in the order in which they came.
@@ -22,7 +24,7 @@ class Nodes:
         self.most = most
         self.changed = False
         self.refused: set[str] = set()
-        self._met: dict[str, list[Any]] = {}  # before there was a hub, and where they listen
+        self._met: dict[str, Listening] = {}  # before there was a hub, and where they listen
         self._have_come: set[str] = set()  # or are lost
         self._here: dict[str, None] = {}
         self._where: dict[str, tuple[str, int]] = {}  # nodes that listen
@@ -43,7 +45,7 @@ class Nodes:
 
     def have_met(self, nodes: Iterable[Sequence[Any]]) -> None:
         """Before there was a hub. nodes: of each [name, address, port]"""
-        self._met = {name: [name, address, port] for name, address, port in nodes}
+        self._met = {name: (name, address, port) for name, address, port in nodes}
 
     @property
     def to_come(self) -> bool:
@@ -74,11 +76,11 @@ class Nodes:
             del self._awaited[slot]
         return bool(awaited)
 
-    def listening(self) -> list[list[Any]]:
+    def listening(self) -> list[Listening]:
         """Of each that listens, name, address and port."""
-        return [[node, *self._where[node]] for node in self._here if node in self._where]
+        return [(node, *self._where[node]) for node in self._here if node in self._where]
 
-    def roster(self, *, begun: bool) -> list[list[Any]]:
+    def roster(self, *, begun: bool) -> list[Listening]:
         """The same. Before the first view also those who have met and are yet to come: each of them knows all.
 
         begun  whether there was a view

@@ -188,7 +188,8 @@ class KnownLists:
 
 def _rows(message: Message) -> Rows:
     columns = [message[name] for name in _COLUMNS[message["say"]]]
-    return [list(row) for row in zip(*columns, strict=True)] if len(columns) > 1 else columns[0]
+    rows = zip(*columns, strict=True) if len(columns) > 1 else columns[0]
+    return [list(row) for row in rows]
 
 
 def _hash(rows: Rows) -> str:

@@ -5,7 +5,7 @@ Promises  `parse` raises WireError and nothing else, whatever it is given: an un
 Leaves    what follows to hub.py; on whose behalf one may speak too. How a type is made of what arrived is
           elastic_checkpoint/net/codec.py's. Who says what, and when, is a table in docs/internals/protocol.md.
 
-The types are in worker_messages.py and agent_messages.py; here are their words, and who hears which.
+The types are in worker_messages.py and agent_messages.py; here is who hears which.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from elastic.membership.messages.agent_messages import (
     Unstarted,
     WhereIsTheHub,
 )
-from elastic.membership.messages.failure import FAILURE, Failed
 from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.messages.worker_messages import (
     Broken,
     Claimed,
     End,
     Entered,
+    Failed,
     Figures,
     Finished,
     HasRead,
@@ -66,7 +66,8 @@ from elastic.membership.messages.worker_messages import (
     Witness,
 )
 from elastic_checkpoint.net import codec
-from elastic_checkpoint.net.codec import Vocabulary
+from elastic_checkpoint.net.codec import Tagged, by_word
+from elastic_checkpoint.net.codec import as_message as as_message
 from elastic_checkpoint.net.framing import NotAMessage
 
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
@@ -74,6 +75,7 @@ _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all
 FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | HasRead | Claimed | Failed | Finished
 ToItsAgent = FromWorker | RunStatus | Figures
 ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Noted | Bye | Ping
+ToListener = Hello | WhereIsTheHub  # an agent that may be the hub
 ToAgent = (
     Start
     | Status
@@ -106,76 +108,19 @@ ToWorker = (
     | MovedOn
 )
 
-FROM_WORKER: Mapping[str, type] = {
-    "ready": Ready,
-    "view_is_over": ViewIsOver,
-    "leaving": Leaving,
-    "saved": Saved,
-    "put": Put,
-    "entered": Entered,
-    "witness": Witness,
-    "has_read": HasRead,
-    "claimed": Claimed,
-    **FAILURE,
-    "finished": Finished,
-}
-TO_ITS_AGENT: Mapping[str, type] = {**FROM_WORKER, "run_status": RunStatus, "figures": Figures}
-TO_HUB: Mapping[str, type] = {
-    **FROM_WORKER,
-    "hello": Hello,
-    "started": Started,
-    "unstarted": Unstarted,
-    "exited": Exited,
-    "sighted": Sighted,
-    "noted": Noted,
-    "bye": Bye,
-    "ping": Ping,
-}
-TO_LISTENER: Mapping[str, type] = {"hello": Hello, "where_is_the_hub": WhereIsTheHub}  # an agent that may be the hub
-TO_AGENT: Mapping[str, type] = {
-    "start": Start,
-    "status": Status,
-    "kill_hung": KillHung,
-    "run_is_over": RunIsOver,
-    "ping": Ping,
-    "roster": Roster,
-    "take_note": TakeNote,
-    "full": Full,
-    "in_full": InFull,
-    "handover": Handover,
-    "hub_is": HubIs,
-    "moved_on": MovedOn,
-    "refusal": Refusal,
-}
-TO_WORKER: Mapping[str, type] = {
-    "view": NewView,
-    "board": OnBoard,
-    "broken": Broken,
-    "regroup": Regroup,
-    "save": Save,
-    "claim": TakeClaim,
-    "hub_at": HubAt,
-    "identity": OtherIdentity,
-    "past": Past,
-    "released": Released,
-    "end": End,
-    "leave": Leave,
-    "hint": Hint,
-    "moved_on": MovedOn,
-}
-
-as_message = Vocabulary(TO_ITS_AGENT, TO_HUB, TO_LISTENER, TO_AGENT, TO_WORKER).as_message
+FROM_WORKER, TO_ITS_AGENT, TO_WORKER = by_word(FromWorker), by_word(ToItsAgent), by_word(ToWorker)
+TO_HUB, TO_LISTENER, TO_AGENT = by_word(ToHub), by_word(ToListener), by_word(ToAgent)
 
 
-def parse(kinds: Mapping[str, type], message: Message) -> Any:
-    """The message as one of these kinds. Raises WireError."""
+def parse(kinds: Mapping[str, type[Tagged]], message: Message) -> Any:
+    """Return the message as one of these kinds. Raises WireError."""
     if not _is_shallow(message, _NESTED_MAX):
         raise WireError(f"more than {_NESTED_MAX} lists and objects in each other")
     return parse_nested(kinds, message)
 
 
-def parse_nested(kinds: Mapping[str, type], message: Message) -> Any:
-    """As `parse`, of one that lies in a message that was parsed. Raises WireError."""
+def parse_nested(kinds: Mapping[str, type[Tagged]], message: Message) -> Any:
+    """Return what lies in a message that was parsed, as `parse` does. Raises WireError."""
     try:
         return codec.parse(kinds, message)
     except NotAMessage as wrong:
@@ -183,7 +128,7 @@ def parse_nested(kinds: Mapping[str, type], message: Message) -> Any:
 
 
 def _is_shallow(message: Message, most: int) -> bool:
-    """A takeover looks through a report of each node."""
+    """Return whether no more than so many lists and objects lie in each other."""
     within: list[Any] = [message]
     for _ in range(most):
         parts = [one.values() if isinstance(one, dict) else one for one in within]

@@ -7,46 +7,37 @@ there is, would be started again for as long as hubs are lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from msgspec.structs import asdict
 
 from elastic.membership.messages.messages import Exited, Failed, Leaving
 from elastic.membership.rules.endings import LEAVES, Ended, ended
 from elastic.membership.rules.kills import Slot
-from elastic_checkpoint.net.codec import made
+from elastic_checkpoint.net.codec import Facts, Float, Int, Name
 
 _KEPT = 32
 _WHAT_MAX = 2000  # characters
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndedBefore:
+class EndedBefore(Facts):
     """at_s: on its agent's clock; as it travels, how long ago. The rest: see Ended"""
 
-    worker: str
-    local_rank: int
+    worker: Name
+    local_rank: Int
     what: str
-    step: int | None
+    step: Int | None
     killed: bool
     asks: bool
     stopped: bool
-    lived_s: float
+    lived_s: Float
     out_of_memory: bool
-    at_s: float
+    at_s: Float
 
     def at(self, node: str) -> Ended:
         """For the hub."""
         facts = {name: value for name, value in asdict(self).items() if name not in ("local_rank", "at_s")}
         return Ended(slot=(node, self.local_rank), **facts)
-
-    def document(self, now_s: float) -> dict[str, Any]:
-        """As it travels."""
-        return asdict(replace(self, at_s=now_s - self.at_s))
-
-
-def ended_before(document: Any) -> EndedBefore:
-    """Raises NotAMessage."""
-    return made(EndedBefore, document if isinstance(document, dict) else {})
 
 
 def with_exit(

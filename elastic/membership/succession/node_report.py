@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic.membership.messages.message_checks import check_claim
+from msgspec import structs
+
+from elastic.membership.messages.message_checks import Slot, check_claim
 from elastic.membership.messages.messages import (
     TO_HUB,
     TO_WORKER,
@@ -33,12 +35,12 @@ from elastic.membership.messages.messages import (
     parse_nested,
 )
 from elastic.membership.messages.wire import WireError
-from elastic.membership.succession.ended_before import EndedBefore, ended_before, with_exit
+from elastic.membership.succession.ended_before import EndedBefore, with_exit
 from elastic.membership.succession.succession import KnownView
-from elastic_checkpoint.net.codec import facts_of, made
+from elastic_checkpoint.net.codec import Facts, Int, Name, Tagged, made, short
 from elastic_checkpoint.net.framing import NotAMessage
 
-_KEPT = {Ready: "ready", ViewIsOver: "stands", Leaving: "stands", Failed: "failed"}
+_KEPT: dict[type[Tagged], str] = {Ready: "ready", ViewIsOver: "stands", Leaving: "stands", Failed: "failed"}
 
 
 @dataclass
@@ -121,7 +123,7 @@ class NodeReport:
         if self.view is None or said.generation > self.view.generation:
             if self.view is not None and said.run != self.view.run:
                 self._begin_run()
-            self.view = replace(said, gone=[], not_lost=[])  # of which this view has told
+            self.view = structs.replace(said, gone=[], not_lost=[])  # of which this view has told
             if (number_of(said.claim) or 0) > (number_of(self.claim) or 0):
                 self.claim = said.claim
                 self.asked.clear()
@@ -161,43 +163,45 @@ class NodeReport:
     def document(self, now_s: float = 0.0) -> dict[str, Any]:
         """For a hub. What is noted by now stays noted, whatever that one says of views to come."""
         self.noted_here = None
-        return {
-            "ended": [one.document(now_s) for one in self.ended],
-            "generation": self.generation,
-            "view": as_message(self.view) if self.view is not None else None,
-            "known": [_document(one) for one in self.known],
-            "claim": self.claim,
-            "asked": sorted(self.asked),
-            "saved": self.saved,
-            "finished": self.finished,
-            "workers": [
-                {
-                    "worker": one.worker,
-                    "local_rank": one.local_rank,
-                    "generation": one.generation,
-                    "said": [as_message(said) for said in one.said.values()],
-                }
-                for one in self.workers.values()
-            ],
-        }
+        return as_message(
+            _Report(
+                ended=[structs.replace(one, at_s=now_s - one.at_s) for one in self.ended],
+                generation=self.generation,
+                view=self.view,
+                known=[_Known(**{**vars(one), "nodes": sorted(one.nodes)}) for one in self.known],
+                claim=self.claim,
+                asked=sorted(self.asked),
+                saved=self.saved,
+                finished=self.finished,
+                workers=[
+                    _Worker(
+                        worker=one.worker,
+                        local_rank=one.local_rank,
+                        generation=one.generation,
+                        said=[as_message(said) for said in one.said.values()],
+                    )
+                    for one in self.workers.values()
+                ],
+            )
+        )
 
     @classmethod
     def from_document(cls, facts: Mapping[str, Any]) -> NodeReport:
         """Raises WireError."""
         try:
             found = made(_Report, facts)
-            view, workers = _view(found.view), [_worker(one) for one in found.workers]
+            view, workers = _view(found.view), [one.reported() for one in found.workers]
             if max((one.generation for one in workers), default=0) > (view.generation if view is not None else 0):
                 raise WireError("a worker is in a view that is newer than the one that is reported")
             return cls(
                 generation=found.generation,
                 view=view,
-                known=tuple(_known(one) for one in found.known),
+                known=tuple(one.view() for one in found.known),
                 claim=found.claim,
                 asked=set(found.asked),
                 saved=found.saved,
                 finished=found.finished,
-                ended=tuple(map(ended_before, found.ended)),
+                ended=tuple(found.ended),
                 workers={one.worker: one for one in workers},
             )
         except (NotAMessage, WireError) as wrong:
@@ -217,80 +221,68 @@ def number_of(claim: Mapping[str, Any] | None) -> int | None:
     return int(claim["claim"]) if claim is not None else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Report:
-    """As it travels. view, and the nodes in known: read already, where they travelled by their hash"""
+class _Known(Facts):
+    """A KnownView as it travels. nodes: a list of names; or read already (known_lists.py), as many nodes report it"""
 
-    generation: int
+    generation: Int
+    nodes: Any
+    claim: Int | None
+    counted: bool
+    met: bool
+    noted: bool
+
+    def __post_init__(self) -> None:
+        read_already = isinstance(self.nodes, frozenset)
+        if not read_already and not (
+            isinstance(self.nodes, list) and all(isinstance(node, str) for node in self.nodes)
+        ):
+            raise ValueError(f"no nodes of a view: {short(self.nodes)}")
+
+    def view(self) -> KnownView:
+        return KnownView(**{**structs.asdict(self), "nodes": frozenset(self.nodes)})
+
+
+class _Worker(Facts):
+    """A ReportedWorker as it travels."""
+
+    worker: Name
+    local_rank: Slot
+    generation: Int
+    said: list[dict[str, Any]]
+
+    def reported(self) -> ReportedWorker:
+        """Return it with its last words. Raises WireError."""
+        worker = ReportedWorker(self.worker, self.local_rank, self.generation)
+        for message in self.said:
+            said = parse_nested(TO_HUB, message)
+            if type(said) not in _KEPT or said.worker != self.worker:
+                raise WireError(f"among the last words of {self.worker}: {short(message)}")
+            worker.said[_KEPT[type(said)]] = said
+        return worker
+
+
+class _Report(Facts):
+    """A NodeReport as it travels. view: read already, where it travelled by its hash"""
+
+    generation: Int
     view: Any
-    known: list[Any]
+    known: list[_Known]
     claim: dict[str, Any] | None
     asked: list[str]
-    saved: int
+    saved: Int
     finished: bool
-    ended: list[Any]
-    workers: list[Any]
+    ended: list[EndedBefore]
+    workers: list[_Worker]
 
     def __post_init__(self) -> None:
         check_claim(self.claim)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Known:
-    generation: int
-    nodes: Any
-    claim: int | None
-    counted: bool
-    met: bool
-    noted: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OneOfThem(Started):
-    generation: int
-    said: list[Any]
-
-
 def _view(message: Any) -> NewView | None:
+    """Return the view of a report. Raises WireError."""
     if message is None or isinstance(message, NewView):  # many nodes report one, which was read once
         return message
-    view = parse_nested(TO_WORKER, _object(message))
+    view = parse_nested(TO_WORKER, message) if isinstance(message, dict) else None
     if not isinstance(view, NewView):
-        raise WireError(f"no view: {str(message)[:80]}")
+        raise WireError(f"no view: {short(message)}")
     return view
-
-
-def _document(view: KnownView) -> dict[str, Any]:
-    return {**facts_of(view), "nodes": sorted(view.nodes)}
-
-
-def _known(document: Any) -> KnownView:
-    one = made(_Known, _object(document))
-    read_already = isinstance(one.nodes, frozenset)  # from a list of names, which many nodes report
-    if not read_already and not (isinstance(one.nodes, list) and all(isinstance(node, str) for node in one.nodes)):
-        raise WireError(f"no nodes of a view: {str(one.nodes)[:80]}")
-    return KnownView(
-        generation=one.generation,
-        nodes=frozenset(one.nodes),
-        claim=one.claim,
-        counted=one.counted,
-        met=one.met,
-        noted=one.noted,
-    )
-
-
-def _worker(document: Any) -> ReportedWorker:
-    one = made(_OneOfThem, _object(document))
-    worker = ReportedWorker(one.worker, one.local_rank, one.generation)
-    for message in one.said:
-        said = parse_nested(TO_HUB, _object(message))
-        if type(said) not in _KEPT or said.worker != worker.worker:
-            raise WireError(f"among the last words of {worker.worker}: {str(message)[:80]}")
-        worker.said[_KEPT[type(said)]] = said
-    return worker
-
-
-def _object(document: Any) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise WireError(f"no object: {str(document)[:80]}")
-    return document

@@ -22,7 +22,6 @@ from enum import Enum, auto
 from typing import Any
 
 from elastic.errors import ConfigError, ElasticError, RendezvousTimeout
-from elastic.membership.messages.failure import ME
 from elastic.membership.messages.messages import (
     TO_WORKER,
     Broken,
@@ -57,6 +56,7 @@ from elastic.membership.messages.messages import (
     parse,
 )
 from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode, read
+from elastic.membership.messages.worker_messages import ME
 from elastic.membership.view import View
 from elastic.membership.worker.board import Board
 from elastic_checkpoint import linux

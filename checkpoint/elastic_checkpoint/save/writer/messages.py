@@ -9,41 +9,35 @@ What arrives is one of these, whole, or is refused (net/codec.py). How it travel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from elastic_checkpoint.net.codec import Vocabulary
-from elastic_checkpoint.net.errors import check_error
+from elastic_checkpoint.net.codec import Duration, Int, Tagged, by_word
+from elastic_checkpoint.net.errors import ErrorDocument
 
 # to the writer process
 
 
-@dataclass(frozen=True, kw_only=True)
-class Open:
+class Open(Tagged):
     """retry_s, finish_s  seconds; may be infinite"""
 
     url: str
     options: dict[str, Any]
-    retry_s: Any
-    finish_s: Any
-    budget_bytes: int
+    retry_s: Duration
+    finish_s: Duration
+    budget_bytes: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arena:
+class Arena(Tagged):
     """Its descriptor comes with it."""
 
-    half_bytes: int
+    half_bytes: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class DropArena:
+class DropArena(Tagged):
     """It is needed no more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Staged:
+class Staged(Tagged):
     """A save, or this rank's part of one, lies whole in that half of the arena.
 
     id         CommitId's fields
@@ -52,142 +46,101 @@ class Staged:
     first      the number of the first of this rank's
     """
 
-    number: int
-    half: int
+    number: Int
+    half: Int
     id: dict[str, Any]
     claim_nonce: str
-    sizes: list[int]
-    all_sizes: list[int]
-    first: int
+    sizes: list[Int]
+    all_sizes: list[Int]
+    first: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakeBack:
+class TakeBack(Tagged):
     """Unless it is begun by now."""
 
-    number: int
+    number: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class GiveUp:
-    """id: of the save that failed in this rank's training process   error: see net/errors.py"""
+class GiveUp(Tagged):
+    """id: of the save that failed in this rank's training process"""
 
     id: str
-    error: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        check_error(self.error)
+    error: ErrorDocument
 
 
-@dataclass(frozen=True, kw_only=True)
-class Serve:
+class Serve(Tagged):
     """Rank 0's: the writers of a group of `size` ranks meet here."""
 
-    size: int
+    size: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meet:
+class Meet(Tagged):
     """Another rank's: they meet there."""
 
-    rank: int
-    size: int
+    rank: Int
+    size: Int
     endpoint: dict[str, Any]
 
 
 # from the writer process
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ready:
+class Ready(Tagged):
     """The storage is open."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unusable:
+class Unusable(Tagged):
     """why  it cannot be opened"""
 
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArenaDropped:
+class ArenaDropped(Tagged, tag="dropped_arena"):
     """Nothing of it is mapped any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Met:
+class Met(Tagged):
     """endpoint: where"""
 
     endpoint: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotMet:
+class NotMet(Tagged):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parted:
+class Parted(Tagged):
     """Rank 0's writer is gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Tagged):
     """So many bytes of this process's part, which has `of`, are stored; 0 as it begins."""
 
-    number: int
-    stored: int
-    of: int
+    number: Int
+    stored: Int
+    of: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
+class Done(Tagged):
     """The save is committed."""
 
-    number: int
+    number: Int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    number: int
-    error: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        check_error(self.error)
+class Failed(Tagged):
+    number: Int
+    error: ErrorDocument
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakenBack:
+class TakenBack(Tagged):
     """taken  before it was begun"""
 
-    number: int
+    number: Int
     taken: bool
 
 
 ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet
 FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Progress | Done | Failed | TakenBack
 
-TO_WRITER: Mapping[str, type] = {
-    "open": Open,
-    "arena": Arena,
-    "drop_arena": DropArena,
-    "staged": Staged,
-    "take_back": TakeBack,
-    "give_up": GiveUp,
-    "serve": Serve,
-    "meet": Meet,
-}
-FROM_WRITER: Mapping[str, type] = {
-    "ready": Ready,
-    "unusable": Unusable,
-    "dropped_arena": ArenaDropped,
-    "met": Met,
-    "not_met": NotMet,
-    "parted": Parted,
-    "progress": Progress,
-    "done": Done,
-    "failed": Failed,
-    "taken_back": TakenBack,
-}
-as_message = Vocabulary(TO_WRITER, FROM_WRITER).as_message
+TO_WRITER = by_word(ToWriter)
+FROM_WRITER = by_word(FromWriter)

@@ -1,11 +1,12 @@
 """The writer processes of a group, one for each rank: each stores its rank's part, and that of rank 0 commits.
 
-    every writer: its objects are stored  ->  rank 0's, once all are: count, look again, manifest  ->  all others hear
+    another rank's: Stored | Failed  ->  rank 0's, once all are: count, look again, manifest
+                                     ->  all others: Committed | Failed
 
-They are connected to each other (net/server.py) and need no rank for this: what is staged on all ranks is committed
-even if every rank is killed right after. A writer that ends before it has said its part ends that save, and all others
-learn of it at once; one that is alive and silent is named at the deadline. A save that has failed anywhere is given up
-by all, between two objects.
+What arrives is one of these, whole, or whoever said it is hung up on. They are connected to each other (net/server.py)
+and need no rank for this: what is staged on all ranks is committed even if every rank is killed right after. A writer
+that ends before it has said its part ends that save, and all others learn of it at once; one that is alive and silent
+is named at the deadline. A save that has failed anywhere is given up by all, between two objects.
 """
 
 from __future__ import annotations
@@ -15,27 +16,56 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from elastic_checkpoint.errors import CheckpointError, SaveDropped
 from elastic_checkpoint.format.draft import Draft, StoredObject
 from elastic_checkpoint.net.client import Client
-from elastic_checkpoint.net.codec import parse
-from elastic_checkpoint.net.errors import error_document, error_from
+from elastic_checkpoint.net.codec import Facts, Int, Tagged, as_message, by_word, parse
+from elastic_checkpoint.net.errors import ErrorDocument, error_document, error_from
 from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.net.server import Server
 from elastic_checkpoint.save.commit import commit, is_committed
-from elastic_checkpoint.save.writer.group_messages import (
-    FROM_OTHERS,
-    FROM_RANK_0,
-    Committed,
-    Failed,
-    Stored,
-    as_message,
-)
 from elastic_checkpoint.save.writer.part import AllHere, Part
 from elastic_checkpoint.storage import Storage
 
 _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
 _KEPT = 100  # saves whose end is remembered, for what is said of them too late
+
+
+class _Object(Facts):
+    """See StoredObject.document."""
+
+    size: Int
+    xxh3_128: str
+    chunk_bytes: Int
+    chunks: list[str]
+
+
+class Stored(Tagged):
+    """This writer's part of the save of that name is stored."""
+
+    save: str
+    objects: list[_Object]
+
+    def part(self) -> list[StoredObject]:
+        """Return what is stored, as the manifest says it."""
+        return [StoredObject(one.size, one.xxh3_128, one.chunk_bytes, tuple(one.chunks)) for one in self.objects]
+
+
+class Committed(Tagged):
+    """All parts are, and it can be loaded."""
+
+    save: str
+
+
+class Failed(Tagged):
+    save: str
+    error: ErrorDocument
+
+
+FROM_OTHERS = by_word(Stored | Failed)
+FROM_RANK_0 = by_word(Committed | Failed)
 
 
 class Role(Protocol):
@@ -57,7 +87,7 @@ class Role(Protocol):
         Raises what it failed of.
         """
 
-    def give_up(self, id: str, error: Message) -> None:
+    def give_up(self, id: str, error: ErrorDocument) -> None:
         """Tells the others that the save has failed here."""
 
     def close(self) -> None: ...
@@ -75,7 +105,7 @@ class Local(AllHere):
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         commit(storage, draft, own)
 
-    def give_up(self, id: str, error: Message) -> None:
+    def give_up(self, id: str, error: ErrorDocument) -> None:
         pass
 
     def close(self) -> None:
@@ -114,7 +144,7 @@ class Leader(AllHere):
         commit(storage, draft, [*own, *others])
         self._tell(Committed(save=str(draft.id)))
 
-    def give_up(self, id: str, error: Message) -> None:
+    def give_up(self, id: str, error: ErrorDocument) -> None:
         self._tell(Failed(save=id, error=error))
 
     def close(self) -> None:
@@ -214,7 +244,11 @@ class Follower(AllHere):
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         id = str(draft.id)
-        self._client.send(as_message(Stored(save=id, objects=[stored.document() for stored in own])))
+        objects = [
+            _Object(size=one.size, xxh3_128=one.xxh3, chunk_bytes=one.chunk_bytes, chunks=list(one.chunks))
+            for one in own
+        ]
+        self._client.send(as_message(Stored(save=id, objects=objects)))
         with self._changed:
             self._changed.wait_for(lambda: id in self._outcomes or self._gone, self._finish_s + _SLACK_S)
         if id not in self._outcomes and is_committed(storage, draft.id):
@@ -224,9 +258,9 @@ class Follower(AllHere):
         if id not in self._outcomes:
             raise _lacking(id, {0}, {}, self._finish_s + _SLACK_S)
 
-    def give_up(self, id: str, error: Message) -> None:
-        text = f"on rank {self._rank} of {self._size}: {error['text']}"
-        self._client.send(as_message(Failed(save=id, error={**error, "text": text})))
+    def give_up(self, id: str, error: ErrorDocument) -> None:
+        error = msgspec.structs.replace(error, text=f"on rank {self._rank} of {self._size}: {error.text}")
+        self._client.send(as_message(Failed(save=id, error=error)))
 
     def close(self) -> None:
         with self._changed:
@@ -252,7 +286,7 @@ class Follower(AllHere):
         self._call_parted()
 
 
-def dropped(step: int, why: str) -> Message:
+def dropped(step: int, why: str) -> ErrorDocument:
     """What is said of a save that was not made, because of when_busy."""
     return error_document(SaveDropped(f"step {step} was not saved: {why}", step=step))
 

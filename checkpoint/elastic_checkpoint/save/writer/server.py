@@ -28,7 +28,7 @@ from typing import Any
 from elastic_checkpoint.errors import CheckpointError, SaveDropped
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.names import CommitId
-from elastic_checkpoint.net.codec import parse
+from elastic_checkpoint.net.codec import as_message, parse
 from elastic_checkpoint.net.errors import error_document
 from elastic_checkpoint.runs.orphans import announce
 from elastic_checkpoint.save.arena import Attached
@@ -55,7 +55,6 @@ from elastic_checkpoint.save.writer.messages import (
     TakenBack,
     ToWriter,
     Unusable,
-    as_message,
 )
 from elastic_checkpoint.save.writer.part import Part
 from elastic_checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
