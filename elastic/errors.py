@@ -80,7 +80,8 @@ class CollectiveMismatch(StepError):
 
 
 class NotLetIn(StepError):
-    """This worker gives other bits than the others in the first step that it has a part in, and has none any more."""
+    """This worker gives other bits than the others in the first step that it has a part in, or its optimizers are set
+    otherwise than theirs since it joined: it has no part in the run any more."""
 
 
 class ComputesWrongly(StepError):

@@ -41,9 +41,7 @@ class PeerWrong(PeerLost):
     """
 
     def __init__(self, named: str, *, step: int, phase: str, tells: bool, unapplied: bool = False) -> None:
-        does = (
-            "joined, gives other bits than others, and is not let in" if unapplied else "computes wrongly, and leaves"
-        )
+        does = "joined, differs from the others, and is not let in" if unapplied else "computes wrongly, and leaves"
         super().__init__(f"{named} {does}", step=step, phase=phase)
         self.tells = tells
         self.unapplied = unapplied

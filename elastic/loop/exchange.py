@@ -13,7 +13,7 @@ import torch
 
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
-from elastic.errors import UNTOUCHED, CollectiveMismatch, ComputesWrongly, StepError
+from elastic.errors import UNTOUCHED, CollectiveMismatch, ComputesWrongly, NotLetIn, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, all_know, gather_bytes
@@ -39,6 +39,7 @@ class Exchange:
 
     waiting  a context for what waits for other ranks in the middle of a backward pass
     giving   what newcomers receive from this rank while it computes; these are `idle` in that step
+    newcomers  ranks that have joined with this view
     memory   of the views before this one
     warn     tells people
     """
@@ -57,9 +58,11 @@ class Exchange:
         warn: Callable[[str], None],
         giving: Giving | None = None,
         idle: Idle = _NOBODY,
+        newcomers: Collection[int] = (),
     ) -> None:
         self._giving = giving
         self._idle = idle
+        self._newcomers = frozenset(newcomers)
         self._config = config
         self._memory = memory
         self._waiting = waiting
@@ -97,6 +100,7 @@ class Exchange:
 
         Raises PeerLost, and StepError for a change of what is trained that cannot be carried.
         """
+        self._step = step
         trained = self._trained.look(again=again)
         if trained is not self._set:
             self._follow(trained)
@@ -181,6 +185,10 @@ class Exchange:
         """Of what the step has left in `.grad`, see bits.digest_of."""
         assert self._set is not None
         return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
+
+    def digest_of_settings(self) -> int:
+        """Of what optimizers and schedules are set to by now, see settings.digest."""
+        return settings.digest(self._settings)
 
     def compare_replicas(self, step: int) -> None:
         """Before a save, whole. All call it together. Raises as `_compare_replicas`."""
@@ -317,19 +325,42 @@ class Exchange:
         return {"host": socket.gethostname(), "settings": settings.settings(self._settings)}
 
     def _check_alike(self, known: Sequence[Any], other: int, digests: Sequence[int]) -> None:
-        """known: each rank's host, and its settings. Raises CollectiveMismatch."""
+        """Raise CollectiveMismatch unless rank `other` is set as this one is; on all, if only newcomers are not as the
+        others, NotLetIn or PeerWrong. known: each rank's host, and its settings
+        """
         rank = self._group.rank
         all_settings = [one["settings"] for one in known]
         if apart_in := settings.difference(all_settings[rank], all_settings[other]):
-            few, hosts = apart([json.dumps(one) for one in all_settings]), [one["host"] for one in known]
+            hosts = [one["host"] for one in known]
+            came = self._newcomers_apart(all_settings)
+            few = came or apart([json.dumps(one) for one in all_settings])
             who = who_differs(all_settings, few, hosts, what="other settings")
-            raise CollectiveMismatch(
+            refused = (
                 f"the workers' optimizers, or schedules, are set differently: {who}\n"
                 f"  found  {listed(apart_in)} (rank {rank} is here, rank {other} there)\n{UNTOUCHED}"
                 "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
-                "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share",
-                doing={number: f"is set to {digest:x}" for number, digest in enumerate(digests)},
+                "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share"
             )
+            if not came:
+                doing = {number: f"is set to {digest:x}" for number, digest in enumerate(digests)}
+                raise CollectiveMismatch(refused, doing=doing)
+            if rank in came:
+                raise NotLetIn(f"this worker is not let in: {refused}")
+            named = ", ".join(f"rank {one} (on {hosts[one]})" for one in sorted(came))
+            raise PeerWrong(
+                named,
+                step=self._step,
+                phase="comparison of settings",
+                tells=rank == first_besides(came),
+                unapplied=True,
+            )
+
+    def _newcomers_apart(self, held: Sequence[Any]) -> frozenset[int]:
+        """Return the newcomers that hold something else than all others, who hold the same; none where these do not."""
+        others = [one for rank, one in enumerate(held) if rank not in self._newcomers]
+        if not others or any(one != others[0] for one in others):
+            return frozenset()
+        return frozenset(rank for rank in self._newcomers if held[rank] != others[0])
 
     def _gradient_sum(self, trained: TrainedSet) -> GradientSum:
         names = [name for name, trains in zip(trained.names, trained.trained, strict=True) if trains]

@@ -392,6 +392,7 @@ class Session:
             self.context.console.warn,
             restorer.giving,
             restorer.idle,
+            newcomers={rank for ranks in restorer.first_steps.values() for rank in ranks},
         )
 
     def _on_the_terminal(self) -> Callable[[Status], None]:

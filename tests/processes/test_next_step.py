@@ -165,6 +165,38 @@ def test_a_finished_run_that_is_made_longer_is_told_of_other_data(
     assert "step 7, read once more, gives other values" in capsys.readouterr().err
 
 
+def train_by_count(url: Path, *, until: int | None = None, rates: bool = True) -> str:
+    """The weights' digest; a rate for the next step follows from how many steps this process has seen."""
+    elastic.seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seen = 0
+    with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=Own(), batch_size=6,
+                                                  virtual_workers=3, epochs=2, save_every=3) as run:  # fmt: skip
+        for step in run:
+            for x, y in step:
+                if step.index == until:
+                    raise KeyboardInterrupt
+                step.backward(F.cross_entropy(model(x), y, reduction="sum"), len(y))
+            seen += 1
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + (seen if rates else step.index))
+    return elastic_checkpoint.digest(model)
+
+
+def test_a_rate_that_a_count_sets_for_the_next_step_is_refused_before_that_step(tmp_path: Path) -> None:
+    """The first step behind the save has the rate that was saved; the next one has that of the count."""
+    whole = train_by_count(tmp_path / "whole", rates=False)
+    train_by_count(tmp_path / "honest", until=5, rates=False)
+    assert notes(tmp_path / "honest")[3].settings
+    assert train_by_count(tmp_path / "honest", rates=False) == whole
+
+    train_by_count(tmp_path / "run", until=5)
+    commits = sorted((tmp_path / "run" / "commits").iterdir())
+    with pytest.raises(IdentityMismatch, match="step 4 begins with optimizers, or schedules, set otherwise"):
+        train_by_count(tmp_path / "run")
+    assert sorted((tmp_path / "run" / "commits").iterdir()) == commits
+
+
 class Counts:
     """What a script may keep beside what it hands over, and what reaches its loss."""
 

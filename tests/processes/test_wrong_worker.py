@@ -105,3 +105,14 @@ def test_who_joins_with_other_bits_is_not_let_in(tmp_path: Path, workers: int, k
     came = sum(event["event"] == "loaded" and event["step"] > 0 for event in read_events(url))
     assert came == (2 if once else 4)
     assert ("wrong 4 times in this place" in output) == (kind == "began")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_who_joins_and_sets_another_rate_is_not_let_in(tmp_path: Path, workers: int) -> None:
+    """By a count of its own, which shows in the second step that it has a part in."""
+    flags = ["--kind", "rate", "--steps", 80]
+    output = trained(tmp_path / "run", *flags, "--joins", "--unhurried", workers, workers=workers)
+    assert "elastic.errors.NotLetIn: this worker is not let in: the workers' optimizers, or schedules" in output
+    assert f"rank {workers - 1} (on {HERE}) holds other settings" in output
+    assert "wrong 4 times in this place" in output
+    assert digest(output) == digest(trained(tmp_path / "whole", *flags, workers=workers))

@@ -290,6 +290,17 @@ class StateRestorer:
         if self.saver is not None and found is not None:
             self.saver.note(found)
 
+    def begins(self, step: int, digest_of_settings: Callable[[], int]) -> None:
+        """Note what optimizers are set to as the second step behind a save begins, and compare it behind a resume.
+
+        Raises IdentityMismatch where it is not what it was there before.
+        """
+        noted = self._next_step
+        if noted is not None and noted.step == step - 1 and noted.settings:
+            noted.check_settings(digest_of_settings(), where=redact(self._config.url))
+        if self.saver is not None:
+            self.saver.note_settings(step, digest_of_settings)
+
     def compares_first(self, step: int) -> bool:
         """Whether a launch before has left what this step's first share gives."""
         noted = self._next_step

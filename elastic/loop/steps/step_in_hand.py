@@ -338,6 +338,7 @@ class StepInHand:
         self.sums, self.count, self.for_nothing = {}, 0, False
         self._compare_with_end()
         trained = exchange.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None)
+        self.session.restorer.begins(self.index, exchange.digest_of_settings)
         exchange.gradients.look_at(None)
         self.check = self.session.cross_check(self.plan) if self.leaves is None else CrossCheck()
         self.session.body.begin(self.index, trained)

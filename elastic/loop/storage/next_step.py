@@ -7,8 +7,9 @@ save computes it again, and finds out whether the data, the script and the machi
 Each share's batch is digested as the loop's body gets it, and the digests travel with the step's sums, so that they are
 the same at any world size (in fast mode, at the same one). The step's gradients are the same there anyway, in exact
 mode, and where kernels give the same bits each time; and so are the weights after its update, in which whatever an
-optimizer, a schedule or a callback keeps beside its state shows. The coordinator writes them beside the commit once
-that is there, too, in a thread of its own. A run that is lost before has nothing to compare.
+optimizer, a schedule or a callback keeps beside its state shows; what it sets for the update that comes next, in what
+optimizers are set to as the step behind that one begins. The coordinator writes them beside the commit once that is
+there, too, in a thread of its own. A run that is lost before has nothing to compare.
 
 Where all workers leave in order, nobody computes that step. Once everything is saved the coordinator passes its first
 share for nothing, and leaves the digests of that share's batch and gradients; whoever resumes compares its own pass.
@@ -42,6 +43,7 @@ class NextStep:
     batches    into which these were put
     gradients  digest of what all shares together gave; 0: there is none to compare
     weights    digest of the parameters once it is applied; likewise
+    settings   digest of what optimizers and schedules are set to as the step behind it begins; likewise
     first_batch, first_gradients  digests of its first share's first micro-batch and of what that gave; likewise
     """
 
@@ -51,6 +53,7 @@ class NextStep:
     batches: int
     gradients: int
     weights: int = 0
+    settings: int = 0
     first_batch: int = 0
     first_gradients: int = 0
 
@@ -71,9 +74,11 @@ class NextStep:
     @classmethod
     def of(cls, note: object) -> NextStep | None:
         """As it lies beside a commit; None: it is none."""
-        if not isinstance(note, dict) or note.keys() != cls.__annotations__.keys():
+        if not isinstance(note, dict) or not all(type(value) is int for value in note.values()):
             return None
-        return cls(**note) if all(type(value) is int for value in note.values()) else None
+        with suppress(TypeError):
+            return cls(**note)
+        return None
 
     def check(self, found: NextStep, *, where: str) -> None:
         """Raise IdentityMismatch where that is not the same, of the same step, cut alike; weights once they are known.
@@ -108,6 +113,22 @@ class NextStep:
             f"Run(accept=[{CONTENT!r}]),\n         `elastic run --accept={CONTENT}`, or ELASTIC_ACCEPT={CONTENT} in "
             "the environment",
             {CONTENT: (f"{here:x}", f"{there:x}")},
+        )
+
+    def check_settings(self, found: int, *, where: str) -> None:
+        """Raise IdentityMismatch where the step behind this one begins with optimizers, or schedules, set otherwise."""
+        if found == self.settings:
+            return
+        raise IdentityMismatch(
+            f"step {self.step + 1} begins with optimizers, or schedules, set otherwise than before the run was ended: "
+            f"digest {found:x} here, {self.settings:x} there\n"
+            "  found  the script, a schedule or a callback sets a rate by something that the run was not handed (a "
+            "count in a\n         variable or an attribute, a best loss), or the script's own code is another one\n"
+            f"  state  step {self.step} is applied as it was before; what is saved in {where} is whole\n"
+            "  next   set rates from run.step_index, run.sums or run.evaluate, or hand over what they are made of "
+            "(extra=, a\n         callback's own state); a script that is meant to be another: "
+            f"Run(accept=[{SCRIPT!r}]), `elastic run\n         --accept={SCRIPT}`, or ELASTIC_ACCEPT={SCRIPT}",
+            {SCRIPT: (f"{found:x}", f"{self.settings:x}")},
         )
 
     def _updates_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
@@ -147,6 +168,7 @@ class Notes:
         self._url = url
         self._options = dict(options) if options else None
         self._commit: elastic_checkpoint.Commit | None = None
+        self._written: tuple[elastic_checkpoint.Commit, NextStep] | None = None
         self.newest: NextStep | None = None
         self._lock = threading.Lock()
         self._waiting: tuple[elastic_checkpoint.Commit, NextStep] | None = None
@@ -169,9 +191,9 @@ class Notes:
 
     def _match(self) -> None:
         commit, read = self._commit, self.newest
-        if commit is None or read is None or commit.step != read.step:
+        if commit is None or read is None or commit.step != read.step or self._written == (commit, read):
             return
-        self._commit = None
+        self._written = commit, read
         with self._lock:
             begins = self._thread is None
             self._waiting = commit, read  # a storage that is slower than saves come gets the newest

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -219,6 +219,11 @@ class Saver:
     def note(self, step: NextStep) -> None:
         """Of the first step behind the newest save, beside it."""
         self._notes.computed(step)
+
+    def note_settings(self, step: int, digest: Callable[[], int]) -> None:
+        """Of optimizers and schedules, as the step behind that one begins."""
+        if (noted := self._notes.newest) is not None and noted.step == step - 1 and noted.shares:
+            self._notes.computed(replace(noted, settings=digest()))
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
         """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its

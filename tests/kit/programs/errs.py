@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 import elastic
 import elastic_checkpoint
 
-KINDS = ["none", "multiplies", "weight", "moment", "gradient", "reads", "counts", "began", "clamps"]
+KINDS = ["none", "multiplies", "weight", "moment", "gradient", "reads", "counts", "began", "rate", "clamps"]
 
 
 class Noisy(Dataset[Any]):
@@ -64,6 +64,7 @@ class Fault:
         self._given, self._model, self._optimizer, self._data = given, model, optimizer, data
         self._product = next(one for one in model.modules() if isinstance(one, Product))
         self._bodies, self._hurts = 0, False
+        self.steps = 0
         self._began: int | None = None
         model.get_parameter("0.weight").register_hook(self._hurt)  # type: ignore[no-untyped-call]
 
@@ -138,6 +139,9 @@ def main() -> None:
                 if run.stepped and given.kind == "clamps" and run.is_coordinator and run.step_index > given.at:
                     with torch.no_grad():
                         model.get_parameter("0.weight").clamp_(-0.1, 0.1)
+                if run.stepped and given.kind == "rate":  # by how many steps this worker has seen
+                    fault.steps += 1
+                    optimizer.param_groups[0]["lr"] = 1e-3 / (1 + fault.steps / 100)
         rank = run.rank
     if rank == 0:
         print("digest", elastic_checkpoint.digest(model))
