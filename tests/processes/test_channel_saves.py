@@ -1,4 +1,4 @@
-"""A worker that is asked to save, and asked again while it still tries to: none of that is forgotten.
+"""A worker that is asked to save, and asked again while it still tries to, or that is ready: none of that is forgotten.
 
 A process of its own, for the end of an agent's channel ends the worker.
 """
@@ -52,3 +52,26 @@ def test_one_that_could_not_save_while_the_run_waits_is_asked_again_before_all_g
     """The storage may be back. The hub waits for its answer for minutes, and what it holds may be nowhere else."""
     worker = subprocess.run([sys.executable, "-c", _WORKER], capture_output=True, text=True, timeout=60, check=False)
     assert worker.stdout.splitlines() == ["while the run waits", "before all go"], worker.stderr
+
+
+_READY = """
+import socket
+import threading
+
+from elastic.membership.worker.live import Live
+
+agent, channel = socket.socketpair()
+live = Live(channel.fileno())
+live.ready(shares=8, identity="one")
+threading.Thread(target=lambda: live.wait_for_view(within_s=60), daemon=True).start()
+heard = b""
+while heard.count(b'"ready"') < 2:
+    heard += agent.recv(1 << 16)
+print(heard.count(b"\\n"))
+"""
+
+
+def test_one_that_waits_says_again_that_it_is_ready() -> None:
+    """The hub knows of it by that word alone: where it was lost, a run waited without bound."""
+    worker = subprocess.run([sys.executable, "-c", _READY], capture_output=True, text=True, timeout=60, check=False)
+    assert worker.stdout.split() == ["2"], worker.stderr

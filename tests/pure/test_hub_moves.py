@@ -360,7 +360,16 @@ def test_what_a_member_answers_to_the_hub_before_changes_nothing() -> None:
 def test_a_script_that_begins_a_second_run_without_ending_its_first_is_heard() -> None:
     """It is no late answer: nobody has asked."""
     run = Run("A", witness=False)
-    run.tell("A", "ready", worker="A0", shares=8, identity="one")
+    run.tell("A", "ready", worker="A0", shares=8, identity="one", runs=["one", "other"])
     run.later(200.0)
     assert run.hub.generation == 2
+    assert run.view("A") == "A0"
+
+
+def test_a_worker_that_says_again_that_it_is_ready_stays_where_it_is() -> None:
+    """It does so while it waits, lest the word was lost; by then it may be in a view."""
+    run = Run("A", witness=False)
+    run.tell("A", "ready", worker="A0", shares=8, identity="one")
+    run.later(200.0)
+    assert run.hub.generation == 1
     assert run.view("A") == "A0"

@@ -49,8 +49,8 @@ class Joining:
 
     def ready(self, now_s: float, said: Ready) -> None:
         worker = self._workers[said.worker]
-        if said.accepted and worker.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING):
-            return  # to a question of the hub before this one, which has not asked and has let it in
+        if worker.knows(said):
+            return  # it was said again; or to a question of the hub before this one, which has let it in
         worker.is_ready(now_s, said)
         self._runs.heard(said.runs)
         self._going_on.is_here(worker.node, said.newest)

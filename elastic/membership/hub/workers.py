@@ -70,6 +70,13 @@ class Worker:
         """Not one whose view broke before it had received the state."""
         return self.step >= 0
 
+    def knows(self, said: Ready) -> bool:
+        """Return whether it has been heard: of a worker that is in a view, whatever it accepts."""
+        if list(said.runs) != list(self.runs):
+            return False
+        waits = self.status is WorkerStatus.READY and said.accepted == self.accepted
+        return waits or self.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING)
+
     def is_ready(self, now_s: float, said: Ready) -> None:
         """For a run; it may have been in another one before."""
         if list(said.runs) != list(self.runs):

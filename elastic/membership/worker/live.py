@@ -151,7 +151,7 @@ class Live:
         self._view: NewView | None = None
         self._generation = 0
         self._board: dict[tuple[int, str], bytes] = {}
-        self._over: ViewIsOver | None = None  # what this worker has last said of a view
+        self._waits_for_view: Ready | ViewIsOver | None = None  # as this worker has last said so
         self._broken = 0
         self._regroup = 0
         self._asked = 0
@@ -203,7 +203,9 @@ class Live:
     def ready(self, *, shares: int, identity: Any, accepted: bool = False, newest: Message | None = None) -> None:
         """newest: the newest claim in the run's storage, as this worker sees it"""
         runs = list(self._runs)
-        self._say(Ready(worker=ME, shares=shares, identity=identity, accepted=accepted, newest=newest, runs=runs))
+        ready = Ready(worker=ME, shares=shares, identity=identity, accepted=accepted, newest=newest, runs=runs)
+        self._waits_for_view = ready
+        self._say(ready)
 
     def entered(self) -> None:
         """All workers of the present view have met."""
@@ -227,8 +229,9 @@ class Live:
         whole, torn  what this worker holds, see leaving.Holding
         """
         generation = self._generation
-        self._over = ViewIsOver(worker=ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
-        self._say(self._over)
+        over = ViewIsOver(worker=ME, generation=generation, step=step, at=at, lost=lost, whole=whole, torn=torn)
+        self._waits_for_view = over
+        self._say(over)
 
     def leaving(
         self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False
@@ -321,7 +324,7 @@ class Live:
                     raise IdentityDiffers(identity)
                 if self._view is not None and self._view.generation > self._generation:
                     view = self._view
-                    self._generation = view.generation
+                    self._generation, self._waits_for_view = view.generation, None
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
                     return View(generation=self._generation, workers=tuple(view.workers)), view
                 if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
@@ -330,7 +333,7 @@ class Live:
                     continue
                 if time.monotonic() - began_s >= again_s:
                     again_s *= 2
-                    self._say_over_again()
+                    self._say_again()
                 if time.monotonic() >= deadline:
                     raise RendezvousTimeout(
                         f"no view came within {within_s:.0f} s\n"
@@ -338,11 +341,11 @@ class Live:
                         missing=[],
                     )
 
-    def _say_over_again(self) -> None:
+    def _say_again(self) -> None:
         """The hub waits for this word for as long as this worker lives, so it must not be lost; twice it is once."""
-        over = self._over
-        if over is not None and over.generation == self._generation and select.select([], [self._socket], [], 0)[1]:
-            self._say(over)
+        said = self._waits_for_view
+        if said is not None and select.select([], [self._socket], [], 0)[1]:
+            self._say(said)
 
     def board(self) -> Board:
         """What the workers of the present view tell each other while they form a group."""
