@@ -18,13 +18,16 @@ from elastic.group.tree import Schedule, schedule
 
 @dataclass(frozen=True)
 class Idle:
-    """Ranks that take part in one step of a view without a share: they joined at the boundary before it, and receive
-    the state while the others compute."""
+    """Ranks that have no share in one step of a view.
+
+    They joined at the boundary before it, and receive the state while the others compute.
+    """
 
     step: int = -1
     ranks: frozenset[int] = frozenset()
 
     def at(self, step: int) -> frozenset[int]:
+        """Return the ranks that have no share in `step`."""
         return self.ranks if step == self.step else frozenset()
 
 
@@ -47,14 +50,11 @@ class ShareAssignment:
 
 
 def assign_shares(config: Config, shares: int, world_size: int, idle: Collection[int] = ()) -> list[ShareAssignment]:
-    """Of every rank, in a step of `shares` non-empty shares, of which ranks in `idle` get none.
-
-    Cached, for it is asked at every step, and by the loader again.
-    """
+    """Return what every rank computes of a step of `shares` non-empty shares, of which ranks in `idle` get none."""
     return _assigned(config.mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # it is asked for at every step, and by the loader again
 def _assigned(
     mode: str, virtual_workers: int, shares: int, world_size: int, idle: frozenset[int]
 ) -> list[ShareAssignment]:
@@ -73,7 +73,7 @@ def _assigned(
 
 
 def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[range]:
-    """Which shares each rank carries: contiguous blocks that cover 0 … shares-1 once, in rank order, near-equally.
+    """Return the shares of each rank: contiguous blocks that cover 0 … shares-1 once, in rank order, near-equally.
 
     Blocks may be empty, and those of the ranks in `idle` are.
     """
@@ -83,17 +83,15 @@ def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[ran
 
 
 def bodies(config: Config, step: StepPlan, rank: int, world_size: int) -> int:
-    """Batches that a rank is handed in a step; one that has no share gets one, which counts for nothing."""
+    """Return how many batches a rank is handed in a step; without a share it gets one, which counts for nothing."""
     own = assign_shares(config, len(step.sizes), world_size)[rank]
     return sum(pieces(config, step, shares, own.blocks) for shares in own.batches) or 1
 
 
 def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> int:
-    """How many micro-batches the shares of one batch are cut into.
+    """Return how many micro-batches the shares of one batch are cut into.
 
-    As many for every rank as the largest batch needs, as StepPlan.pieces has it for shares.
-
-    every  all ranks' blocks
+    As many for every rank as the largest batch needs, as StepPlan.pieces has it for shares; every: all ranks' blocks.
     """
     if config.mode == "exact":
         return step.pieces(batch[0])
@@ -105,9 +103,9 @@ def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range])
 
 
 def micro_batches(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> list[Examples]:
-    """What is read, and passed forward and back, one after the other, for the shares of one batch.
+    """Return what is read, and passed forward and back, one after the other, for the shares of one batch.
 
-    every  all ranks' blocks
+    every: all ranks' blocks
     """
     if config.mode == "exact":
         return step.micro_batches(batch[0])

@@ -16,7 +16,8 @@ from elastic.status.console import Console
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """
+    """What the parts of the loop share.
+
     config     what the run was given
     launch     who started this worker
     worker_id  its name in views and events
@@ -40,5 +41,5 @@ class Context:
     stopwatch: Stopwatch
 
     def moment(self, name: str, share: int | None = None) -> None:
-        """One of observer.MOMENTS. It may not return."""
+        """Call the observer at `name`, one of observer.MOMENTS; it may not return."""
         self.observer.at(name, self.observed, share)

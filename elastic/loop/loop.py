@@ -58,7 +58,7 @@ _FIRST_SHARE = 3  # times a step: what must be left of a notice for one share, a
 
 
 class Loop:
-    """Of one worker: entered once, then iterated over, then left.
+    """The training loop of one worker: entered once, then iterated over, then left.
 
     compute  what is done with a step's exact gradients
     also     see Update
@@ -94,7 +94,7 @@ class Loop:
         self._count: Count | None = None
 
     def enter(self) -> None:
-        """Joins the run, and holds its state.
+        """Join the run, and take its state.
 
         Raises what Session.open raises, and SystemExit where the launcher is to start this worker again, or it was told
         to leave before it held anything. The session is closed then.
@@ -142,7 +142,7 @@ class Loop:
         context.moment("loaded")
 
     def _take_notices(self) -> None:
-        """For as long as the session is open."""
+        """Take notices for as long as the session is open."""
         notices, session = self._notices, self.session
         notices.install(self._on_notice)
         session.on_close(self._leave_deadline.close)
@@ -151,7 +151,7 @@ class Loop:
         session.on_close(lambda: notices.close(gone=notices.leave is not None and session.is_orderly))
 
     def exit(self, error: BaseException | None) -> None:
-        """The script leaves its with-block, with this error or in order."""
+        """End this worker's part in the run as the script leaves its with-block, with this error or in order."""
         session, orderly = self.session, False
         try:
             if error is None:
@@ -181,7 +181,7 @@ class Loop:
             session.close(abruptly=not orderly)
 
     def plain(self, count: Count | None) -> PlainLoop:
-        """The loop as people have it, with an update of its own. count: see PlainStep"""
+        """Return the loop over batches as people write it, whose own code is the update; for `count` see PlainStep."""
         own = OwnUpdate(
             self._context.config,
             begins=self._update.begin_own,
@@ -207,9 +207,11 @@ class Loop:
         return self._plain
 
     def steps(self) -> Iterator[Step]:
+        """Return the iterator of `for step in run`."""
         return self._steps(self._next_step)
 
     def _steps(self, next_step: Callable[[], AnyStep]) -> Iterator[AnyStep]:
+        """Yield step after step until the run is finished, or all leave, and cross the boundary behind each."""
         session, state, plan = self.session, self._state, self._context.config.plan
         if (streams := self._context.config.streams) is not None:
             streams.check()
@@ -245,7 +247,7 @@ class Loop:
         session.seed(end_seed(plan.seed))
 
     def _leave(self, next_step: Callable[[], AnyStep], step_s: float) -> Iterator[AnyStep]:
-        """All workers leave, and everything is saved. Raises SystemExit.
+        """Leave with all workers, once everything is saved. Raises SystemExit.
 
         The coordinator is handed one more batch, for nothing: what the next step's first share gives is left for
         whoever resumes.
@@ -263,6 +265,7 @@ class Loop:
         departure.leave_with_all()
 
     def _leave_behind(self, found: NextStep | None) -> NoReturn:
+        """Leave what the next step's first share gave for whoever resumes, if it is known, and end this worker."""
         saver = self.session.restorer.saver
         if found is not None and saver is not None:
             saver.look()
@@ -276,7 +279,7 @@ class Loop:
         batch_size: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any]:
-        """See Run.evaluate."""
+        """Evaluate as Run.evaluate says, at a place in the script where all workers come to it."""
         if not self._state.updating:
             self._check_between_steps("evaluate")
         step = self.plain_step if self.own_update is not None else None
@@ -284,11 +287,12 @@ class Loop:
             return self._evaluations.make(dataset, function, batch_size, collate_fn)
 
     def on_coordinator(self, function: Callable[[], object]) -> None:
-        """See Run.on_coordinator."""
+        """Call `function` as Run.on_coordinator says, at a place in the script where all workers come to it."""
         self._check_between_steps("on_coordinator")
         self._on_coordinator.call(function)
 
     def _check_between_steps(self, called: str) -> None:
+        """Raise StepError where the script has called `called` within a step, or at the beginning of an epoch."""
         step = self.plain_step if self.own_update is not None else None
         if step is not None and not step.has_begun and not step.in_hand.applied and not step.update_follows:
             raise StepError(
@@ -307,6 +311,7 @@ class Loop:
             )
 
     def _passes_beginning(self, step: PlainStep) -> Callable[[], None]:
+        """Watch what the script does at the beginning of an epoch that its state is past; return what undoes it."""
         in_hand = step.in_hand
         passed = self.session.train_state.passes_beginning()
         self.session.on_close(passed.close)
@@ -348,7 +353,7 @@ class Loop:
         return [buffer for model in self._context.config.models.values() for buffer in model.buffers()]
 
     def _to_check(self) -> int:
-        """Batches for nothing that come ahead of the next step, as far as it is known."""
+        """Return how many batches for nothing come ahead of the next step, as far as it is known."""
         state = self._state
         begun = self.plain_step is not None and self.plain_step.has_begun
         if begun or state.finished:
@@ -365,6 +370,7 @@ class Loop:
         )
 
     def _warn_of_mean(self, one: Divided, other: Divided) -> None:
+        """Warn that losses are means over other numbers than the items of their batches, and say what `count=` fits."""
         if self._context.config.plan.virtual_workers == 1:
             return  # a share is the whole batch
         (before, items_before, batch_before), (now, items, batch) = one, other
@@ -391,6 +397,7 @@ class Loop:
         )
 
     def _end_own_update(self, step: PlainStep, agreed: Agreed) -> None:
+        """Commit the step that the script's own code has applied."""
         own = self.own_update
         read = own is not None and own.was_asked and not step.update_follows  # there a loop needs not ask
         self._update.end_own(step.in_hand, agreed, read=read)
@@ -398,7 +405,7 @@ class Loop:
         self.session.phases.enter_script()
 
     def _on_notice(self, notice: Notice) -> None:
-        """In a thread of its own; this worker may wait for a view."""
+        """Tell the hub of a notice, in a thread of its own: this worker may wait for a view."""
         if self._context.live is not None:
             self._context.live.request_leave(notice.why, notice.by_s)
         self._leave_deadline.look()
@@ -412,7 +419,7 @@ class Loop:
         self.step, self._state.attempt = None, 0
 
     def _finish(self) -> None:
-        """The last save, awaited by all, so that whoever sees this run end finds its result in storage."""
+        """Make the last save and wait for it on all workers: whoever sees this run end finds its result in storage."""
         session, recovery = self.session, self._recovery
         self._state.stop_wish = None
         recovery.check()
@@ -445,10 +452,8 @@ class Loop:
             raise
 
     def _broke_off(self) -> None:
-        """The script left the outer loop by `break`. If all workers do so at one step, the run ends there.
-
-        That is asked before anything else: whoever waits to join, or is told to leave, has nothing more to wait for.
-        """
+        """End the run if all workers left the outer loop by `break` at this step; else this worker alone leaves it."""
+        # Asked before anything else: whoever waits to join, or is told to leave, has nothing more to wait for.
         session, state = self.session, self._state
         step = self.step
         if step is not None and not step.applied:
@@ -464,7 +469,7 @@ class Loop:
             self._recovery.departure.break_off()
 
     def _ended_itself(self) -> None:
-        """The script ended by sys.exit() in the loop. It is not saved: more of a step's code may have followed."""
+        """Warn that nothing is saved for a script's sys.exit() in the loop: more of a step's code may have followed."""
         state, saver = self._state, self.session.restorer.saver
         with suppress(Evicted):  # what others go on with is not lost
             if saver is None or saver.holds(state.step, state.stopped):  # one worker tells it
@@ -479,8 +484,7 @@ class Loop:
             )
 
     def _left_epoch(self) -> None:
-        """The script left an epoch's batches, and goes on to the next epoch. Raises CollectiveMismatch where others go
-        on with this one."""
+        """Raise CollectiveMismatch where this script goes on to the next epoch, and others go on with this one."""
         step, plain = self.step, self._plain
         if step is None or not step.applied or plain is None:
             return
@@ -488,7 +492,7 @@ class Loop:
             announce(self.session.group, Kind.BREAK_FOR_ALL, step=self._state.step, site=plain.left_at).check()
 
     def _left_open(self, step: StepInHand) -> StepError:
-        """For a step whose inner loop did not come to its end: break, return, or an exception that was caught."""
+        """Return the error for a step whose inner loop did not end: break, return, or an exception that was caught."""
         torn, plain = self._state.updating, self._plain
         batches = "for batch in step" if self.own_update is None else "for batch in run.batches()"
         where, found, instead = "", "", "run.stop(reason) ends a run early"
@@ -509,6 +513,7 @@ class Loop:
         )
 
     def _only_in_update(self, *_: Any) -> None:
+        """Raise StepError where the script steps an optimizer that Run steps itself."""
         if not self._state.updating and self.own_update is None:
             raise StepError(
                 "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
@@ -538,14 +543,17 @@ def _written_at_beginning(step: StepInHand, what: str) -> StepError:
 
 
 def _notices(context: Context) -> ProcessNotices:
-    """Of a node one worker watches the sources, where no agent does. Raises ConfigError."""
+    """Return what hears of this process's notices; one worker of a node watches the sources, where no agent does.
+
+    Raises ConfigError.
+    """
     launch = context.launch
     watched = sources(launch.notices) if launch.local_rank == 0 else []
     return ProcessNotices(SignalNotices(grace_s=launch.grace_s), watched, say=context.console.warn)
 
 
 def _nothing_to_check() -> None:
-    """Of a run without on_bad."""
+    """Find everything fit to be saved, in a run without on_bad."""
 
 
 def _nothing(_: Any) -> AbstractContextManager[None]:

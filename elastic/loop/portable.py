@@ -21,7 +21,7 @@ from elastic.membership.environment import (
 
 
 def pin_instruction_set() -> None:
-    """Returns in a process that is pinned; otherwise replaces this one by one that is, or raises ConfigError."""
+    """Return in a process that is pinned; otherwise replace this one by one that is, or raise ConfigError."""
     by_hand = " ".join(f"{name}={value}" for name, value in PORTABLE_INSTRUCTION_SETS.items())
     if not missing_portable_settings():
         capability = torch.backends.cpu.get_cpu_capability()

@@ -64,19 +64,22 @@ class RunState:
 
     @property
     def position(self) -> Position:
+        """Return the position as a checkpoint has it."""
         return Position(epoch=self.epoch, step=self.step, stopping=self.stop_wish, stopped=self.stopped)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it may be saved: not within an update, nor where the script's own code after one has run half."""
+        """Return whether it may be saved: not in an update, nor half way through the script's own code after one."""
         return self.at_boundary and not self.updating
 
     def goes_on_from(self, position: Position) -> None:
+        """Take step, epoch and stop from `position`, and note whether the run is finished there."""
         self.step, self.epoch = position.step, position.epoch
         self.stopped, self.stop_wish = position.stopped, position.stopping
         self.look_for_end()
 
     def look_for_end(self) -> None:
+        """Note whether the run is finished: stopped, or all steps are applied."""
         self.finished = self.stopped is not None or self.step >= self.total_steps
 
     def begin_loop(self) -> None:
@@ -85,17 +88,19 @@ class RunState:
         self.in_loop = self.looped = True
 
     def begin_update(self) -> None:
+        """Note that an update has begun, and the script's own code behind it has not run."""
         self.updating, self.at_boundary = True, False
         self.evaluations = self.calls = 0
 
     def end_update(self, agreed: Agreed, agreed_by: tuple[str, ...]) -> None:
+        """Take what the exchange gave, and forget what was agreed on before the update."""
         self.updating = False
         self.evaluations = self.calls = 0
         self.agreed, self.agreed_by = agreed, agreed_by
         self.agreements = {}
 
     def standing(self, *, rewinds: bool, steady: bool) -> Standing:
-        """See Standing."""
+        """Return what this worker tells the others of a new view about its state; for the arguments see Standing."""
         return Standing(
             step=self.step,
             agreements=len(self.agreements),
@@ -106,7 +111,7 @@ class RunState:
         )
 
     def side_state(self, claim: dict[str, object], losses: dict[str, Any]) -> Tree:
-        """What a worker must know beside the state to stand where this one stands."""
+        """Return what a worker must know beside the state to stand where this one stands."""
         return {
             "position": asdict(self.position),
             "claim": claim,
@@ -119,7 +124,7 @@ class RunState:
         }
 
     def take_side_state(self, side_state: Tree) -> None:
-        """Stands where those ahead stand: their position, what the last step gave, what was agreed on since."""
+        """Stand where those ahead stand: take their position, what the last step gave, and what was agreed on since."""
         if side_state["position"]["step"] != self.step:
             self.evaluations = self.calls = 0
         self.updating = False
@@ -134,7 +139,9 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """step        how many are applied; None: no state at all, as at a start
+    """What a worker tells the others of a new view about its state.
+
+    step        how many are applied; None: no state at all, as at a start
     agreements  how many were made since
     torn        failed inside an update
     rewinds     can give the state as the last update left it, to one that still has to run the code after that step

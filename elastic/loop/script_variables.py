@@ -1,6 +1,8 @@
-"""The variables that the loop's body can name: those of the functions that the loop stands in, and the globals that
-these name, or functions of the script that they call. Random generators among them draw by place; and where a share
-that was passed twice gave other bits, those that its body has changed are named in the error.
+"""The variables that the loop's body can name.
+
+Those of the functions that the loop stands in, and the globals that these name, or functions of the script that they
+call. Random generators among them draw by place; and where a share that was passed twice gave other bits, those that
+its body has changed are named in the error.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.
 
 
 def variables() -> dict[str, Any]:
-    """Name -> value; called while the script waits for its next batch. `self` counts by its attributes."""
+    """Return name -> value of what the loop's body can name; call it while the script waits for its next batch.
+
+    `self` counts by its attributes.
+    """
     found: dict[str, Any] = {}
     for frame in islice(_frames(), _FRAMES_MAX):
         functions, seen = [frame.f_code], set[CodeType]()
@@ -56,17 +61,17 @@ def variables() -> dict[str, Any]:
 
 
 def generators() -> dict[str, Any]:
-    """The random generators that are such variables, by name."""
+    """Return the random generators among these variables, by name."""
     return {name: value for name, value in variables().items() if isinstance(value, _GENERATORS)}
 
 
 def values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a change of each, as far as that is quickly told."""
+    """Return for each variable what tells that it has changed, as far as that is quickly told."""
     return {name: _value(value) for name, value in found.items()}
 
 
 def _frames() -> Iterator[FrameType]:
-    """From the loop outwards, to the script's first line."""
+    """Yield the script's frames, from the loop outwards to the script's first line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:
@@ -77,20 +82,23 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
-    """Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs; and
-    which is what locals() gave the script, if it has kept that."""
+    """Return a copy of a function's variables, and leave nothing with its frame that would keep them alive."""
     there = frame.f_locals
     local = dict(there)
+    # Before Python 3.13 those of a function are a copy, which stays with the frame, and with it the last outputs. It is
+    # also what locals() gave the script, and is left alone where the script has kept that.
     if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(there) <= _HELD_HERE:
         there.clear()
     return local
 
 
 def _is_own(kind: type) -> bool:
+    """Return whether a type is elastic's and not the script's."""
     return kind.__module__.partition(".")[0] == _OWN
 
 
 def _value(value: Any) -> Any:
+    """Return the value as text where it is small and plain, else what tells one object and its versions apart."""
     if isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (list, dict, set, deque)):

@@ -15,7 +15,7 @@ ENOUGH = 3  # workers, for any of them to be in the right
 
 
 def wrong(first: Mapping[int, Hashable], again: Mapping[int, Sequence[Hashable]]) -> frozenset[int]:
-    """Ranks; none where nobody can tell.
+    """Return the ranks that are wrong; none where nobody can tell.
 
     first  what the two gave whose bits differed, by rank
     again  what each rank gave when all passed that share, twice each
@@ -30,12 +30,13 @@ def wrong(first: Mapping[int, Hashable], again: Mapping[int, Sequence[Hashable]]
 
 
 def apart(held: Sequence[Hashable]) -> frozenset[int]:
-    """Ranks that hold something else than most; none where nobody can tell."""
+    """Return the ranks that hold something else than most; none where nobody can tell."""
     right = _of_most(dict(enumerate(held)), len(held))
     return frozenset() if right is None else frozenset(rank for rank, one in enumerate(held) if one != right)
 
 
 def _of_most(given: Mapping[int, Hashable], workers: int) -> Hashable | None:
+    """Return what more than half of the workers gave; None: they do not agree, or are fewer than ENOUGH."""
     if workers < ENOUGH or not given:
         return None
     most, count = Counter(given.values()).most_common(1)[0]

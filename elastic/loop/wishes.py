@@ -6,7 +6,8 @@ from enum import IntFlag
 
 
 class Wish(IntFlag):
-    """
+    """What a worker asks of all others; it may ask for several things at once.
+
     LEAVE    a notice has come to that worker
     STOP     somebody has called run.stop
     SAVE     the cadence of time says so, or a node may be taken soon
