@@ -19,14 +19,14 @@ from elastic.errors import CANNOT_DO, UNTOUCHED, ComputesWrongly, NotLetIn, Peer
 from elastic.state.trained_set import listed
 
 Said = Mapping[str, Any]
-"""Of one pass: the digest of its "batch", and those of its "gradients", by parameter."""
+"""What one pass gave: the digest of its "batch", and those of its "gradients", by parameter."""
 Rows = Mapping[str, Sequence[str | None]]
-"""Of one batch, see example_digest.digests_of_rows."""
+"""What example_digest.digests_of_rows says of one batch."""
 _SHOWN = 3
 
 
 class ShareDiffers(PeerLost):
-    """Nobody is lost: the step comes round again in this view, and all pass that share."""
+    """A share gave different bits. Nobody is lost: the step comes round again in this view, and all pass that share."""
 
     def __init__(self, found: Disagreement) -> None:
         super().__init__(f"share {found.share} gave different bits", step=found.step, phase="cross-check")
@@ -34,7 +34,7 @@ class ShareDiffers(PeerLost):
 
 
 class PeerWrong(PeerLost):
-    """Some workers are wrong, and end.
+    """Some workers are wrong and end, so that the others have lost them.
 
     tells      this worker is the one of the others that tells people
     unapplied  nothing that they have computed is
@@ -48,13 +48,14 @@ class PeerWrong(PeerLost):
 
 
 def first_besides(wrong: Collection[int]) -> int:
-    """The first rank that is not."""
+    """Return the first rank that is not among the wrong ones."""
     return next(rank for rank in range(len(wrong) + 1) if rank not in wrong)
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """
+    """A share that gave different bits.
+
     share    -1: its own worker has no digest of it
     owner    whose share it is; checker: who has passed it, too
     first    what it gave them, by rank
@@ -74,7 +75,7 @@ class Disagreement:
 
     @classmethod
     def of(cls, every: Sequence[Mapping[str, Any]], step: int) -> Disagreement:
-        """The first share that differs. every: what each rank says"""
+        """Return the first share that differs; every: what each rank says."""
         hosts = [said["host"] for said in every]
         owners = {share: (rank, one) for rank, said in enumerate(every) for share, one in said["own"].items()}
         for checker, said in enumerate(every):
@@ -89,10 +90,14 @@ class Disagreement:
 
     @property
     def other_batch(self) -> bool:
+        """Return whether the two have read different batches."""
         return len({said["batch"] for said in self.first.values()}) > 1
 
     def with_examples(self, rows: tuple[Rows, Rows], numbers: Sequence[int]) -> Disagreement:
-        """rows: as the owner has them, and the checker; numbers: of these examples, in the data set"""
+        """Return the same with the examples that differ.
+
+        rows: as the owner has them, and the checker; numbers: of these examples, in the data set
+        """
         here, there = rows
         fields: dict[int, list[str]] = {}
         for field, digests in here.items():
@@ -109,7 +114,7 @@ class Disagreement:
         return ", ".join(f"rank {rank} (on {self.hosts[rank]})" for rank in sorted(ranks))
 
     def error(self) -> StepError:
-        """Where nobody can tell which of the two is wrong."""
+        """Return the error for where nobody can tell which of the two is wrong."""
         if self.share < 0:
             return StepError(
                 f"a share of step {self.step} was passed by a second worker, and its own worker has no digest of it to "
@@ -145,8 +150,11 @@ class Disagreement:
         )
 
     def ends(self, wrong: Collection[int], joined: Collection[int], *, rank: int) -> StepError | PeerWrong:
-        """What this rank raises. wrong: who is known to be; joined: who has had no part in any step before this one,
-        and is in the wrong where nobody knows better"""
+        """Return what this rank raises.
+
+        wrong   who is known to be
+        joined  who has had no part in any step before this one, and is in the wrong where nobody knows better
+        """
         wrong = wrong or {self.owner, self.checker}.intersection(joined)
         if not wrong:
             return self.error()
@@ -178,5 +186,6 @@ the others, each by itself, gave the same bits twice: this machine computes wron
 
 
 def _differing(here: Said, there: Said) -> list[str]:
+    """Return the parameters whose gradients differ."""
     names = sorted({*here["gradients"], *there["gradients"]})
     return [name for name in names if here["gradients"].get(name) != there["gradients"].get(name)]

@@ -1,4 +1,4 @@
-"""A collective failed, or workers leave and join: how does this worker come into the next view, or to its end?
+"""How a worker comes into the next view, or to its end, where a collective failed, or workers leave and join.
 
     PeerLost  ->  under `elastic run`: the next view, same process, same objects; a peer that is ahead gives its state
                   under plain torchrun: a clean state is saved if that is quick, and the process ends with AGAIN
@@ -37,7 +37,7 @@ BREAKING, _ALL_BREAK = "break", "all break"
 
 
 class Recovery:
-    """Of one worker, for as long as its session is open.
+    """Brings one worker into the next view, or to its end, for as long as its session is open.
 
     check  whether what this worker holds is fit to be saved, asked on all before; it raises where it is not
     """
@@ -54,7 +54,7 @@ class Recovery:
     # between two steps
 
     def agree(self, name: str, ask: Callable[[], Any], doing: str) -> Any:
-        """What the workers agree on under this name before the next update: asked once, and known from then on."""
+        """Return what workers agree on under this name before the next update: asked once, and known from then on."""
         while name not in self._state.agreements:
             try:
                 self._state.agreements[name] = ask()
@@ -63,7 +63,7 @@ class Recovery:
         return self._state.agreements[name]
 
     def meet(self, kind: Kind) -> None:
-        """All workers come to this together. Others may be long in coming: rank 0 may save.
+        """Wait until all workers have come to this; others may be long in coming: rank 0 may save.
 
         Raises PeerLost, CollectiveMismatch.
         """
@@ -71,13 +71,14 @@ class Recovery:
         announce(self._session.group, kind, step=self._state.step).check()
 
     def wait_for_all(self, kind: Kind, answer: str | None) -> str | None:
-        """See ViewGroup.first_answer. Raises as `meet`."""
+        """Wait until all workers have come to this, and return ViewGroup.first_answer. Raises as `meet`."""
         self.meet(kind)
         first = self._session.view_group.first_answer(answer)
         self._session.phases.enter_script()
         return first
 
     def first_answer(self, kind: Kind, answer: str | None) -> str | None:
+        """Return ViewGroup.first_answer, which the workers agree on before the next update."""
         def ask() -> str | None:
             return self.wait_for_all(kind, answer)
 
@@ -86,7 +87,7 @@ class Recovery:
         return first
 
     def save(self) -> None:
-        """All workers call it; the coordinator writes."""
+        """Save: all workers call it, and the coordinator writes."""
         self.check()
         self.agree_to_save()
         self._session.restorer.save_begun_s = time.monotonic()
@@ -94,14 +95,17 @@ class Recovery:
         self._state.saved = self._state.step
 
     def agree_to_save(self) -> None:
-        """All hold the same, and a stop that someone has asked for is saved with it. Raises CollectiveMismatch."""
+        """Make sure that all hold the same, and that a stop that someone has asked for is saved with it.
+
+        Raises CollectiveMismatch.
+        """
         doing = f"at the boundary after step {self._state.step - 1}: save"
         self._state.stop_wish = self.agree("save", self.departure.agreed_to_save, doing)
 
     def save_unless_held(
         self, *, must: bool, patiently: str | None = None, by_s: float | None = None, last: bool = False
     ) -> None:
-        """On the coordinator, unless storage holds this very state.
+        """Save on the coordinator, unless storage holds this very state.
 
         patiently  what it is called, where it is tried again: nobody will save later
         by_s       until when at most, by time.monotonic()
@@ -124,7 +128,7 @@ class Recovery:
         self._context.moment("saved")
 
     def all_break(self, *, must: bool = False, site: str | None = None) -> bool:
-        """Whether all workers leave the loop by `break`, at this step: then the run is finished.
+        """Return whether all workers leave the loop by `break`, at this step: then the run is finished.
 
         A newcomer of the view that follows a loss meanwhile learns of it by the agreement, and asks, too.
 
@@ -167,7 +171,7 @@ class Recovery:
             self.wait_for_all(Kind.PART, None)
 
     def regroup(self, *, leaves: bool, only_for: Set[str] | None) -> None:
-        """Some leave or join at this boundary, once; the others go on in the next view. Nothing is redone.
+        """Let some leave or join at this boundary, once; the others go on in the next view. Nothing is redone.
 
         only_for  who leaves, where nobody joins: once a loss has brought a view without them, there is nothing to do
         """
@@ -191,10 +195,10 @@ class Recovery:
     # losing
 
     def recover(self, lost: PeerLost, doing: str) -> None:
-        """A collective failed while this worker was `doing` something. Returns in the next view, or ends this process.
+        """Go into the next view after a collective that failed at `doing`, or end this process.
 
-        In the next view all workers hold the same state: this one may have got it from those ahead of it, and then
-        the step has risen.
+        In the next view all workers hold the same state: this one may have got it from those ahead of it, and then the
+        step has risen.
         """
         session = self._session
         lost.step = self._state.step
@@ -208,7 +212,7 @@ class Recovery:
         self.enter_next_view(at=doing, lost=True)
 
     def _go_back(self, lost: PeerWrong) -> None:
-        """To the newest save, as no worker that is left holds a state that can be relied on. Raises SystemExit."""
+        """End this process, to go back to the newest save: no state here can be relied on. Raises SystemExit."""
         self._tell_lost(lost)
         if lost.tells:
             self._context.console.warn(
@@ -218,7 +222,7 @@ class Recovery:
         raise SystemExit(AGAIN) from lost
 
     def enter_next_view(self, *, at: str, lost: bool) -> None:
-        """The next one. Returns as `recover` does."""
+        """Enter the next view. Returns as `recover` does."""
         session, state = self._session, self._state
         session.train_state.staging.join()  # nothing computes meanwhile, and this worker may be lost as it waits
         self._session.phases.enter(Phase.WAITING)
@@ -258,7 +262,7 @@ class Recovery:
         self._session.phases.enter_script()
 
     def _save_again(self) -> None:
-        """Where bad steps go back to regular saves: the coordinator before may have been lost before one was copied."""
+        """Make a regular save that the coordinator before may not have copied, where bad steps go back to those."""
         every, restorer, state = self._context.config.saves.steps, self._session.restorer, self._state
         if not self._context.config.goes_back or every is None or restorer.saver is None:
             return
@@ -266,7 +270,7 @@ class Recovery:
             self.save_unless_held(must=False)
 
     def _give_up(self, lost: PeerLost, doing: str) -> None:
-        """Under plain torchrun: ends this process, for the launcher to start all of them again. Raises SystemExit."""
+        """End this process under plain torchrun, for the launcher to start all of them again. Raises SystemExit."""
         view_group, state, context = self._session.view_group, self._state, self._context
         gone, rank = seen_missing(view_group.view), view_group.rank
         others = {} if gone else view_group.what_others_do(doing, within_s=_ASKED_S)
@@ -289,7 +293,7 @@ class Recovery:
         raise SystemExit(AGAIN) from lost
 
     def _saves_quickly(self, saver: Saver) -> bool:
-        """Of one that has saved, also before it came to be killed by its launcher, which ends all others."""
+        """Return whether a save is likely to be done before the launcher, which ends all workers, kills this one."""
         grace_s = self._context.launch.grace_s
         likely_s = saver.likely_s(self._state.step)
         return (likely_s or 0.0) < _QUICK * (_GRACE_S if grace_s is None else grace_s)

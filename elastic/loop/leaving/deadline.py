@@ -35,13 +35,15 @@ _AT = {
 
 
 def gives_up_s(told_s: float, by_s: float) -> float:
-    """When a worker waits for a boundary no more, of a notice that came then for that time, by any clock: three
-    quarters of it at least are the boundary's."""
+    """Return when a worker that was told at `told_s` waits for a boundary no more, by any clock.
+
+    Three quarters of the notice at least are the boundary's.
+    """
     return by_s - min(RECORD_S, (by_s - told_s) / 4)
 
 
 class LeaveDeadline:
-    """Of one worker, until `close`."""
+    """Ends a worker whose machine goes before a boundary comes; it watches until `close`."""
 
     def __init__(self, session: Session, departure: Departure) -> None:
         self._session = session
@@ -54,7 +56,7 @@ class LeaveDeadline:
         self._end.set()
 
     def look(self) -> None:
-        """This worker was told something, in any thread."""
+        """Begin to watch if there is a deadline by now; this worker was told something, in any thread."""
         with self._lock:
             if self._watching or self._departure.by_s is None:
                 return
@@ -68,12 +70,12 @@ class LeaveDeadline:
                 self._give_up(by_s - now_s)
 
     def _is_lost(self) -> bool:
-        """Unless it is being saved, or all wait for that, or this worker is at its end."""
+        """Return whether what is held is lost: not if it is being saved, or all wait for that, or this worker ends."""
         phase = self._session.context.progress.phase
         return not self._departure.is_settled and phase not in (Phase.SAVING, Phase.ENDED)
 
     def _give_up(self, left_s: float) -> None:
-        """Whatever the main thread is in; the others hear of this worker's end at once."""
+        """End the process, whatever the main thread is in; the others hear of this worker's end at once."""
         context, step, why = self._session.context, self._session.state.step, self._departure.notice or ""
         at = _AT.get(context.progress.phase, "in a step")
         context.events.emit(schema.CutShort(step=step, at=at, why=why, left_s=round(max(0.0, left_s), 3)))

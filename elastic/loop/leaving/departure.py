@@ -41,13 +41,13 @@ _PATIENTLY = "the save on leaving"
 
 
 class SaveUnlessHeld(Protocol):
-    """See Recovery.save_unless_held."""
+    """The type of Recovery.save_unless_held."""
 
     def __call__(self, *, must: bool, patiently: str | None, by_s: float | None) -> None: ...
 
 
 class Departure:
-    """Of one worker, for as long as its session is open.
+    """How one worker leaves, for as long as its session is open.
 
     save_unless_held, wait_for_all  see Recovery
     is_settled            what it holds is being saved, by this worker or another one, or it has left
@@ -75,7 +75,7 @@ class Departure:
 
     @property
     def notice(self) -> str | None:
-        """Why this worker should leave, once somebody has said so."""
+        """Return why this worker should leave; None until somebody has said so."""
         live, own = self._context.live, self._notices.leave
         why = own.why if own is not None else live.leave if live is not None else None
         if self._why is None and why is not None:
@@ -86,13 +86,13 @@ class Departure:
 
     @property
     def by_s(self) -> float | None:
-        """Until when this node is there, by time.monotonic(); None: nobody says."""
+        """Return until when this node is there, by time.monotonic(); None: nobody says."""
         live, own = self._context.live, self._notices.leave
         said = [own.by_s if own is not None else None, live.leave_by_s if live is not None else None]
         return min((by_s for by_s in said if by_s is not None), default=None)
 
     def tell_notice(self) -> None:
-        """Records it, once."""
+        """Record the notice, once, and warn where a save may come too late for it."""
         if self.notice is not None and not self._noticed:
             if self.notice == AGENT_ENDED:
                 self._tell_agent_lost()
@@ -102,7 +102,7 @@ class Departure:
             self._look_at_time(self._session.restorer.saver)
 
     def tell_end(self, ended: RunEnded) -> None:
-        """Records why no view comes any more."""
+        """Record why no view comes any more."""
         why = str(ended)
         if isinstance(ended, AgentGone):
             self._tell_agent_lost()
@@ -115,7 +115,7 @@ class Departure:
             self._context.events.emit(schema.AgentLost(step=self._state.step))
 
     def look_for_hints(self) -> bool:
-        """Whether this node may be taken soon, and nothing was saved since somebody said so. Each is recorded once."""
+        """Record each hint once; return whether this node may be taken soon, and nothing was saved since that."""
         live = self._context.live
         while (own := self._notices.take_hint()) is not None:
             self._hinted(own.why, own.by_s)
@@ -124,7 +124,7 @@ class Departure:
         return self._hint
 
     def saved_on_hint(self) -> None:
-        """Of all hints that were found."""
+        """Take all hints that were found for answered."""
         self._hint = False
 
     def _hinted(self, why: str, by_s: float | None) -> None:
@@ -134,20 +134,23 @@ class Departure:
             self._context.console.warn(f"{why}: the run saves at the next step")
 
     def saved_by_all(self) -> None:
-        """The coordinator has saved, and all know it. Raises PeerLost, and SystemExit on one that could not save."""
+        """Have the coordinator save, and wait until all know it. Raises PeerLost; SystemExit where that save fails."""
         self.is_settled = True
         if self._session.restorer.saver is not None:
             self._save()
         self._wait_for_all(Kind.LEAVE, None)
 
     def agreed_to_save(self) -> str | None:
-        """What any worker has asked the run to stop for; all hold the same. Raises PeerLost, CollectiveMismatch."""
+        """Compare what all hold, and return why any worker has asked the run to stop.
+
+        Raises PeerLost, CollectiveMismatch.
+        """
         stop = self._wait_for_all(Kind.SAVE, self._state.stop_wish)
         self._session.exchange.compare_replicas(self._state.step)
         return stop
 
     def tell_all_is_saved(self) -> None:
-        """What all of the view hold is saved, and all know it: nobody is to wait for this worker any more."""
+        """Tell the agent that what all of the view hold is saved, and all know it: nobody waits for this worker."""
         if self._context.live is not None:
             self._context.live.leaving(step=self._state.step, saved=True)
 
@@ -158,7 +161,7 @@ class Departure:
         self._has_left(f"all is saved{goes_on}")
 
     def save_without_agent(self) -> None:
-        """All leave, with no hub to ask: they have their peers' word, or see to it themselves. Raises SystemExit."""
+        """Save as all leave, with no hub to ask: by their peers' word, or each sees to it itself. Raises SystemExit."""
         try:
             self._state.stop_wish = self.agreed_to_save()
             self.saved_by_all()
@@ -171,30 +174,29 @@ class Departure:
             self.save_without_others()
 
     def save_without_others(self) -> None:
-        """With no hub and no group: whoever comes first of those who are left. Raises SystemExit."""
+        """Save with no hub and no group: whoever comes first of those who are left. Raises SystemExit."""
         self.is_settled = True
         if self._session.restorer.saver is None:
             self._wait_for_others_to_save()
         self._save()
 
     def leave_while_others_go_on(self) -> None:
-        """This worker leaves at a boundary, and the others go on. Raises SystemExit; returns where the next view needs
-        what this worker holds.
+        """Leave at a boundary while the others go on; return where the next view needs what this worker holds.
 
         Newcomers may wait by now for one that was needed, and know nothing of this boundary: it leaves them all without
-        waiting for any.
+        waiting for any. Raises SystemExit.
         """
         if self._goes(lost=self._needed):
             self._has_left("it has saved what nobody else held" if self._had_to_save else "the others go on")
         self._needed = True
 
     def leave_where_it_waits(self) -> None:
-        """As `leave_while_others_go_on`, for a worker that waits for a view."""
+        """Leave as `leave_while_others_go_on` does, while this worker waits for a view."""
         if self._goes():
             self._has_left("it waited for a view, and none came")
 
     def break_off(self) -> None:
-        """The script of this worker left the loop, and others' did not."""
+        """Leave the run: the script of this worker left the loop, and others' did not."""
         step, session = self._state.step, self._session
         others = "the others go on once their launcher has restarted them"
         if session.context.live is not None:
@@ -208,7 +210,7 @@ class Departure:
         )
 
     def save_for_all(self, *, patiently: bool = True) -> None:
-        """What nobody else holds, before all go. Raises SystemExit. patiently: it is tried again for a while"""
+        """Save what nobody else holds, before all go. Raises SystemExit. patiently: it is tried again for a while."""
         assert self._context.live is not None
         self._had_to_save = True
         self._session.restorer.learn_claim(self._context.live.claim)
@@ -216,7 +218,7 @@ class Departure:
         self._context.live.saved(step=self._state.step)
 
     def save_for_the_wait(self) -> None:
-        """Nobody leaves yet: the run waits for nodes, and what this worker holds may be nowhere else."""
+        """Save though nobody leaves yet: the run waits for nodes, and what this worker holds may be nowhere else."""
         live, step = self._context.live, self._state.step
         assert live is not None
         restorer = self._session.restorer
@@ -238,7 +240,7 @@ class Departure:
             live.saved(step=step)
 
     def _goes(self, *, lost: bool = False, joins: bool = True) -> bool:
-        """Whether this worker may go; else it is in the next view. Raises SystemExit.
+        """Return whether this worker may go; else it is in the next view. Raises SystemExit.
 
         lost, joins  see Live.leaving
         """
@@ -262,7 +264,7 @@ class Departure:
                     self._not_saved("nobody who goes on holds it" if whole else "it is not a boundary's state")
 
     def _wait_for_others_to_save(self) -> None:
-        """Until those who come first, by their ranks, have saved or are gone; or too long."""
+        """Wait until those who come first, by their ranks, have saved or are gone; or too long."""
         view, rank = self._session.view_group.view, self._session.view_group.rank
         left_s = _left_s(self.by_s)
         deadline = time.monotonic() + (_OTHERS_S if left_s is ABSENT else min(_OTHERS_S, left_s / 2))
@@ -272,7 +274,7 @@ class Departure:
             time.sleep(_POLL_S)
 
     def _save(self, *, patiently: bool = True) -> None:
-        """What this worker holds, unless it is committed. Raises SystemExit where that fails."""
+        """Save what this worker holds, unless it is committed. Raises SystemExit where that fails."""
         restorer = self._session.restorer
         if self._is_committed():
             return
@@ -286,12 +288,12 @@ class Departure:
             self._not_saved(str(failure), saver.rescue(self._state.position) if saver and has_time else None)
 
     def _is_committed(self) -> bool:
-        """By a peer that saved, and went: what this worker holds, or a later step."""
+        """Return whether a peer that saved, and went, has committed what this worker holds, or a later step."""
         restorer = self._session.restorer
         return restorer.saver is None and restorer.is_committed(self._state.step)
 
     def _look_at_time(self, saver: Saver | None) -> None:
-        """Says, with the notice or before it begins, that the save may come too late. Once."""
+        """Warn, once, that the save may come too late: with the notice, or before it begins."""
         left_s = _left_s(self.by_s)
         if saver is None or left_s is ABSENT or self._said_late:
             return
@@ -308,7 +310,7 @@ class Departure:
             )
 
     def _not_saved(self, why: str, rescued: str | None = None) -> NoReturn:
-        """rescued: see Saver.rescue"""
+        """Warn that what this worker holds is not saved, and end it; rescued: see Saver.rescue. Raises SystemExit."""
         step, reason = self._state.step, why.replace("\n", "\n    ")
         lost = "lost, unless another worker saves them" if rescued is None else f"not lost: {rescued.rstrip()}"
         self._context.console.warn(
@@ -320,6 +322,7 @@ class Departure:
         raise SystemExit(NOT_SAVED)
 
     def _has_left(self, how: str) -> NoReturn:
+        """Record that this worker has left, and end it. Raises SystemExit."""
         context, step = self._context, self._state.step
         self.is_settled = True
         self.tell_notice()
@@ -330,12 +333,13 @@ class Departure:
         raise SystemExit(self._left_status())
 
     def _left_status(self) -> int:
-        """Ctrl-C ends as it does everywhere, so that what a shell would do with a result is not done with half of one.
-        Whoever reaps a launcher's worker takes any other status than 0 for a failure: there the launcher ends so."""
+        """Return the exit status of a worker that has left: 0, or on Ctrl-C maybe another."""
+        # Ctrl-C ends as it does everywhere, so that what a shell would do with a result is not done with half of one.
+        # Whoever reaps a launcher's worker takes any other status than 0 for a failure: there the launcher ends so.
         interrupted = self.notice == signal.SIGINT.name and not environment.is_launchers_child()
         return INTERRUPTED if interrupted else 0
 
 
 def _left_s(by_s: float | None) -> float:
-    """Seconds until then; ABSENT: nobody says when."""
+    """Return the seconds until then; ABSENT: nobody says when."""
     return ABSENT if by_s is None else round(max(0.0, by_s - time.monotonic()), 3)

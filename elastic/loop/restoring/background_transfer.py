@@ -43,7 +43,7 @@ class Piece:
 
 
 def pieces(sizes: Mapping[str, int], donors: int) -> list[list[Piece]]:
-    """What each donor sends, near-equal in bytes. sizes: of the tensors."""
+    """Return what each donor sends, near-equal in bytes; sizes: of the tensors."""
     total = sum(sizes.values())
     found: list[list[Piece]] = [[] for _ in range(donors)]
     before = 0
@@ -56,7 +56,7 @@ def pieces(sizes: Mapping[str, int], donors: int) -> list[list[Piece]]:
 
 
 class Giving:
-    """On its way from this rank, from the making of this object on."""
+    """Sends this rank's part to newcomers, from the making of this object on."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class Giving:
         flats: Mapping[str, torch.Tensor],
         written: Callable[[], bool],
     ) -> None:
-        """
+        """Begin to send.
+
         own      what this rank sends
         flats    the bytes of each tensor, where they lie
         written  whether weights have been written to since this was made; asked in another thread
@@ -81,7 +82,7 @@ class Giving:
         threading.Thread(target=self._give, args=arguments, name="elastic-giving", daemon=True).start()
 
     def finish(self) -> None:
-        """Returns when all of it has left. Raises PeerLost, CollectiveFailed."""
+        """Return when all of it has left. Raises PeerLost, CollectiveFailed."""
         while not self._stopping.wait(_LOOK_S):
             self._group.check()
         if self._failure is not None:
@@ -90,6 +91,7 @@ class Giving:
         self.on_finish()
 
     def _give(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> None:
+        """Send all pieces, and behind them whether the weights were written to meanwhile."""
         try:
             for device in self._streams:
                 torch.cuda.set_device(device)  # a thread's is the first one else, which would be made ready, too
@@ -112,14 +114,14 @@ class Giving:
 
 
 def _beside_training(device: torch.device) -> torch.cuda.Stream:
-    """A stream for copies that wait for what was computed so far, and not for what is queued from here on."""
+    """Return a stream for copies that wait for what was computed so far, and not for what is queued from here on."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return stream
 
 
 def take(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
-    """Receives what each donor gives, rank -> pieces. Raises PeerLost, CollectiveFailed: nothing of it can be used."""
+    """Receive what each donor gives, rank -> pieces. Raises PeerLost, CollectiveFailed: nothing of it can be used."""
     taking = _Taking(group, given, into)
     threading.Thread(target=taking.run, name="elastic-taking", daemon=True).start()
     while not taking.done.wait(_LOOK_S):
@@ -152,7 +154,7 @@ class _Taking:
             self.done.set()
 
     def _received(self) -> Iterator[Work]:
-        """From all donors in turn, so that they send at the same time."""
+        """Yield the receipt of each piece, from all donors in turn, so that they send at the same time."""
         for number in range(max(map(len, self._given.values()))):
             for rank, own in self._given.items():
                 for piece in islice(own, number, number + 1):
@@ -160,8 +162,10 @@ class _Taking:
 
 
 def _failure(raised: BaseException) -> PeerLost | CollectiveFailed:
-    """Whatever a thread of a transfer has met, for the one that waits for it: without its frames, which would keep the
-    group."""
+    """Return what a thread of a transfer has met, for the one that waits for it.
+
+    It comes without its frames, which would keep the group.
+    """
     if isinstance(raised, PeerLost | CollectiveFailed):
         return raised.with_traceback(None)
     trace = "".join(traceback.format_exception(raised))
@@ -173,7 +177,7 @@ def _failure(raised: BaseException) -> PeerLost | CollectiveFailed:
 
 
 def _in_order(works: Iterator[Work], together: int = 1) -> None:
-    """Waits for all, with few in flight."""
+    """Wait for all, with few in flight."""
     in_flight: deque[Work] = deque()
     for work in works:
         in_flight.append(work)

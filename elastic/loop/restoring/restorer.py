@@ -48,7 +48,7 @@ _CANNOT_TELL = "storage that is no witness"
 
 
 class _TransferRole(Enum):
-    """Of this worker, in schema.Transfer."""
+    """This worker's part in a transfer, as schema.Transfer has it."""
 
     TAKES, GIVES = "takes", "gives"
 
@@ -93,8 +93,7 @@ class StateRestorer:
 
     @property
     def storage_s(self) -> float:
-        """How long a worker may be at its storage: while others wait for it in a collective, no longer than that may
-        take."""
+        """Return how many seconds a worker may be at its storage, for which others may wait in a collective."""
         return max(self._context.progress.long_s, self._config.timeout_s)
 
     @property
@@ -102,7 +101,7 @@ class StateRestorer:
         return self._claimed.number if self._claimed is not None else 0
 
     def claim_document(self) -> dict[str, object]:
-        """The claim that the run writes under, for those who join."""
+        """Return the claim that the run writes under, for those who join."""
         assert self._claimed is not None
         return self._claimed.document()
 
@@ -113,7 +112,7 @@ class StateRestorer:
         self._losses, self._losses_known_s = losses, time.monotonic()
 
     def from_storage(self) -> None:
-        """Afterwards all ranks hold the newest saved state, or the one that the run begins with.
+        """Take the newest saved state, or the one that the run begins with; all ranks hold it afterwards.
 
         Raises IdentityMismatch, PeerLost, StartFailed; on rank 0, what checkpoint raises.
         """
@@ -140,7 +139,7 @@ class StateRestorer:
         )
 
     def from_result(self) -> None:
-        """Of a run that is finished: this worker alone takes it, and neither claims nor writes anything.
+        """Take the state of a run that is finished, on this worker alone, which neither claims nor writes anything.
 
         Raises IdentityMismatch, StartFailed, and what checkpoint raises.
         """
@@ -160,11 +159,12 @@ class StateRestorer:
         self._apply(tree, keeps_trained="trained" in saver.accepted)
 
     def from_peers_or_storage(self, standing: Standing, side_state: Tree) -> Tree | None:
-        """Afterwards all ranks of the view stand at one step with the same bytes. Returns what those ahead tell, if
-        this rank was behind.
+        """Bring all ranks of the view to one step with the same bytes.
+
+        Returns what those ahead tell, if this rank was behind. Raises PeerLost, Stranded, and what `from_storage`
+        raises.
 
         side_state  what this rank would tell those behind, beside the state
-        Raises PeerLost, Stranded, and what `from_storage` raises.
         """
         group = self._view_group.group
         if self._view_group.witness and self._has_newer_claim(self._view_group.claim):
@@ -208,7 +208,7 @@ class StateRestorer:
         return ahead
 
     def _from_peers(self, parts: Roles, standing: Standing, side_state: Tree) -> Tree | None:
-        """Those behind receive what those ahead hold. Returns what those tell, if this rank was behind."""
+        """Receive what those ahead hold, or send it; return what those ahead tell, if this rank was behind."""
         group, applied = self._view_group.group, self._train_state.applied
         self._context.moment("transfer")
         begun_s = time.monotonic()
@@ -253,7 +253,7 @@ class StateRestorer:
         self._phases.sign(Phase.WAITING)
 
     def take_over_saving(self) -> None:
-        """This worker is who saves from here on; the one before it is gone, or has handed over."""
+        """Make this worker the one who saves from here on; the one before it is gone, or has handed over."""
         if self.saver is not None:
             return
         assert self._claimed is not None
@@ -265,6 +265,7 @@ class StateRestorer:
             saver.adopt(self._claimed)
 
     def _tell_where_the_hub_is(self) -> None:
+        """Write where the hub is beside the checkpoints, on the coordinator, now and whenever the hub moves."""
         live = self._context.live
         if live is not None and self._view_group.rank == 0:
             live.on_hub_moved = self._tell_where_the_hub_is
@@ -281,9 +282,9 @@ class StateRestorer:
             self._next_step.check(found, where=redact(self._config.url))
 
     def applied(self, found: NextStep | None) -> None:
-        """Note the first step behind a save, once it is applied.
+        """Compare and note the first step behind a save, once it is applied. Raises as `check_step`.
 
-        Whoever mends a script that could not be has nothing to compare.
+        A step that could not be applied is not noted: whoever mends its script has nothing to compare.
         """
         if found is not None:
             self.check_step(found)
@@ -302,20 +303,22 @@ class StateRestorer:
             self.saver.note_settings(step, digest_of_settings)
 
     def compares_first(self, step: int) -> bool:
-        """Whether a launch before has left what this step's first share gives."""
+        """Return whether a launch before has left what this step's first share gives."""
         noted = self._next_step
         return noted is not None and noted.step == step and noted.first_gradients != 0
 
     def last_read(self) -> NextStep | None:
-        """On the coordinator, once: what the last step has read of a run that is made longer."""
+        """Return what the last step has read of a run that is made longer: on the coordinator, once; else None."""
         if self.saver is None:
             return None
         last, self.saver.last_read = self.saver.last_read, None
         return last
 
     def claim_for_next_view(self, words: TakeClaim) -> None:
-        """Nodes are lost that had not left in order, and may be going on elsewhere: if the storage gives us the next
-        claim, nobody else goes on with the run."""
+        """Ask the storage for the next claim, and tell the hub: with it, nobody else goes on with the run.
+
+        Nodes are lost that had not left in order, and may be going on elsewhere.
+        """
         live = self._context.live
         assert live is not None
         assert self._claimed is not None
@@ -340,8 +343,10 @@ class StateRestorer:
             self._phases.sign(Phase.WAITING)
 
     def newest_claim(self) -> dict[str, object] | None:
-        """In storage, for the hub to compare with the run's: it knows then whether this node sees the same. None where
-        no other node can be, or where storage cannot tell."""
+        """Return the newest claim in storage: by it the hub knows whether this node sees the same as the run.
+
+        None where no other node can be, or where storage cannot tell.
+        """
         if not self._context.launch.several_nodes:
             return None
         with suppress(elastic_checkpoint.CheckpointError):
@@ -351,7 +356,7 @@ class StateRestorer:
         return None
 
     def _read_it_later(self) -> None:
-        """Where the storage is no witness of this view: this node may not have been able to read the claim before."""
+        """Read the run's claim later, where the storage is no witness of this view: this node may have failed to."""
         live, launch, known = self._context.live, self._context.launch, self._view_group.claim
         self._late.end()
         is_asked = launch.several_nodes and launch.local_rank == 0 and not self._view_group.witness
@@ -359,19 +364,20 @@ class StateRestorer:
             self._late.begin(partial(self._sees, known), partial(live.has_read, known))
 
     def _sees(self, claim: dict[str, Any]) -> bool:
-        """Whether it is in a storage that can tell two sides of a cut network apart. Raises CheckpointError."""
+        """Return whether storage has a claim, and can tell two sides of a cut network apart. Raises CheckpointError."""
         with self._look() as storage:
             return storage.sees(elastic_checkpoint.Claim.from_document(claim)) and storage.exclusive
 
     def _has_newer_claim(self, known: dict[str, Any] | None) -> bool:
-        """Than its view: the hub that asked for it is gone, or has gone on before the answer came. What is saved under
-        the older one would find that the run has been taken over. (Of folders that are not shared the numbers say
-        nothing.)
+        """Return whether this worker has a newer claim than its view knows of.
+
+        The hub that asked for it is gone, or has gone on before the answer came. What is saved under the older one
+        would find that the run has been taken over. Of folders that are not shared the numbers say nothing.
         """
         return known is not None and self._claimed is not None and self._claimed.number > int(known["claim"])
 
     def learn_claim(self, known: dict[str, Any] | None) -> None:
-        """The hub's word: a worker may have taken a newer one for a view that is ours, too."""
+        """Take the hub's claim if it is newer: a worker may have taken it for a view that is ours, too."""
         if known is not None and (self._claimed is None or int(known["claim"]) > self._claimed.number):
             self._claimed = elastic_checkpoint.Claim.from_document(known)
             self._events.context(claim=self.claim)
@@ -382,7 +388,7 @@ class StateRestorer:
         return elastic_checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)
 
     def is_committed(self, step: int) -> bool:
-        """Whether storage holds a commit of this run with at least so many steps; of what cannot be read, no."""
+        """Return whether storage holds a commit of this run with at least so many steps; of what cannot be read, no."""
         with suppress(elastic_checkpoint.CheckpointError):
             with self._look() as storage:
                 newest = storage.latest()
@@ -394,12 +400,13 @@ class StateRestorer:
         self._events.emit(schema.Transfer(step=step, bytes=moved, seconds=seconds, role=role.value))
 
     def close(self, *, abruptly: bool = False) -> None:
-        """See Saver.close."""
+        """Close the saver, if this worker has one; see Saver.close."""
         self._late.end()
         if self.saver is not None:
             self.saver.close(abruptly=abruptly)
 
     def _open_saver(self) -> Saver:
+        """Return the saver, which is made at the first call."""
         if self.saver is None:
             self.saver = Saver(
                 self._config,
@@ -415,7 +422,7 @@ class StateRestorer:
         return self.saver
 
     def _agree_on_identity(self) -> None:
-        """Every rank compares its own identity with rank 0's, and all learn of a difference."""
+        """Compare every rank's identity with rank 0's; raise IdentityMismatch on all where one differs."""
         group = self._view_group.group
         theirs = json.loads(gather_bytes(group, json.dumps(self.identity).encode())[0])
         mismatch: IdentityMismatch | None = None
@@ -429,12 +436,14 @@ class StateRestorer:
             raise mismatch or IdentityMismatch(refusal, {})
 
     def accepts(self, here: identities.Identity, theirs: identities.Identity, *, where: str) -> None:
-        """Another worker's identity: what differs by permission is on record with the state that this one loads.
-        Raises IdentityMismatch."""
+        """Check another worker's identity, and note what differs by permission. Raises IdentityMismatch.
+
+        What was noted is on record with the state that this worker loads.
+        """
         self._accepted.update(identities.check(here, theirs, accept=self._config.accept, where=where))
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:
-        """The state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
+        """Return the state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
         group = self._view_group.group
         tree: Tree | None = None
         failure: Exception | None = None
@@ -465,6 +474,7 @@ class StateRestorer:
         return tree, answer["from_claim"]
 
     def _coordinate(self) -> tuple[Tree, int | None]:
+        """Claim the storage, read the newest state or commit the first one, and return it as `_claim_and_read` does."""
         saver = self._open_saver()
         self._context.moment("claim")
         claim = partial(saver.claim, self._view_group.nodes, answers_for_others=self._view_group.unanswered)
@@ -504,10 +514,10 @@ class StateRestorer:
         return tree, from_claim
 
     def _check_that_storage_is_shared(self) -> bool:
-        """One worker of every other node looks for the coordinator's claim. A folder that only one node has is a trap:
-        when the coordinator comes to run on another node, the run begins anew there.
+        """Tell people where another node does not see the coordinator's claim; one worker of every node looks for it.
 
-        Returns whether all see it, in a storage that can tell two sides of a cut network apart.
+        A folder that only one node has is a trap: when the coordinator comes to run on another node, the run begins
+        anew there. Returns whether all see the claim, in a storage that can tell two sides of a cut network apart.
         """
         launch = self._context.launch
         if launch.one_node and launch.channel is None:
@@ -531,11 +541,11 @@ class StateRestorer:
 
 
 def _fit() -> None:
-    """Whatever they are."""
+    """Find any weights fit to be saved."""
 
 
 def _refuse_stranded(parts: Roles, rank: int, step: int | None) -> None:
-    """Raises Stranded on workers that can go on in no way, and PeerLost on the others of their view."""
+    """Raise Stranded on workers that can go on in no way, and PeerLost on the others of their view."""
     if rank in parts.stranded:
         raise Stranded(
             "this worker lost the exchange of a step that others have applied, and what the script has changed "

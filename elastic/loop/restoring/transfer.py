@@ -1,4 +1,4 @@
-"""When a view has formed: who holds the state, who needs it, and how does it get there?
+"""Who holds the state when a view has formed, who needs it, and how it gets there.
 
     every rank says where it stands  ->  `roles` decides, the same on every rank  ->  each rank that holds the
     newest state sends a part of it to each that does not
@@ -39,12 +39,15 @@ _FOLLOWS_BYTES = 256  # smaller tensors come at once: each that follows is a mes
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Ranks: `donors` stand farthest; `need_state` lacks the state; `need_side_state` only agreements, or both.
+    """Which ranks give the state, and which need it.
 
-    rewound   those who need the state lost the exchange of the step that it comes from, and get it as that step's
-              update left it
-    stranded  cannot be given that: they end, and come back as newcomers
-    follows   those who need the state are newcomers, and get the weights while the donors compute
+    donors           stand farthest
+    need_state       lack the state
+    need_side_state  lack agreements alone, or both
+    rewound          those who need the state lost the exchange of the step that it comes from, and get it as that
+                     step's update left it
+    stranded         cannot be given that: they end, and come back as newcomers
+    follows          those who need the state are newcomers, and get the weights while the donors compute
     """
 
     donors: tuple[int, ...]
@@ -56,7 +59,7 @@ class Roles:
 
 
 def roles(standings: Sequence[Standing]) -> Roles | None:
-    """None: nobody holds a state, so it comes from storage."""
+    """Decide who gives the state and who needs it; None: nobody holds one, so it comes from storage."""
     holding = [(s.step, s.agreements) if s.holds_a_state else None for s in standings]
     best = max((at for at in holding if at is not None), default=None, key=lambda at: (at[0] or 0, at[1]))
     if best is None:
@@ -76,13 +79,14 @@ def roles(standings: Sequence[Standing]) -> Roles | None:
 
 
 def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
-    """Every rank's, in rank order. Raises PeerLost."""
+    """Return every rank's standing, in rank order. Raises PeerLost."""
     return [Standing(**json.loads(packed)) for packed in gather_bytes(group, json.dumps(asdict(standing)).encode())]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """
+    """What this rank has got or given.
+
     side_state, state  for those who need them
     nbytes  that went, or go, to each who lacked the state
     giving  on donors, what is still on its way
@@ -95,7 +99,7 @@ class Passed:
 
 
 def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: Weights) -> Passed:
-    """Raises PeerLost.
+    """Pass the state to those who need it. Raises PeerLost.
 
     side_state  the first donor's, on every rank what it has itself: small plain values
     state       likewise: large, stateful objects allowed
@@ -148,6 +152,7 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
 
 
 def _can_follow(tensor: torch.Tensor, held: frozenset[int]) -> bool:
+    """Return whether a tensor can follow while the donors compute: it is not small, and `held` has its memory."""
     return tensor.nbytes >= _FOLLOWS_BYTES and tensor.untyped_storage().data_ptr() in held
 
 
@@ -160,7 +165,7 @@ def _taken(group: Group, given: dict[int, list[Piece]], layout: dict[str, _Span]
 def _stream(
     group: Group, parts: Roles, tensors: dict[str, torch.Tensor], layout: dict[str, _Span], total: int
 ) -> dict[str, torch.Tensor] | None:
-    """Piece by piece: while one is on its way, the donors pack the next, and the others unpack the one before.
+    """Send piece by piece: while one is on its way, the donors pack the next, and the others unpack the one before.
 
     Returns the tensors, for those who need them. Raises PeerLost.
     """
@@ -197,6 +202,7 @@ def _stream(
 
 
 def _piece(start: int, stop: int, number: int) -> tuple[int, int]:
+    """Return where a range's piece of this number begins and ends."""
     return min(start + number * PIECE, stop), min(start + (number + 1) * PIECE, stop)
 
 
@@ -219,20 +225,23 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _described(tensor: torch.Tensor) -> list[Any]:
-    """Its kind, shape and strides: as its bytes lie, so that channels_last needs no copy; in rows if they are apart."""
+    """Return a tensor's kind, shape and strides.
+
+    They are as its bytes lie, so that channels_last needs no copy; in rows if they are apart.
+    """
     strides = tensor.stride() if dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
     return [_kind(tensor), list(tensor.shape), list(strides)]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes as they travel."""
+    """Return a tensor's bytes as they travel."""
     if dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _layout(kinds: dict[str, list[Any]]) -> tuple[dict[str, _Span], int]:
-    """Where each tensor lies in the flat bytes, and how many there are."""
+    """Return where each tensor lies in the flat bytes, and how many there are."""
     spans, at = {}, 0
     for name, (kind, shape, strides) in kinds.items():
         dtype = getattr(torch, kind)
@@ -243,13 +252,13 @@ def _layout(kinds: dict[str, list[Any]]) -> tuple[dict[str, _Span], int]:
 
 
 def _ranges(total: int, donors: int) -> list[tuple[int, int]]:
-    """A contiguous part of the bytes for each donor."""
+    """Return a contiguous part of the bytes for each donor."""
     edges = [i * (total // _ALIGNED) // donors * _ALIGNED for i in range(donors)] + [total]
     return list(pairwise(edges))
 
 
 def _pack(out: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Span], start: int, stop: int) -> None:
-    """Bytes start … stop of the flat state."""
+    """Copy bytes start … stop of the flat state into `out`."""
     for name, low, high, offset in _within(layout, start, stop):
         out[low - start : high - start] = flats[name][low - offset : high - offset]
 
@@ -257,13 +266,13 @@ def _pack(out: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _
 def _unpack(
     data: torch.Tensor, flats: dict[str, torch.Tensor], layout: dict[str, _Span], start: int, stop: int
 ) -> None:
-    """`data` is bytes start … stop of the flat state."""
+    """Copy `data`, which is bytes start … stop of the flat state, to where they belong."""
     for name, low, high, offset in _within(layout, start, stop):
         flats[name][low - offset : high - offset] = data[low - start : high - start]
 
 
 def _within(layout: dict[str, _Span], start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
-    """(name, from, to, its own offset) of every tensor with bytes between start and stop."""
+    """Yield (name, from, to, its own offset) of every tensor with bytes between start and stop."""
     names = list(layout)
     first = max(0, bisect_right(names, start, key=lambda name: layout[name].offset) - 1)
     for name in names[first:]:
@@ -276,7 +285,7 @@ def _within(layout: dict[str, _Span], start: int, stop: int) -> Iterator[tuple[s
 
 
 def broadcast(group: Group, tree: Tree | None) -> Tree:
-    """The coordinator's tree, on every rank, tensors on the CPU. Raises PeerLost.
+    """Return the coordinator's tree on every rank, tensors on the CPU. Raises PeerLost.
 
     tree  on rank 0; None elsewhere
     """
