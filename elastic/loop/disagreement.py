@@ -34,7 +34,7 @@ class ShareDiffers(PeerLost):
 
 
 class PeerWrong(PeerLost):
-    """Some workers are wrong and end, so that the others have lost them.
+    """Some workers are wrong and end: to the others they are lost.
 
     tells      this worker is the one of the others that tells people
     unapplied  nothing that they have computed is

@@ -79,6 +79,7 @@ class Recovery:
 
     def first_answer(self, kind: Kind, answer: str | None) -> str | None:
         """Return ViewGroup.first_answer, which the workers agree on before the next update."""
+
         def ask() -> str | None:
             return self.wait_for_all(kind, answer)
 
@@ -195,7 +196,7 @@ class Recovery:
     # losing
 
     def recover(self, lost: PeerLost, doing: str) -> None:
-        """Go into the next view after a collective that failed at `doing`, or end this process.
+        """Go into the next view, or end this process: a collective failed in what this worker was `doing`.
 
         In the next view all workers hold the same state: this one may have got it from those ahead of it, and then the
         step has risen.

@@ -150,7 +150,7 @@ class Departure:
         return stop
 
     def tell_all_is_saved(self) -> None:
-        """Tell the agent that what all of the view hold is saved, and all know it: nobody waits for this worker."""
+        """Tell the agent that all is saved and all know it, so that nobody waits for this worker any more."""
         if self._context.live is not None:
             self._context.live.leaving(step=self._state.step, saved=True)
 

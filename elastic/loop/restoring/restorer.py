@@ -93,7 +93,7 @@ class StateRestorer:
 
     @property
     def storage_s(self) -> float:
-        """Return how many seconds a worker may be at its storage, for which others may wait in a collective."""
+        """Return how long a worker may be at its storage: ten hang limits, or a collective's timeout if it is more."""
         return max(self._context.progress.long_s, self._config.timeout_s)
 
     @property
@@ -356,7 +356,7 @@ class StateRestorer:
         return None
 
     def _read_it_later(self) -> None:
-        """Read the run's claim later, where the storage is no witness of this view: this node may have failed to."""
+        """Read the claim later, where the storage is no witness of this view: this node may have failed to read it."""
         live, launch, known = self._context.live, self._context.launch, self._view_group.claim
         self._late.end()
         is_asked = launch.several_nodes and launch.local_rank == 0 and not self._view_group.witness
