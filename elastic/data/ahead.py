@@ -19,7 +19,7 @@ from elastic.data.data_plan import Examples
 
 
 class Ahead:
-    """The requests of one sequence after the other; a ticket tells one submission from all others."""
+    """Bookkeeping of the requests of one sequence after another; a ticket tells each submission from all others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -34,7 +34,7 @@ class Ahead:
         self._abandoned: set[int] = set()  # those of them whose results may or may not come
 
     def redirect(self, requests: Iterable[Examples]) -> None:
-        """Replace the sequence. Nothing is drawn yet."""
+        """Replace the sequence of requests; nothing is drawn from the new one yet."""
         self._broken_off = True  # what is torn in the middle delivers nothing
         for ticket, request in self._due:
             if ticket in self._flight or ticket in self._results:
@@ -45,7 +45,7 @@ class Ahead:
         self._broken_off = False
 
     def abandon(self) -> set[int]:
-        """The tickets whose reading should end, as the beginning of the sequence does not ask for them.
+        """Return the tickets whose reading should end, as the beginning of the sequence does not ask for them.
 
         For each comes `arrived`, if it was finished already, or `dropped`. Raises what drawing a request raises.
         """
@@ -55,7 +55,7 @@ class Ahead:
         return self._abandoned
 
     def head(self) -> Examples | None:
-        """The request that is delivered next, or None after the last. Raises what drawing it raises."""
+        """Return the request that is delivered next, or None after the last. Raises what drawing it raises."""
         if not self._due and not self._draw() and self._broken_off:
             raise RuntimeError(
                 "the sequence of requests broke off: drawing from it raised before\n"
@@ -64,7 +64,7 @@ class Ahead:
         return self._due[0][1] if self._due else None
 
     def submissions(self) -> Iterator[tuple[int, Examples]]:
-        """Tickets and requests that are to be read now. Raises what drawing a request raises."""
+        """Yield tickets and requests that are to be read now. Raises what drawing a request raises."""
         while len(self._flight) < self._most and (self._unsent or self._draw_ahead()):
             if self._unsent:
                 ticket, request = self._unsent.popleft()
@@ -72,6 +72,7 @@ class Ahead:
                 yield ticket, request
 
     def arrived(self, ticket: int, result: Any) -> None:
+        """Keep a result until it is taken; of those that nobody asks for so far, drop the latest beyond the room."""
         self._flight.discard(ticket)
         self._results[ticket] = result
         while len(self._results) > self._most + self.ready:
@@ -80,29 +81,29 @@ class Ahead:
             del self._spare[latest], self._results[latest]
 
     def dropped(self, ticket: int) -> None:
-        """The reading of an abandoned request has ended without a result."""
+        """Forget an abandoned request whose reading has ended without a result."""
         self._flight.discard(ticket)
         del self._spare[ticket]
 
     @property
     def ready(self) -> bool:
-        """Whether the result of `head` is here."""
+        """Tell whether the result of `head` is here."""
         return bool(self._due) and self._due[0][0] in self._results
 
     def take(self) -> Any:
-        """The result of `head`, which is delivered with this."""
+        """Remove and return the result of `head`, which is delivered with this."""
         result = self._results.pop(self._due[0][0])
         self._due.popleft()
         return result
 
     def lost(self) -> None:
-        """Nothing that is in flight will arrive. What is due is submitted again."""
+        """Submit again what is due and not here, as nothing that is in flight will arrive."""
         self._flight.clear()
         self._spare = {ticket: examples for ticket, examples in self._spare.items() if ticket in self._results}
         self._unsent = deque(due for due in self._due if due[0] not in self._results)
 
     def outdated(self) -> None:
-        """Whatever was read, or is being read, is of no use any more. What is due is submitted again."""
+        """Submit again all that is due: whatever was read, or is being read, is of no use any more."""
         self._results.clear()
         self.lost()
 
@@ -110,6 +111,7 @@ class Ahead:
         return len(self._due) < self._most + self.ready and self._draw()
 
     def _draw(self) -> bool:
+        """Draw the next request, with the result that an earlier sequence has under way for it; False at the end."""
         if self._broken_off:
             return False
         self._broken_off = True  # a generator that raised says ever after that it has ended
@@ -133,5 +135,5 @@ class Ahead:
 
 
 def _examples(request: Examples) -> bytes:
-    """Equal for requests that read the same; both halves are as long as the request."""
+    """Return bytes that are equal for requests that read the same; both halves are as long as the request."""
     return request.visits.tobytes() + request.indices.tobytes()

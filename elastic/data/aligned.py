@@ -22,7 +22,7 @@ _CLOSED = (type, ModuleType, FunctionType, torch.nn.Module)
 
 
 def aligned(batch: Any, *, into_objects: bool = True) -> Any:
-    """The same values, in containers of the same types."""
+    """Return the same values, in containers of the same types, with CPU tensors where torch's own memory begins."""
     if isinstance(batch, torch.Tensor):
         on_cpu = batch.is_cpu and batch.layout is torch.strided
         return _moved(batch) if on_cpu and batch.data_ptr() % _BYTES else batch
@@ -42,7 +42,7 @@ def aligned(batch: Any, *, into_objects: bool = True) -> Any:
 
 
 def _changed(items: Iterable[tuple[Any, Any]], into_objects: bool) -> dict[Any, Any]:
-    """Those that are others now."""
+    """Return by key the values that `aligned` replaces."""
     changed = {}
     for key, value in items:
         now = aligned(value, into_objects=into_objects)
@@ -67,7 +67,7 @@ def _with_items(sequence: Any, changed: dict[int, Any]) -> Any:
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory of its own, with the same strides where that can be."""
+    """Return the tensor in memory of its own, with the same strides where that can be."""
     given = tensor.detach()
     moved = given.clone()
     if (

@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class AuditFailed(ElasticError):
-    """Loaders that training should not begin with. Repair them, or name what is meant in `allow=`.
+    """An audit's verdict that training should not begin: repair the loaders, or name what is meant in `allow=`.
 
     Attributes:
         findings: What was found.
@@ -58,13 +58,13 @@ class AuditTimeout(ElasticError, TimeoutError):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What an audit found.
+    """The findings of an audit, and what was compared for them.
 
     Attributes:
         findings: Nothing that was named in `allow=` is among them.
         ranks: Loaders that were compared.
         compared: "indices", or "digests" of examples; of ranks with other data sets also what was across them.
-        examples: Looked at in an epoch, of all ranks together.
+        examples: How many were looked at in an epoch, of all ranks together.
     """
 
     findings: tuple[Finding, ...]
@@ -73,7 +73,7 @@ class Audit:
     examples: int
 
     def check(self) -> None:
-        """Raises AuditFailed if anything was found that is more than slight."""
+        """Raise AuditFailed if anything was found that is more than slight."""
         if failed := tuple(finding for finding in self.findings if not finding.slight):
             raise AuditFailed(str(self), failed)
 
@@ -91,7 +91,10 @@ def audit(
     allow: Collection[str] = (),
     timeout_s: float = 60.0,
 ) -> Audit:
-    """Whether the ranks' loaders read what training should: each its own part, once, each epoch in another order.
+    """Compare the ranks' loaders with what training needs: each its own part, once, each epoch in another order.
+
+    =>
+    batches: How many to look at in an epoch, where there are no indices and batches must be read.
 
         elastic.audit(loader, set_epoch=sampler.set_epoch).check()
 
@@ -102,8 +105,8 @@ def audit(
             process. A DataLoader, an ElasticLoader, or anything that gives batches.
         set_epoch: What the training loop calls with each epoch's number. Without it, two epochs are looked at as they
             come.
-        epochs: Looked at. With 1, whether the order changes is not.
-        batches: Looked at in an epoch, where there are no indices and batches must be read.
+        epochs: How many to look at. With 1, whether the order changes is not looked at.
+        batches: How many to look at in an epoch, where there are no indices and batches must be read.
         allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader. With "changed" among
             them a loader is read that gives its values once, and none is looked at again.
         timeout_s: How long to wait for the other ranks.
@@ -143,6 +146,7 @@ def _read(
     set_epoch: Callable[[int], object] | None,
     changed_is_meant: bool,
 ) -> list[Record]:
+    """Return a record for each loader, and put back what reading changed. Raises ConfigError for values given once."""
     kept = _kept(loaders, set_epoch)
     try:
         if kept.once and not changed_is_meant:
@@ -165,6 +169,7 @@ def _read(
 
 
 def _kept(loaders: Sequence[Any], set_epoch: Callable[[int], object] | None) -> KeptState:
+    """Keep the state that a look at these loaders may change."""
     names = ["loader"] if len(loaders) == 1 else [f"rank {rank}'s loader" for rank in range(len(loaders))]
     named = dict(zip(names, loaders, strict=True))
     reads = [name for name, loader in named.items() if not _tells_indices(loader)]
@@ -197,7 +202,7 @@ def _tell_sources_apart(
     allow: Collection[str],
     batches: int,
 ) -> None:
-    """Where indices of several ranks are the same, or their data sets are not: of what examples they are.
+    """Add to the records which examples they are of, where ranks' indices are the same or their data sets are not.
 
     Every rank comes here with the same records, and so asks the others as often.
     """
@@ -232,7 +237,7 @@ def _tell_sources_apart(
 
 
 def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | None, examples_most: int) -> None:
-    """One epoch."""
+    """Add one epoch to the record: its batches up to so many batches, or so many examples."""
     examples: list[int] = []
     sizes: list[int] = []
     for batch in islice(batches, batches_most):
@@ -246,7 +251,7 @@ def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | 
 
 
 def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
-    """The batches of an epoch as lists of indices, where the loader can tell them without reading."""
+    """Return the batches of an epoch as lists of indices, or None where the loader cannot tell them without reading."""
     if not _tells_indices(loader):
         return None
     if callable(shares := getattr(loader, "shares", None)):
@@ -280,7 +285,7 @@ def _record(loader: Any, indices: bool) -> Record:
 
 
 def _digests(batch: Any) -> list[int]:
-    """64 bits of each example of a batch; of the whole batch, where it does not tell examples apart."""
+    """Return 64 bits of each example of a batch; of the whole batch, where it does not tell examples apart."""
     columns = list(_columns(batch))
     if not columns:
         raise ConfigError(
@@ -294,7 +299,7 @@ def _digests(batch: Any) -> list[int]:
 
 
 def _columns(batch: Any) -> Iterator[list[bytes]]:
-    """One for each tensor or list of values: the bytes of each example's."""
+    """Yield the bytes of each example's part, for one tensor or list of values after the other."""
     if isinstance(batch, np.ndarray) and batch.dtype != object:
         yield [row.tobytes() for row in np.atleast_1d(batch)]
     elif isinstance(batch, torch.Tensor):
@@ -321,7 +326,7 @@ def _signed(bits: int) -> int:
 
 
 def _of_all_ranks(read: Callable[[], list[_T]], timeout_s: float) -> list[_T]:
-    """Every rank's one. What one of them raises while it reads, all hear at once."""
+    """Return the one item that each rank reads, by rank. What one of them raises while it reads, all hear at once."""
     group = None
     try:
         # Of its own: the default one may be NCCL's, or have a deadline of half an hour.

@@ -32,7 +32,7 @@ _SPLIT = "give each rank its own part: ElasticLoader, DistributedSampler, or an 
 
 @dataclass(kw_only=True)
 class Record:
-    """What one rank's loader gives.
+    """The record of what one rank's loader gives.
 
     compared    "indices", or "digests" of examples
     length      of the dataset, where its indices are known
@@ -82,7 +82,7 @@ class Finding:
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    """Of each kind the first, by epoch. Raises ConfigError if the records cannot be compared."""
+    """Return the first finding of each kind, by epoch. Raises ConfigError if the records cannot be compared."""
     if len({record.compared for record in records}) > 1:
         raise ConfigError("some ranks' loaders tell their indices and others do not; expected the same loader on all")
     findings: dict[Kind, Finding] = {}
@@ -108,12 +108,12 @@ def judge(records: Sequence[Record]) -> list[Finding]:
 
 
 def apart(records: Sequence[Record]) -> bool:
-    """The ranks' indices are not all of one data set: equal ones may be of other examples."""
+    """Tell whether the ranks' indices are of several data sets: equal ones may be of other examples."""
     return len({record.source for record in records}) > 1
 
 
 def compared(records: Sequence[Record]) -> str:
-    """What was, in words."""
+    """Return in words what was compared."""
     if not apart(records):
         return records[0].compared
     known = all(record.contents is not None for record in records)
@@ -121,7 +121,7 @@ def compared(records: Sequence[Record]) -> str:
 
 
 class _Epoch:
-    """What all ranks read of one epoch.
+    """One epoch, as all ranks read it.
 
     read        by rank, in order
     own         by rank, each example once
@@ -139,12 +139,12 @@ class _Epoch:
 
     @cached_property
     def again(self) -> int:
-        """Readings beyond the first of each example, by whichever rank."""
+        """Count the readings beyond the first of each example, by whichever rank."""
         return sum(map(len, self.read)) - len(self.everything)
 
     @cached_property
     def padded(self) -> bool:
-        """All that is read twice is padding."""
+        """Tell whether all that is read twice is padding."""
         return (
             self.whole
             and self._few(self.again)
@@ -155,17 +155,17 @@ class _Epoch:
 
     @property
     def dropped(self) -> bool:
-        """All that nobody reads is a tail, or was carried into the epoch before."""
+        """Tell whether all that nobody reads is a tail, or was carried into the epoch before."""
         return self._few(self.missing) and (self.again == 0 or (self.missing <= self._carried() and self.padded))
 
     @property
     def missing(self) -> int:
-        """Examples that no rank reads, where their number is known."""
+        """Count the examples that no rank reads; 0 where their number is not known."""
         return self.length - len(self.everything) if self.length is not None and self.whole else 0
 
     @cached_property
     def length(self) -> int | None:
-        """Examples that there are for all ranks together."""
+        """Count the examples that there are for all ranks together; None where that is not known."""
         if len({record.dataset for record in self.records}) == 1:
             return self.records[0].length
         lengths = [
@@ -174,6 +174,7 @@ class _Epoch:
         return None if None in lengths else sum(length for length in lengths if length is not None)
 
     def _few(self, count: int) -> bool:
+        """Tell whether samplers may pad or drop so many, as the file's first lines bound it."""
         sizes = [record.sizes[self.number] for record in self.records]
         even = len({len(of_rank) for of_rank in sizes}) == 1
         steps = np.sum(sizes, axis=0) if even else np.zeros(0, dtype=np.int64)
@@ -183,7 +184,7 @@ class _Epoch:
         return count < bound and 2 * count < len(self.everything)
 
     def _bodies(self) -> list[NDArray[np.int64]]:
-        """What each rank reads before its last batch or, of one batch, its last example."""
+        """Return what each rank reads before its last batch or, of one batch, its last example."""
         return [
             read[: len(read) - (int(record.sizes[self.number][-1]) if len(record.sizes[self.number]) > 1 else 1)]
             for read, record in zip(self.read, self.records, strict=True)
@@ -191,7 +192,7 @@ class _Epoch:
         ]
 
     def _carried(self) -> int:
-        """Of the missing ones, those that the epoch before read in its last batches, to fill them up."""
+        """Count the missing examples that the epoch before read in its last batches, to fill them up."""
         if not self.number:
             return 0
         last = self.number - 1
@@ -212,7 +213,7 @@ def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
 
 
 def _read_twice(seen: _Epoch) -> Iterator[Finding]:
-    """By several ranks, or by one."""
+    """Yield findings of examples that are read twice, by several ranks or by one."""
     epoch, read, own = seen.number, seen.read, seen.own
     twins, shared = _twins(read), seen.everything[seen.times > 1]
     if twins:
@@ -290,7 +291,7 @@ def _same_order(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def _same_contents(records: Sequence[Record]) -> Iterator[Finding]:
-    """Of data sets that differ, by the first examples of each rank."""
+    """Yield findings of data sets that differ, by the first examples of each rank."""
     contents = [record.contents for record in records if record.contents is not None]
     if len(contents) < len(records):
         return
@@ -317,7 +318,7 @@ def _same_contents(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def _named(records: Sequence[Record], epoch: int) -> list[NDArray[np.int64]]:
-    """What each rank reads, by rank: one number for one example, whichever rank's data set it is in."""
+    """Return what each rank reads: one number for one example, whichever rank's data set it is in."""
     if len({record.dataset for record in records}) == 1:
         return [record.epochs[epoch] for record in records]
     first = {source: number * _SOURCE for number, source in enumerate(_sources(records))}
@@ -333,7 +334,7 @@ def _sources(records: Sequence[Record]) -> list[str]:
 
 
 def _length(records: Sequence[Record]) -> int | None:
-    """Of the parts that these take of one source, together."""
+    """Count the examples that these records take of one source, together; None where that is not known."""
     parts = [record.ids for record in records if record.ids is not None]
     if len(parts) < len(records):
         return next(record.length for record in records if record.ids is None)
@@ -341,7 +342,7 @@ def _length(records: Sequence[Record]) -> int | None:
 
 
 def _twins(read: Sequence[NDArray[np.int64]]) -> list[int]:
-    """The most ranks that read the same."""
+    """Return the most ranks that read the same, or none."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for rank, examples in enumerate(read):
         if len(examples):

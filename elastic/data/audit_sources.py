@@ -27,9 +27,9 @@ _LOOKED_AT = 8  # examples
 
 
 def parts_of(dataset: Any, most: int) -> tuple[Any, NDArray[np.int64] | None]:
-    """What a Subset, or one of another, is taken from, and the indices there of each of its examples.
+    """Return what a Subset, or one of another, is taken from, and the indices there of each of its examples.
 
-    Of a longer one than `most` it is said that it is the data set itself.
+    A Subset of more examples than `most` counts as the data set itself.
     """
     whole, indices = dataset, None
     while type(whole) is Subset and len(whole.indices) <= most:
@@ -43,14 +43,14 @@ def parts_of(dataset: Any, most: int) -> tuple[Any, NDArray[np.int64] | None]:
 
 
 def described(dataset: Any, indices: NDArray[np.int64] | None = None) -> str:
-    """As far as can be said without reading. indices: of the part that is taken"""
+    """Describe a data set, or the part of it at `indices`, as far as can be said without reading."""
     length = len(dataset) if hasattr(dataset, "__len__") else "unknown"
     part = "" if indices is None else f", {len(indices)} of them: {xxhash.xxh3_64_hexdigest(indices.tobytes())}"
     return f"{type(dataset).__module__}.{type(dataset).__qualname__} of {length}{part}"
 
 
 def sample(dataset: Any) -> str:
-    """The digest of some examples, the same ones of each data set of a length; "" where they cannot be compared."""
+    """Return a digest of some examples, the same ones of data sets of one length; "" where they cannot be compared."""
     length = len(dataset) if hasattr(dataset, "__len__") else 0
     found = [digests(dataset, sorted({i * length // _LOOKED_AT for i in range(_LOOKED_AT)})) for _ in range(2)]
     if found[0] is None or found[1] is None or not np.array_equal(found[0], found[1]):
@@ -59,7 +59,7 @@ def sample(dataset: Any) -> str:
 
 
 def digests(dataset: Any, indices: Iterable[int]) -> NDArray[np.int64] | None:
-    """Of each example 64 bits, whatever was read before it. None where something in it has no known bytes."""
+    """Return 64 bits of each example, whatever was read before it; None where one raises, or has no known bytes."""
     own = OwnGenerators(dataset)
     found: list[int] = []
     with own.put_back():

@@ -43,7 +43,8 @@ _ABSENT = object()
 
 
 class KeptState:
-    """
+    """The state that a loader's order hangs on, as it is when this is made.
+
     Args:
         loaders: By name. Of a DataLoader that tells its indices, its samplers are kept.
         reads: Of these, those that are read from.
@@ -69,11 +70,12 @@ class KeptState:
         self.once = once  # a callback changes no more than numbers of what it reaches
 
     def let_alone(self) -> None:
-        """Loader processes of iterations that are under way: each look starts others."""
+        """Hide iterations under way, with their loader processes, from the loaders: each look starts others."""
         for variables, names in self._under_way:
             variables.update(dict.fromkeys(names))
 
     def put_back(self) -> None:
+        """Put back in its place all that was kept."""
         for undo in self._undo:
             undo()
 
@@ -85,6 +87,7 @@ class KeptState:
             self._undo.append(functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
 
     def _of_loader(self, name: str, loader: Any, reads: bool) -> Iterator[tuple[str, Any]]:
+        """Keep what a loader holds by itself; yield what it refers to, by name."""
         if not isinstance(loader, DataLoader):
             if reads:
                 yield name, loader
@@ -102,6 +105,7 @@ class KeptState:
             self._data_set(loader.dataset)
 
     def _walk(self, waiting: deque[tuple[str, Any]]) -> None:
+        """Keep what these objects hold and all that they refer to, each object once."""
         while waiting and len(self._seen) < _LOOKED_AT:
             path, one = waiting.popleft()
             if type(one) not in _PLAIN and id(one) not in self._seen and not isinstance(one, _CLOSED):
@@ -109,7 +113,7 @@ class KeptState:
                 waiting += self._keep(path, one)
 
     def _keep(self, path: str, one: Any) -> Iterable[tuple[str, Any]]:
-        """Keeps what this object holds by itself; returns what it refers to."""
+        """Keep what this object holds by itself; return what it refers to."""
         if isinstance(one, _GENERATORS):
             self._generator(one)
         elif isinstance(one, torch.Tensor | np.ndarray):
@@ -191,7 +195,7 @@ class KeptState:
                 yield f"{path}.{name}", getattr(value, "__func__", value)
 
     def _function(self, path: str, one: FunctionType) -> Iterator[tuple[str, Any]]:
-        """What it encloses, and the generators among the global variables that it names."""
+        """Keep and yield what a function encloses; yield also the generators among the globals that it names."""
         if _root(one) in _LIBRARIES:
             return
         for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
@@ -208,7 +212,7 @@ class KeptState:
                 yield name, value
 
     def _data_set(self, one: Any) -> None:
-        """Its attributes, and its generators: no example of it is read, and it may be large."""
+        """Keep a data set's attributes and generators: no example of it is read, and it may be large."""
         self._seen[id(one)] = one
         variables = getattr(one, "__dict__", None)
         if type(variables) is not dict:
@@ -237,7 +241,7 @@ class KeptState:
             self._undo.append(functools.partial(one.set_state, one.get_state()))
 
     def _array(self, path: str, one: Any) -> Iterable[tuple[str, Any]]:
-        """Not what is mapped from a file, or may not be written: it does not change."""
+        """Keep a copy of the values, unless they are mapped from a file or may not be written: those do not change."""
         if isinstance(one, np.ndarray) and not isinstance(one, np.memmap) and one.flags.writeable:
             if one.nbytes + self._bytes <= BYTES_MAX:
                 self._bytes += one.nbytes
@@ -274,7 +278,7 @@ def _each(path: str, values: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Of global variables and attributes, in functions within it, too."""
+    """Yield the names of global variables and attributes that code uses, in functions within it, too."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -282,6 +286,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _refill(one: Any, kept: list[Any]) -> None:
+    """Put a container's items back, unless it still holds the very same ones."""
     if isinstance(one, dict):
         now = [part for item in one.items() for part in item]
         then = [part for item in kept for part in item]

@@ -24,7 +24,7 @@ _BATCHES_MIN, _BATCHES_MAX = 4, 50  # of a bucket, by default; between, an eight
 
 
 class Bucketed:
-    """Each epoch visits every example once, in batches of examples of similar length; the batches come in any order.
+    """An order: each epoch visits every example once, in batches of similar length; the batches come in any order.
 
     A batch is a step's: `Run(batch_size=…)` examples. Its shares and micro-batches are parts of it, so that they are of
     similar length, too.
@@ -96,7 +96,7 @@ class _Bucketed:
         return np.full_like(positions, epoch), self._by_length[ranks]
 
     def _shuffled(self, epoch: int, positions: Indices) -> Indices:
-        """Of positions in full batches: ranks among the examples of full batches, by length."""
+        """Return, for positions in full batches, the ranks among the examples of full batches, by length."""
         slots, offsets = np.divmod(positions, self._batch)
         batches = permutation(self._batches, "batches", self._seed, epoch).at(slots) if slots.size else slots
         buckets = batches // self._per_bucket

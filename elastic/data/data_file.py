@@ -56,7 +56,7 @@ class DataFile:
         self._block = lru_cache(_BLOCKS)(self._read_block)
 
     def read(self, start: int, length: int) -> bytes:
-        """Raises DataFileError where the file ends before that."""
+        """Return so many bytes from `start` on. Raises DataFileError where the file ends before that."""
         data = self._memory[start : start + length] if self._memory is not None else self._read(start, length)
         if len(data) != length:
             raise self.error(
@@ -66,12 +66,12 @@ class DataFile:
         return data
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it, from the beginning."""
+        """Yield all of the file's bytes, from the beginning."""
         for start in range(0, self.size, _CHUNK_BYTES):
             yield self.read(start, min(_CHUNK_BYTES, self.size - start))
 
     def sampled_digest(self) -> str:
-        """Of its size and of some blocks, evenly spaced: another corpus has another one, another byte need not."""
+        """Digest the size and some blocks, evenly spaced: another corpus has another digest, another byte need not."""
         apart = max(_BLOCK_BYTES, (self.size - _BLOCK_BYTES) // (_SAMPLES - 1))
         digest = xxhash.xxh3_128(str(self.size).encode())
         for start in range(0, self.size, apart):
@@ -82,6 +82,7 @@ class DataFile:
         return version(self._storage, self._key)
 
     def error(self, found: str, then: str) -> DataFileError:
+        """Return an error about this file: what was found, and what to do then."""
         return DataFileError(f"{self.url}: {found}\n  state  nothing was read of it\n  next   {then}")
 
     def _read(self, start: int, length: int) -> bytes:

@@ -59,7 +59,7 @@ class DataPlan:
 
     @cached_property
     def epoch_order(self) -> EpochOrder:
-        """The order, over this run's dataset. Raises ConfigError if it does not fit."""
+        """Return the order over this run's dataset. Raises ConfigError if it does not fit."""
         sizes = Sizes(
             dataset_length=self.dataset_length,
             batch_size=self.batch_size,
@@ -70,19 +70,19 @@ class DataPlan:
 
     @property
     def order_identity(self) -> dict[str, Any]:
-        """What is recorded of the order. Two entries are there where an epoch is not every example once."""
+        """Return what is recorded of the order; two entries are there only where an epoch is not every example once."""
         order = self.epoch_order
         length = {} if order.length == self.dataset_length else {"epoch_length": order.length}
         return {**order.identity, **length, **({} if order.each == "once" else {"each": order.each})}
 
     @property
     def epoch_length(self) -> int:
-        """Examples that an epoch reads, its tail included."""
+        """Return how many examples an epoch reads, its tail included."""
         return self.epoch_order.length
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps in every epoch; None under "carry", where epochs differ by one step or share one."""
+        """Return the steps in every epoch; None under "carry", where epochs differ by one step or share one."""
         if self.last_batch == "carry":
             return None
         if self.last_batch == "drop":
@@ -90,13 +90,13 @@ class DataPlan:
         return _ceil(self.epoch_length, self.batch_size)
 
     def first_step_of(self, epoch: int) -> int:
-        """The first step that begins in an epoch, if the run has no end before."""
+        """Return the first step that begins in an epoch, if the run has no end before."""
         per_epoch = self.steps_per_epoch
         return _ceil(epoch * self.epoch_length, self.batch_size) if per_epoch is None else epoch * per_epoch
 
     @property
     def total_steps(self) -> int:
-        """Steps in the run."""
+        """Return how many steps the run has, to the earlier of its ends."""
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
             per_epoch = self.steps_per_epoch
@@ -105,12 +105,10 @@ class DataPlan:
         return min(ends)
 
     def read_at(self, epoch: int, first: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Visits and indices at the positions first … end - 1 of an epoch.
-
-        Steps follow each other, and for a few thousand positions the order takes little longer than for a batch.
-        """
+        """Return visits and indices at the positions first … end - 1 of an epoch."""
         number = first // _TOGETHER
         if (end - 1) // _TOGETHER == number:
+            # Steps follow each other, and for a few thousand positions the order takes little longer than for a batch.
             visits, indices = self._some(epoch, number)
             part = slice(first - number * _TOGETHER, end - number * _TOGETHER)
             return visits[part], indices[part]
@@ -125,7 +123,7 @@ class DataPlan:
         return lru_cache(maxsize=2)(some)
 
     def step(self, index: int) -> StepPlan:
-        """The step with this index, counted from 0 over the whole run. Raises IndexError beyond its end."""
+        """Return the step with this index, counted from 0 over the whole run. Raises IndexError beyond its end."""
         if not 0 <= index < self.total_steps:
             raise IndexError(f"step {index} of a run of {self.total_steps} steps, counted from 0")
         length, batch = self.epoch_length, self.batch_size
@@ -154,7 +152,7 @@ class DataPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One step's examples.
+    """The examples of one step, and how its shares divide them.
 
     epoch          of the step's first example (under "carry" a step may reach into later epochs)
     step_in_epoch  counted from 0 among the steps that begin in this epoch
@@ -174,34 +172,30 @@ class StepPlan:
     plan: DataPlan = field(repr=False)
 
     def examples(self, share: int) -> Examples:
-        """The share's examples, in order. Raises IndexError for a share that is empty in this step."""
+        """Return the share's examples, in order. Raises IndexError for a share that is empty in this step."""
         return self._all[self._range(share)]
 
     def examples_of(self, shares: range) -> Examples:
-        """Those of neighbouring shares, of which there is at least one, in order."""
+        """Return the examples of neighbouring shares, of which there is at least one, in order."""
         return self._all[self._range(shares[0]).start : self._range(shares[-1]).stop]
 
     def pieces(self, share: int) -> int:
-        """How many micro-batches the share is cut into.
-
-        As many as the largest share needs, so that what counts forward passes agrees over the shares.
-        """
+        """Return into how many micro-batches the share is cut."""
         size = self.plan.micro_batch_size
+        # As many as the largest share needs, so that what counts forward passes agrees over the shares.
         return 1 if size is None else min(self.sizes[share], _ceil(max(self.sizes), size))
 
     def micro_batches(self, share: int) -> list[Examples]:
-        """The share's examples, cut into near-equal pieces of at most `micro_batch_size`.
-
-        Near-equal, so that none is a sliver of one example, which BatchNorm cannot train on.
-        """
+        """Return the share's examples, cut into near-equal pieces of at most `micro_batch_size`."""
         examples, pieces = self.examples(share), self.pieces(share)
         if pieces == 1:
             return [examples]
+        # Near-equal, so that none is a sliver of one example, which BatchNorm cannot train on.
         return [examples[slice(*_piece(i, pieces, len(examples)))] for i in range(pieces)]
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """All of the step's dataset indices, share after share: int64[count]."""
+        """Return all of the step's dataset indices, share after share: int64[count]."""
         return self._all.indices
 
     def _range(self, share: int) -> slice:
@@ -245,18 +239,15 @@ class Examples:
 
 
 def share_sizes(count: int, batch_size: int, virtual_workers: int) -> tuple[int, ...]:
-    """Examples per share: a step of `count` fills the fewest shares of nominal size, near-equally.
-
-    A full batch fills all V shares. The tail of an epoch fills fewer, and not V slivers: BatchNorm
-    cannot train on a share of one example.
-    """
+    """Return the examples per share: a step of `count` fills the fewest shares of nominal size, near-equally."""
+    # The tail of an epoch fills fewer, and not V slivers: BatchNorm cannot train on a share of one example.
     shares = virtual_workers if count == batch_size else _ceil(count, _ceil(batch_size, virtual_workers))
     edges = [i * count // shares for i in range(shares + 1)]
     return tuple(high - low for low, high in pairwise(edges))
 
 
 def _piece(i: int, parts: int, count: int) -> tuple[int, int]:
-    """Where part i of `count` things begins and ends when they are cut near-equally."""
+    """Return where part i of `count` things begins and ends when they are cut near-equally."""
     return i * count // parts, (i + 1) * count // parts
 
 

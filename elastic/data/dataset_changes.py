@@ -1,5 +1,6 @@
-"""Has the script changed its data set since loader processes were forked with a copy of it? A curriculum, an epoch's
-number, another transform.
+"""Finds out whether the script has changed its data set since loader processes were forked with a copy of it.
+
+Such a change is a curriculum's, an epoch's number, another transform.
 
 Looked at are the attributes of the data set and the collate function, and of what these hold (transforms, lists of
 them, other data sets): which objects they are, of plain values which value, and of tensors the version. Not noticed is
@@ -27,9 +28,7 @@ _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
 class DatasetChanges:
-    """
-    roots  the data set, and the collate function
-    """
+    """The attributes of the data set and the collate function, the `roots`, noted to see whether they change."""
 
     def __init__(self, *roots: Any) -> None:
         self._noted = [_Noted(vars(holder)) for holder in _holders(roots)]

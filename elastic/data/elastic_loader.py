@@ -42,7 +42,7 @@ _INSTEAD = {
 
 
 def _of_torch(name: str) -> Any:
-    """A property of the DataLoader within: what a framework sets, as Lightning does `worker_init_fn`, counts."""
+    """Return a property of the DataLoader within: what a framework sets, as Lightning does `worker_init_fn`, counts."""
     return property(
         lambda loader: getattr(loader.data_loader, name), lambda loader, value: setattr(loader.data_loader, name, value)
     )
@@ -128,17 +128,17 @@ class ElasticLoader:
 
     @property
     def step(self) -> int:
-        """Batches that were trained on, since the first epoch's first."""
+        """Return how many batches were trained on, since the first epoch's first."""
         return self._step
 
     @property
     def epoch(self) -> int:
-        """That of the next iteration; during one, that of the batch which is next to be trained on. Counted from 0."""
+        """Return the next iteration's epoch or, during one, that of the batch that is next to be trained on; from 0."""
         return self._plan.step(self._beginning).epoch
 
     @property
     def weight(self) -> float:
-        """Of the batch in the loop's hands: its part of the whole batch, times the ranks.
+        """Return the weight of the batch in the loop's hands: its part of the whole batch, times the ranks.
 
         A loss that is a mean over this rank's examples, times this, becomes under DDP's average of ranks the mean over
         the whole batch. It is 1 where the ranks divide the batch, and 0 where this rank has no part: it then gets a
@@ -151,7 +151,7 @@ class ElasticLoader:
         return (high - low) * current.world_size / step.count
 
     def trained(self) -> None:
-        """What the loop was given is trained on. A step of any optimizer of torch's says so by itself.
+        """Count what the loop was given as trained on. A step of any optimizer of torch's does that by itself.
 
         Call it after each update that no `torch.optim.Optimizer` makes: a replayed CUDA graph, an engine of its own.
         """
@@ -161,13 +161,13 @@ class ElasticLoader:
             self._counted = True
 
     def shares(self, epoch: int) -> Iterator[list[int]]:
-        """The examples of this rank's part of each of an epoch's batches. Nothing is read, and the place stays."""
+        """Yield the examples of this rank's part of each batch of an epoch. Nothing is read, and the place stays."""
         rank, world_size = _rank_and_world_size(*self._asked)
         for step in range(self._plan.first_step_of(epoch), self._plan.first_step_of(epoch + 1)):
             yield _part_of(self._plan.step(step), rank, world_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data stands: the same on every rank, and good for any number of them."""
+        """Return where the data stands: the same on every rank, and good for any number of them."""
         if self._pass.held(self._read_ahead) > 1 and not self._counted:
             warnings.warn(
                 f"no optimizer has stepped since this loader began at step {self._step}, and it gave batches: its "
@@ -178,7 +178,7 @@ class ElasticLoader:
         return {"version": STATE_VERSION, "step": self._step, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: the next iteration gives the batch that was next. Ends an iteration that is going on.
+        """Go on from a state: the next iteration gives the batch that was next. Ends an iteration that is going on.
 
         Raises:
             ConfigError: It is no state of an ElasticLoader.
@@ -189,10 +189,10 @@ class ElasticLoader:
         self._pass = _Pass(self._step, self._step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing: scripts and Trainers call it on samplers, and the loader knows its epoch."""
+        """Do nothing: scripts and Trainers call it on samplers, and the loader knows its epoch."""
 
     def __len__(self) -> int:
-        """Batches in the epoch, also where the next iteration gives only the rest of it."""
+        """Count the batches in the epoch, also where the next iteration gives only the rest of it."""
         return self._plan.first_step_of(self.epoch + 1) - self._plan.first_step_of(self.epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -203,18 +203,18 @@ class ElasticLoader:
 
     @property
     def sampler(self) -> _Dealt:
-        """To read: its length, and `set_epoch`, which does nothing. The indices are in `shares`."""
+        """Return a stand-in to read: its length, and `set_epoch`, which does nothing. The indices are in `shares`."""
         first, batches = self._plan.first_step_of(self.epoch), len(self)
         last = self._own_of(first + batches - 1) if batches else 0
         return _Dealt(self._own_of(first) * (batches - 1) + last, self._own_of(first))
 
     @property
     def batch_sampler(self) -> _Dealt:
-        """As `sampler`; its length counts batches, and its `batch_size` this rank's examples in a full one."""
+        """Return a like stand-in: its length counts batches, its `batch_size` this rank's examples in a full one."""
         return _Dealt(len(self), self.sampler.batch_size)
 
     def _own_of(self, step: int) -> int:
-        """This rank's examples in it."""
+        """Count this rank's examples in a step."""
         low, high = _part(self._plan.step(step).count, *_rank_and_world_size(*self._asked))
         return high - low
 
@@ -237,12 +237,12 @@ class ElasticLoader:
             yield batch
 
     def _awaited(self) -> list[int]:
-        """The request that is given next."""
+        """Return the request that is given next."""
         return self._request(self._pass, self._pass.first + self._pass.given)
 
     @property
     def _beginning(self) -> int:
-        """The first step of the next iteration."""
+        """Return the first step of the next iteration."""
         return self._pass.end if self._pass.ended else max(self._step, self._pass.first)
 
     @property
@@ -257,7 +257,7 @@ class ElasticLoader:
         }
 
     def _requests(self) -> Iterator[list[int]]:
-        """Of the iteration that begins."""
+        """Yield the requests of the iteration that begins."""
         current = self._pass
         for step in range(current.first, current.end):
             yield self._request(current, step)
@@ -270,7 +270,7 @@ class ElasticLoader:
 
 @dataclass
 class _Pass:
-    """One iteration.
+    """One iteration, and how far the loop has come in it.
 
     first, end  its steps
     given       batches that were given
@@ -285,12 +285,12 @@ class _Pass:
     ended: bool = False
 
     def held(self, read_ahead: bool) -> int:
-        """Batches that have been in the loop's hands, the present one included."""
+        """Count the batches that have been in the loop's hands, the present one included."""
         return self.given - (read_ahead and not self.ended and self.given > 0)
 
 
 class _Parts:
-    """What DataLoader takes for a batch sampler; it asks anew at the beginning of each iteration."""
+    """The batch sampler of the DataLoader within; it asks anew at the beginning of each iteration."""
 
     def __init__(self, requests: Callable[[], Iterator[list[int]]]) -> None:
         self._requests = requests
@@ -300,7 +300,7 @@ class _Parts:
 
 
 class _Dealt:
-    """What an ElasticLoader has for a sampler.
+    """A stand-in for the sampler of an ElasticLoader: it has a length, and gives no indices.
 
     batch_size  this rank's examples in a full batch
     """
@@ -313,7 +313,7 @@ class _Dealt:
         return self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing, as the loader's."""
+        """Do nothing, as the loader's."""
 
     def __iter__(self) -> NoReturn:
         raise ConfigError(
@@ -331,12 +331,12 @@ def _part_of(step: StepPlan, rank: int, world_size: int) -> list[int]:
 
 
 def _part(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """A rank's place in a batch. Where there are more ranks than examples, rank 0 has one: DDP takes its buffers."""
+    """Return a rank's place in a batch. Of more ranks than examples rank 0 has one: DDP takes its buffers."""
     return -(-rank * count // world_size), -(-(rank + 1) * count // world_size)
 
 
 def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size): as given, or torch.distributed's, or the launcher's."""
+    """Return (rank, world size): as given, or torch.distributed's, or the launcher's. Raises ConfigError."""
     if rank is None and world_size is None:
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
@@ -388,7 +388,7 @@ def _check(dataset: Any, batch_size: int, last_batch: LastBatch, options: Mappin
 
 
 def _checked(state: Any, identity: Mapping[str, Any]) -> int:
-    """The state's step. It was read from somewhere: anything may be in it."""
+    """Return the state's step. Raises ConfigError or IdentityMismatch: it was read, and anything may be in it."""
     unchanged = "  state  the loader stands where it stood\n"
     if not isinstance(state, Mapping):
         raise ConfigError(f"a loader's state that is a {type(state).__name__}; expected a dict\n{unchanged}{_NEXT}")

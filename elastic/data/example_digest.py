@@ -12,8 +12,7 @@ import xxhash
 
 
 def digest_of(example: Any) -> str | None:
-    """XXH3-64, hexadecimal, of an example's values; None where it holds something whose bytes are not known, or that
-    does not let itself be looked at."""
+    """Return XXH3-64, hexadecimal, of an example's values; None where something in it raises, or has no known bytes."""
     sha = xxhash.xxh3_64()
     try:
         return sha.hexdigest() if _fed(sha, example) else None
@@ -22,14 +21,16 @@ def digest_of(example: Any) -> str | None:
 
 
 def digest_at(batch: Any, share: int, micro: int) -> int | None:
-    """Likewise of a batch in its place within a step, in 40 bits: a float64 holds the sum of 8,192 of them."""
+    """Digest a batch in its place within a step, in 40 bits: a float64 holds the sum of 8,192 of them."""
     digest = digest_of(batch)
     return None if digest is None else xxhash.xxh3_64_intdigest(f"{share} {micro} {digest}".encode()) >> 24
 
 
 def digests_of_rows(batch: Any, examples: int) -> dict[str, list[str | None]]:
-    """Of each field of a batch, by where it is in it ("[0]", "['text']"; "": the batch itself): a digest for each of so
-    many examples, or one for all where the field is not of so many rows."""
+    """Return, for each field of a batch, a digest of each of so many examples, or one where it is not of so many rows.
+
+    Fields are named by where they are in the batch: "[0]", "['text']"; "" is the batch itself.
+    """
     found: dict[str, list[str | None]] = {}
 
     def look(value: Any, where: str) -> None:
@@ -50,12 +51,12 @@ def digests_of_rows(batch: Any, examples: int) -> dict[str, list[str | None]]:
 
 
 def _are_fields(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether these are of as many rows each as they are themselves: two fields of two examples, say."""
+    """Tell whether these are of as many rows each as they are themselves: two fields of two examples, say."""
     return all(isinstance(one, torch.Tensor | np.ndarray) and one.ndim > 0 and len(one) == len(items) for one in items)
 
 
 def _fed(sha: Any, value: Any) -> bool:
-    """Whether all of it could be given to the hash."""
+    """Give a value to the hash; return False where not all of it could be given."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_quantized:
             return False

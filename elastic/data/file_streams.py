@@ -23,7 +23,7 @@ from elastic_checkpoint.storage import redact
 
 
 class Files(ABC):
-    """Some files, one after the other. state_dict: the file's number, and where in it the next example begins.
+    """Some files, one after the other. The state is the file's number, and where in it the next example begins.
 
     BEGIN  the position of a file's first example: plain values by name
     """
@@ -49,7 +49,7 @@ class Files(ABC):
 
     @abstractmethod
     def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[Any, dict[str, int]]]:
-        """What lies in the file from that position on, each with the position behind it."""
+        """Yield what lies in the file from that position on, each with the position behind it."""
 
     def state_dict(self) -> dict[str, int]:
         return {"file": self._file, **self._at}
@@ -59,7 +59,7 @@ class Files(ABC):
 
 
 class Lines(Files):
-    """Of text. A position is a byte."""
+    """The lines of text files. A position is a byte."""
 
     def found(self, opened: IO[bytes], url: str, at: Mapping[str, int]) -> Iterator[tuple[bytes, dict[str, int]]]:
         end = opened.seek(at["offset"])
@@ -69,7 +69,7 @@ class Lines(Files):
 
 
 class Samples(Files):
-    """Of WebDataset's archives. A position is a byte."""
+    """The samples of WebDataset's archives. A position is a byte."""
 
     def found(
         self, opened: IO[bytes], url: str, at: Mapping[str, int]
@@ -86,7 +86,7 @@ class Samples(Files):
 
 
 def identity_of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Positions are places in files: names in their order, and sizes."""
+    """Return names in their order, and sizes: positions are places in files. Raises ConfigError if one is missing."""
     located = [fsspec.url_to_fs(url, **(storage_options or {})) for url in urls]
     found: dict[tuple[Any, str], int] = {}
     for system in {system for system, _ in located}:
@@ -105,7 +105,7 @@ def identity_of_files(urls: Sequence[str], storage_options: Mapping[str, Any] | 
 
 
 def _samples(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each with where the one behind it begins, or the archive's end mark. Raises tarfile.TarError."""
+    """Yield each sample, and where the one behind it begins, or the archive's end mark. Raises tarfile.TarError."""
     sample: dict[str, Any] = {}
     end = file.tell()
     with tarfile.open(fileobj=file, mode="r:") as archive:

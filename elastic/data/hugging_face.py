@@ -18,7 +18,7 @@ from elastic.errors import ConfigError
 
 
 def check_dataset(dataset: Any) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError if the dataset is none whose shards can be dealt out."""
     kind = type(dataset).__name__
     if hasattr(dataset, "__len__") and not isinstance(dataset, dict):
         raise ConfigError(
@@ -39,7 +39,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def part_of(dataset: Any, worker: int, workers: int) -> Any:
-    """One virtual worker's. Raises ConfigError where there are fewer shards than these."""
+    """Return one virtual worker's shards. Raises ConfigError where there are fewer shards than virtual workers."""
     if dataset.num_shards < workers:
         raise ConfigError(
             f"{dataset.num_shards} shards for {workers} virtual workers, of which each reads its own\n"
@@ -49,8 +49,10 @@ def part_of(dataset: Any, worker: int, workers: int) -> Any:
 
 
 def identity_of(dataset: Any) -> dict[str, Any]:
-    """What the dataset says of where it comes from, its stages, and the names of what its shards read, without their
-    folders, which may lie elsewhere on another machine. Positions are places in shards."""
+    """Return where the dataset says it comes from, its stages, and a digest of the names of what its shards read.
+
+    Positions are places in shards. The names count without their folders, which may lie elsewhere on another machine.
+    """
     info = dataset.info
     described = {
         "builder": info.builder_name,
@@ -71,7 +73,7 @@ def identity_of(dataset: Any) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """That lie in plain containers: names of files, mostly."""
+    """Yield the strings in plain containers: names of files, mostly."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

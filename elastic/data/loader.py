@@ -64,8 +64,7 @@ class LeftOut:
 
 @dataclass(eq=False)
 class Loaded:
-    """A batch, and the dataset indices that went into it: int64[n], noted as each was read. Where all were left out,
-    there is no batch."""
+    """A batch, None if all was left out, and the dataset indices that went into it: int64[n], noted as each is read."""
 
     batch: Any
     indices: NDArray[np.int64]
@@ -152,7 +151,7 @@ class Loader:
         self._orderly = True
 
     def next(self) -> Loaded:
-        """The batch of the next request.
+        """Return the batch of the next request.
 
         raises  StopIteration after the last request, ExampleError, LoaderTimeout, LoaderError, and what `interrupt`
                 or drawing a request raises
@@ -176,6 +175,7 @@ class Loader:
     def _look_for_tensors(
         self, dataset: Any, collate_fn: Callable[[list[Any]], Any], device: torch.device | None
     ) -> None:
+        """Read whole tensors where that gives the same bytes; note whether they lie on the device already."""
         self._reader = _TensorReader(dataset) if _is_plain(dataset, collate_fn) else None
         self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
 
@@ -209,7 +209,7 @@ class Loader:
         return Loaded(batch, indices, tuple(left_out))  # pinning makes a list of it
 
     def _wait(self, processes: LoaderProcesses, request: Request) -> None:
-        """Until the result of `request`, the head, is here."""
+        """Wait until the result of `request`, the head, is here. Raises LoaderError, LoaderTimeout, the interrupt's."""
         deadline = time.monotonic() + self._timeout_s
         self._submit(processes)
         while not self._ahead.ready:
@@ -246,7 +246,7 @@ class Loader:
             processes.submit(ticket, request)
 
     def _start(self) -> LoaderProcesses:
-        """New processes, which read what is due."""
+        """Replace the processes by new ones, which read what is due."""
         self._orderly = False
         processes, self._processes = self._processes, None
         if processes is not None:
@@ -270,7 +270,7 @@ def read_once(
     to: torch.device,
     on_bad_example: OnBadExample = "raise",
 ) -> Any:
-    """The batch of one request, read in this process; None where all of it was left out. Raises ExampleError."""
+    """Return the batch of one request, read in this process; None where all of it was left out. Raises ExampleError."""
     reader = _Reader(dataset, collate_fn or default_collate, seed, on_bad_example)
     return aligned(move(reader[request][1], to, non_blocking=False))
 
@@ -300,7 +300,7 @@ class _Reader:
         return found
 
     def read(self, request: Request, abandoned: Callable[[], bool]) -> _Result | None:
-        """None if it is abandoned before its last example is read."""
+        """Return the request's batch, or None if it is abandoned before its last example is read."""
         if self._own is None:
             self._own = OwnGenerators(self.dataset, self.collate_fn)
         with self._own.put_back():
@@ -340,9 +340,9 @@ class _Reader:
 
 
 def _is_the_workers(error: Exception) -> bool:
-    """Whether another worker might have read it: memory or descriptors are short here. torch 2.13 says the former of
-    its CPU's memory as a RuntimeError."""
+    """Tell whether another worker might have read it: memory or descriptors are short here."""
     short = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+    # torch 2.13 says that its CPU's memory is short as a RuntimeError.
     of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return short or of_torch or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
@@ -369,7 +369,7 @@ class _TensorReader:
         self.tensors = dataset.tensors
 
     def is_current(self) -> bool:
-        """Whether the script has given the data set no others."""
+        """Tell whether the script has given the data set no others."""
         return self._dataset.tensors is self.tensors
 
     def __getitem__(self, request: Request) -> _Result:
@@ -378,7 +378,7 @@ class _TensorReader:
 
 
 def _is_plain(dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> bool:
-    """Whether indexing the tensors gives what reading and collating examples would, memory layout included."""
+    """Tell whether indexing the tensors gives what reading and collating examples would, memory layout included."""
     return (
         type(dataset) is TensorDataset
         and collate_fn is default_collate

@@ -112,7 +112,7 @@ class LoaderProcesses:
             self._abandoned[ticket % _SLOTS] = ticket
 
     def poll(self) -> tuple[int, Any] | None:
-        """A ticket and its result, in any order, as soon as there is one; None after POLL_S.
+        """Return a ticket and its result, in any order, as soon as there is one; None after POLL_S.
 
         Something must be submitted that has no result yet. Raises ChildProcessError if a child is dead.
         """
@@ -130,7 +130,7 @@ class LoaderProcesses:
         return answer
 
     def alive(self) -> bool:
-        """Whether all children live."""
+        """Tell whether all children live."""
         return not deaths(self._processes)
 
     def end(self) -> None:
@@ -147,14 +147,15 @@ class LoaderProcesses:
 
 
 def leave_deaths_to_the_waits(iterator: Any) -> None:
-    """DataLoader's SIGCHLD handler would throw a dead child's RuntimeError into whatever line this process is at, an
-    optimizer's step included. See `ended_by_deaths`."""
+    """Keep DataLoader's SIGCHLD handler from an iterator's processes; `ended_by_deaths` sees their deaths."""
     signal_handling._remove_worker_pids(id(iterator))
+    # The handler would throw a dead child's RuntimeError into whatever line this process is at, an optimizer's step
+    # included.
     iterator._worker_pids_set = False
 
 
 def deaths(processes: Sequence[Any], *, within_s: float = 0) -> str:
-    """Who of them is dead, or is so soon, in words; empty: all live."""
+    """Return in words which processes are dead, or are so within `within_s`; "" where all live."""
     until_s = time.monotonic() + within_s
     while not (dead := [one for one in processes if not one.is_alive()]) and time.monotonic() < until_s:
         time.sleep(0.01)
@@ -164,9 +165,9 @@ def deaths(processes: Sequence[Any], *, within_s: float = 0) -> str:
 
 @contextmanager
 def ended_by_deaths(iterator: Any, processes: Sequence[Any]) -> Iterator[None]:
-    """Around a wait for what DataLoader's processes send: raises where one of them is dead, or dies meanwhile.
+    """Guard a wait for what DataLoader's processes send: raise where one of them is dead, or dies meanwhile.
 
-    For one that is killed in the midst of a message leaves half of it, and a read of that never ends: other processes
+    One that is killed in the midst of a message leaves half of it, and a read of that never ends: other processes
     hold the pipe open. DataLoader's handler of SIGCHLD raises a RuntimeError out of the read, in the main thread.
     """
     signal_handling._set_worker_pids(id(iterator), tuple(one.pid for one in processes))
@@ -253,7 +254,7 @@ def hang_up_inherited_connections() -> None:
 
 
 class EndsUnsent:
-    """`end_where_unsent` in a loader process, ahead of its own `worker_init_fn`."""
+    """A loader process's `worker_init_fn`: `end_where_unsent`, and then its own."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
@@ -265,7 +266,7 @@ class EndsUnsent:
 
 
 def end_where_unsent() -> None:
-    """From here on this process ends where it cannot hand over a result, instead of dropping it with a word."""
+    """End this process, from here on, where it cannot hand over a result, instead of dropping it with a word."""
     setattr(multiprocessing.queues.Queue, "_on_queue_feeder_error", staticmethod(_end_unsent))  # noqa: B010 no stub has it
 
 
@@ -276,7 +277,7 @@ def _end_unsent(error: Exception, _result: Any) -> None:
 
 
 def _stay(signum: int, frame: FrameType | None) -> None:
-    """The worker hears of it as well, and ends us when it leaves."""
+    """Do nothing: the worker hears of the signal as well, and ends us when it leaves."""
 
 
 def _end(processes: list[multiprocessing.Process], scratch: Scratch) -> None:

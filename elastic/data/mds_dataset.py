@@ -33,7 +33,7 @@ _OPEN = 256  # shards at a time: each is a descriptor, of which a process has 1,
 
 @dataclass(frozen=True)
 class _Column:
-    """size: of all of its values, in bytes; None: each has its own"""
+    """A column of a shard. size: of each of its values, in bytes; None: each has its own."""
 
     name: str
     size: int | None
@@ -101,7 +101,7 @@ class MDSDataset(Dataset[Any]):
         return sample if self._transform is None else self._transform(sample)
 
     def data_identity(self) -> dict[str, Any]:
-        """What tells this data from other data, wherever it lies: a run refuses to go on with another."""
+        """Return what tells this data from other data, wherever it lies: a run refuses to go on with another."""
         return {"kind": "mds", "records": len(self), "digest": self._digest}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ class MDSDataset(Dataset[Any]):
 
     @cached_property
     def _digest(self) -> str:
-        """Of the index, which has each shard's size and samples, and of the first shard."""
+        """Digest the index, which has each shard's size and samples, and the first shard."""
         both = f"{self._index_digest} {self._opened(0).sampled_digest()}"
         return xxhash.xxh3_128_hexdigest(both.encode())
 
@@ -127,7 +127,7 @@ class MDSDataset(Dataset[Any]):
 
 
 def _shards(index: DataFile, text: bytes) -> list[_Shard]:
-    """Those that have samples. Raises DataFileError."""
+    """Return the shards that have samples. Raises DataFileError."""
     try:
         described = json.loads(text)
         found = [_shard(index, one) for one in described["shards"] if one["samples"]]
@@ -141,7 +141,7 @@ def _shards(index: DataFile, text: bytes) -> list[_Shard]:
 
 
 def _shard(index: DataFile, described: Mapping[str, Any]) -> _Shard:
-    """Raises DataFileError, and what follows from an index that is none."""
+    """Return the shard that an index describes. Raises DataFileError, and what follows from an index that is none."""
     if (described["format"], described["version"]) != ("mds", 2):
         raise index.error(
             f"its shards are {described['format']} of version {described['version']}; expected mds of version 2",
@@ -166,7 +166,7 @@ def _shard(index: DataFile, described: Mapping[str, Any]) -> _Shard:
 
 
 def _count(value: Any) -> int:
-    """Raises ValueError."""
+    """Return a number of bytes or samples as it is. Raises ValueError if it is none."""
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no number of bytes or samples")
     return value
@@ -179,7 +179,7 @@ def _why_not(encoding: str) -> str:
 
 
 def _sample(columns: tuple[_Column, ...], data: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
+    """Return a sample's columns by name. Raises ValueError."""
     own = sum(column.size is None for column in columns)
     sizes = iter(np.frombuffer(data, _U32, own).tolist())
     begin, sample = own * _U32.itemsize, {}

@@ -34,7 +34,10 @@ _NUMBERS = {
 
 
 def decoder(encoding: str) -> Decode | None:
-    """None for one that is not read here. What it returns raises ValueError for bytes that are no such value."""
+    """Return what decodes values of this encoding; None for one that is not read here.
+
+    It raises ValueError for bytes that are no such value.
+    """
     kind, _, rest = encoding.partition(":")
     if kind == "ndarray":
         return _array_decoder(rest)
@@ -42,7 +45,7 @@ def decoder(encoding: str) -> Decode | None:
 
 
 def _array_decoder(rest: str) -> Decode | None:
-    """rest: the numbers' type, and the shape, where all arrays of a column have them in common"""
+    """Return a decoder of arrays. rest: their type, and their shape, where all of a column have them in common."""
     name, _, axes = rest.partition(":")
     if name and name not in _NUMBERS.values():
         return None

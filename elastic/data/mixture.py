@@ -102,7 +102,7 @@ class _Mixed:
         return visits, indices
 
     def _visited(self, part: int, count: Indices) -> tuple[Indices, Indices]:
-        """Of one dataset. count: how many of its examples came before"""
+        """Return one dataset's visits and indices. count: how many of its examples came before each."""
         epochs, within = np.divmod(count, self._lengths[part])
         indices = np.empty_like(count)
         for epoch in np.unique(epochs).tolist():
@@ -113,8 +113,10 @@ class _Mixed:
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:
-    """Which part comes at each position of a period of sum(counts), so that after n positions part i has come up
-    n * counts[i] / sum(counts) times, to less than one."""
+    """Return which part comes at each position of a period of sum(counts).
+
+    After n positions part i has come up n * counts[i] / sum(counts) times, to less than one.
+    """
     period = sum(counts)
     done = [0] * len(counts)
     coming = [(0, part) for part in range(len(counts))]  # from when on its next one may come
@@ -143,7 +145,7 @@ def _length(name: str, part: Any) -> int:
 
 
 def _counts(proportions: Mapping[str, float]) -> list[int]:
-    """Whole numbers in these proportions, the smallest ones."""
+    """Return the smallest whole numbers in these proportions. Raises ConfigError if they add up to over PERIOD_MAX."""
     for name, value in proportions.items():
         if isinstance(value, bool) or not isinstance(value, int | float | Fraction) or not 0 < value < math.inf:
             raise ConfigError(f"the proportion of {name!r} is {value!r}; expected a number above 0")

@@ -24,7 +24,7 @@ Each = Literal["once", "at most once", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a run's order is laid over.
+    """The sizes and the seed of a run, over which its order is laid.
 
     Args:
         dataset_length: Examples in the dataset.
@@ -44,21 +44,21 @@ class EpochOrder(Protocol):
 
     @property
     def length(self) -> int:
-        """Positions of every epoch; they need not be as many as the dataset has examples."""
+        """Return the positions of every epoch; they need not be as many as the dataset has examples."""
         ...
 
     @property
     def each(self) -> Each:
-        """How often an epoch visits each example of the dataset; what is not every one once is judged by less."""
+        """Return how often an epoch visits each example of the dataset; a drill checks less if it is not once each."""
         ...
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What two runs of this order must have equal, beside Sizes: JSON, flat, with a `kind` and a `version`."""
+        """Return what two runs of this order must have equal, beside Sizes: JSON, flat, with `kind` and `version`."""
         ...
 
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
-        """Which examples stand at these positions.
+        """Return which examples stand at these positions.
 
         Args:
             epoch: From 0.
@@ -75,10 +75,10 @@ class EpochOrder(Protocol):
 
 @runtime_checkable
 class Order(Protocol):
-    """What `Run(order=…)` takes: how examples are to be visited, by any run."""
+    """A way to visit examples, for any run: what `Run(order=…)` takes."""
 
     def for_run(self, sizes: Sizes) -> EpochOrder:
-        """This order in a run.
+        """Return this order as one run has it.
 
         Raises:
             ConfigError: It does not fit the run's sizes.
@@ -88,7 +88,7 @@ class Order(Protocol):
 
 @lru_cache(maxsize=64)
 def permutation(length: int, *key: int | str) -> Permutation:
-    """The shuffle of this length that belongs to this key, see randomness.derive."""
+    """Return the shuffle of this length that belongs to this key, see randomness.derive."""
     return Permutation(length, derive(*key))
 
 
@@ -112,7 +112,7 @@ class Sequential:
 
 
 class _Every:
-    """An epoch of every example once."""
+    """What orders of every example once in an epoch have in common."""
 
     each: Each = "once"
 

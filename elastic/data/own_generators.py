@@ -37,7 +37,8 @@ _CLOSED = (str, bytes, int, float, torch.Tensor, np.ndarray, type, ModuleType)
 
 
 class OwnGenerators:
-    """
+    """The generators that these objects keep, each once, in an order that all processes find.
+
     holders  what may hold some: they are told apart by their place
     named    generators that need not be the same ones in all processes: they are told apart by name
     """
@@ -54,7 +55,7 @@ class OwnGenerators:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Around a read."""
+        """Put the generators back, after a read, to where they stood before it."""
         states = self.state()
         try:
             yield
@@ -69,7 +70,7 @@ class OwnGenerators:
             _set_state(one, state)
 
     def seed(self, value: int) -> None:
-        """value: the example's, a `derive`d number"""
+        """Seed each generator from its place or name and from `value`, the example's `derive`d number."""
         for key, one in zip(self._keys, self._found, strict=True):
             own = derive("own generator", value, key)
             if isinstance(one, np.random.Generator):
@@ -83,7 +84,7 @@ class OwnGenerators:
 
 
 def _generators(holder: Any, seen: set[int]) -> Iterator[Any]:
-    """Each once, in an order that all processes find. seen: the ids of what was looked at"""
+    """Yield each generator once, in an order that all processes find. seen: the ids of what was looked at."""
     waiting, at_most = deque([holder]), len(seen) + _LOOKED_AT
     while waiting and len(seen) < at_most:
         one = waiting.popleft()

@@ -24,7 +24,7 @@ _ROWS = 128  # decoded at a time
 
 
 class Rows(Files):
-    """A position is a row group of the file, and a row in it."""
+    """The rows of Parquet files. A position is a row group of the file, and a row in it."""
 
     BEGIN: ClassVar[dict[str, int]] = {"group": 0, "row": 0}
 
@@ -59,7 +59,8 @@ class Rows(Files):
             ) from error
 
     def _rows_of(self, file: Any, url: str, group: int) -> int:
-        """How many that row group has. No checksum covers what the file's end says of it, and rows would be missing."""
+        """Count the rows of a row group. Raises DataFileError where its columns have other numbers of values."""
+        # No checksum covers what the file's end says of a row group, and rows would be missing.
         described = file.metadata.row_group(group)
         for number in range(described.num_columns):
             values = described.column(number).num_values
@@ -78,6 +79,7 @@ class Rows(Files):
             begin = max(0, begin - batch.num_rows)
 
     def _check(self, file: Any, url: str, group: int, row: int) -> None:
+        """Raise ConfigError for columns that are missing or twice, DataFileError for a row that is not there."""
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -1,4 +1,4 @@
-"""A shuffle that is computed, not stored: at which position does which example stand?
+"""A shuffle that is computed, not stored: it says at which position which example stands.
 
 Promises  `at` is a bijection of 0 … length-1, a different one for every key, with random access: position p
           costs the same in a dataset of ten examples and of a trillion, and no list of indices exists.
@@ -65,22 +65,19 @@ class Permutation:
         self._order = _Table(length, key) if length <= TABLE_MAX else _Network(length, key)
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The examples at these positions of the order, in the same shape.
-
-        raises  IndexError if a position is outside 0 … length-1
-        """
+        """Return the examples at these positions, in the same shape. Raises IndexError for one outside 0 … length-1."""
         values = self._inside(positions)
         self._order.forward(values)
         return values.view(np.int64).reshape(np.shape(positions))
 
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions at which these examples stand: inverse(at(p)) == p. Raises as `at` does."""
+        """Return the positions at which these examples stand, as `at` takes them. Raises as `at` does."""
         positions = self._inside(values)
         self._order.backward(positions)
         return positions.view(np.int64).reshape(np.shape(values))
 
     def _inside(self, given: NDArray[np.int64]) -> _Words:
-        """A copy, flat."""
+        """Return a flat copy. Raises IndexError for a number outside 0 … length-1."""
         values = np.array(given, dtype=np.int64).reshape(-1).view(np.uint64)  # a negative one reads as huge
         if values.size and int(np.maximum.reduce(values)) >= self.length:
             raise IndexError(
@@ -91,7 +88,7 @@ class Permutation:
 
 
 class _Table:
-    """All orders are equally likely, as far as the random numbers are random."""
+    """The order of few elements, as a table: all orders are equally likely, as far as the random numbers are random."""
 
     __slots__ = ("_table",)
 
@@ -106,7 +103,7 @@ class _Table:
 
 
 class _Network:
-    """Rounds go in pairs: one changes the left digit, the other the right one. Each takes two words of key."""
+    """A Feistel network. Rounds go in pairs, for the left digit and for the right one; each takes two words of key."""
 
     __slots__ = ("_length", "_words")
 
@@ -121,13 +118,14 @@ class _Network:
         self._length = np.uint64(length)
 
     def forward(self, values: _Words) -> None:
-        """Also `backward`: in place."""
+        """Replace positions by their examples, in place; `backward` does the reverse."""
         self._walk(values, _forward)
 
     def backward(self, values: _Words) -> None:
         self._walk(values, _backward)
 
     def _walk(self, values: _Words, once: _Once) -> None:
+        """Send values through `once`, in place, until all are inside the range."""
         if values.size == 1:  # with one element ufuncs take twice as long as with two
             both = np.repeat(values, 2)
             self._walk(both, once)
@@ -145,7 +143,7 @@ class _Network:
 
 
 def _forward(values: _Words, words: list[_Words]) -> None:
-    """One pass of the network, in place. Every operation names where its result goes: allocating takes longer."""
+    """Send values through the network once, in place. Each operation has its `out`: allocating takes longer."""
     bits, mask, _, _, left_size = words[:_SIZES]
     left, right, hashed = values >> bits, values, np.empty_like(values)
     _and(values, mask, right)
@@ -176,7 +174,7 @@ def _backward(values: _Words, words: list[_Words]) -> None:
 
 
 def _hash_right(digits: _Words, words: list[_Words], at: int, out: _Words) -> None:
-    """Below the left digit's base: 32 bits of a square, times the base, over 2**32."""
+    """Hash to below the left digit's base, into `out`: 32 bits of a square, times the base, over 2**32."""
     _multiply(digits, words[at], out)
     _add(out, words[at + 1], out)
     _multiply(out, out, out)
@@ -186,7 +184,7 @@ def _hash_right(digits: _Words, words: list[_Words], at: int, out: _Words) -> No
 
 
 def _hash_left(digits: _Words, words: list[_Words], at: int, out: _Words) -> None:
-    """As many bits of a square as the right digit has. Not cryptographic: a shuffle has no adversary."""
+    """Hash to as many bits of a square as the right digit has. Not cryptographic: a shuffle has no adversary."""
     _multiply(digits, words[at], out)
     _add(out, words[at + 1], out)
     _multiply(out, out, out)
@@ -194,8 +192,10 @@ def _hash_left(digits: _Words, words: list[_Words], at: int, out: _Words) -> Non
 
 
 def random_words(key: int, positions: NDArray[np.int64]) -> _Words:
-    """uint64 like `positions`, from 0: the words there of the sequence that splitmix64 gives, started at `key`
-    (Steele, Lea and Flood 2014, doi:10.1145/2714064.2660195)."""
+    """Return the words at `positions`, from 0, of splitmix64's sequence that starts at `key`: uint64, in their shape.
+
+    Source: Steele, Lea and Flood (2014), doi:10.1145/2714064.2660195
+    """
     words: _Words = positions.astype(np.uint64) * _GOLDEN + np.uint64((key + int(_GOLDEN)) % 2**64)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -13,12 +13,12 @@ import torch
 
 
 def move(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """`batch` with its tensors on `device`; `non_blocking` lets copies from pinned memory run by themselves."""
+    """Return `batch` with its tensors on `device`; `non_blocking` lets copies from pinned memory run by themselves."""
     return _each(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking), "to", device)
 
 
 def pin(batch: Any) -> Any:
-    """`batch` with its CPU tensors in page-locked memory, from which a GPU copies without the host."""
+    """Return `batch` with its CPU tensors in page-locked memory, from which a GPU copies without the host."""
     return _each(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory(), "pin_memory")
 
 
@@ -36,7 +36,7 @@ def _each(batch: Any, change: Callable[[torch.Tensor], torch.Tensor], method: st
 
 
 def _like(container: Any, values: dict[Any, Any] | list[Any]) -> Any:
-    """A container of the same type where its constructor takes one, else a plain dict, tuple or list."""
+    """Return a container of the same type where its constructor takes one, else a plain dict, tuple or list."""
     try:
         return type(container)(values)
     except TypeError:

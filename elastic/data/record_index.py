@@ -41,7 +41,8 @@ _LEFT_BEHIND_S = 3600.0  # a temporary file that nobody has written to for so lo
 
 @dataclass(frozen=True, eq=False)
 class RecordIndex:
-    """
+    """The places of a file's records.
+
     offsets  int64[n + 1], read only
     digest   of all of the file's bytes
     """
@@ -51,7 +52,7 @@ class RecordIndex:
 
 
 def record_index(file: DataFile, kind: str, scan: Scan, cache: str | os.PathLike[str] | None = None) -> RecordIndex:
-    """The index that is there, or a new one.
+    """Return the index that is there, or make one.
 
     kind   names what a scan looks for: each has an index of its own
     cache  the folder for it; None: that of the file, or else ~/.cache/elastic
@@ -78,7 +79,7 @@ def _paths(file: DataFile, kind: str, cache: str | os.PathLike[str] | None) -> l
 
 
 def _opened(path: Path, file: DataFile, kind: str) -> RecordIndex | None:
-    """None where there is none, or one that is not of this file as it is."""
+    """Open the index at `path`; None where there is none, or one that is not of this file as it is."""
     try:
         with open(path, "rb") as stored:
             header = json.loads(stored.read(_HEADER_BYTES))
@@ -109,7 +110,7 @@ def _build(file: DataFile, kind: str, scan: Scan, paths: list[Path]) -> RecordIn
 
 
 def _created(paths: list[Path]) -> tuple[BinaryIO, Path | None, Path | None]:
-    """A file to write to, its name, and what it is to be called; without names where no folder can be written."""
+    """Open a file to write to; return its name and its later one, too, or None where no folder can be written."""
     for path in paths:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         with suppress(OSError):

@@ -27,7 +27,7 @@ TAR_BLOCK = 512
 
 
 class RecordKind(Protocol):
-    """What a file's records are.
+    """A kind of records: where a file has them, and what one becomes.
 
     name      short, in file names
     """
@@ -36,11 +36,11 @@ class RecordKind(Protocol):
     def name(self) -> str: ...
 
     def locate(self, file: DataFile, cache: str | os.PathLike[str] | None) -> tuple[Sequence[int] | Offsets, str]:
-        """The records' beginnings and the last one's end, and a digest of the file."""
+        """Return the records' beginnings and the last one's end, and a digest of the file."""
         ...
 
     def decode(self, data: bytes) -> Any:
-        """An example, of a record's bytes. Raises ValueError where they are no such record."""
+        """Make an example of a record's bytes. Raises ValueError where they are no such record."""
         ...
 
 
@@ -79,7 +79,7 @@ class RecordDataset(Dataset[Any]):
 
     @classmethod
     def text_lines(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
-        """Each line is a string, without its end; empty ones, too.
+        """Open a text file: each line is a string, without its end; empty ones, too.
 
         Args:
             url: A file on this machine, or any fsspec URL.
@@ -92,7 +92,7 @@ class RecordDataset(Dataset[Any]):
 
     @classmethod
     def json_lines(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
-        """Each line is a JSON value; empty ones are left out.
+        """Open a file of JSON lines: each one is a value; empty ones are left out.
 
         Args:
             url: A file on this machine, or any fsspec URL.
@@ -105,7 +105,7 @@ class RecordDataset(Dataset[Any]):
 
     @classmethod
     def tar(cls, url: str | os.PathLike[str], **options: Any) -> RecordDataset:
-        """WebDataset's convention: files of one name up to its first dot, side by side in the archive, are one sample.
+        """Open a tar of WebDataset's: files of one name up to its first dot, side by side in it, are one sample.
 
         It is a dict: "__key__" is that name, and what follows the dot (`jpg`, `cls`) has each file's bytes.
 
@@ -122,12 +122,12 @@ class RecordDataset(Dataset[Any]):
     def fixed_length(
         cls, url: str | os.PathLike[str], record_bytes: int, *, skip_bytes: int = 0, **options: Any
     ) -> RecordDataset:
-        """Each record has so many bytes, and is given as bytes.
+        """Open a file of records of so many bytes each, which are given as bytes.
 
         Args:
             url: A file on this machine, or any fsspec URL.
-            record_bytes: Of each record; 1 or more.
-            skip_bytes: At the file's beginning, which belong to no record; 0 or more.
+            record_bytes: How many each record has; 1 or more.
+            skip_bytes: How many at the file's beginning belong to no record; 0 or more.
             options: `transform`, `cache` and `storage_options`, see the class.
 
         Raises:
@@ -154,7 +154,7 @@ class RecordDataset(Dataset[Any]):
         return record if self._transform is None else self._transform(record)
 
     def data_identity(self) -> dict[str, Any]:
-        """What tells this data from other data, whatever the file is called: a run refuses to go on with another."""
+        """Return what tells this data from other data, whatever the file's name: a run goes on with no other."""
         return {"kind": self._kind.name, "records": len(self), "digest": self._digest}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ class RecordDataset(Dataset[Any]):
 
 @dataclass(frozen=True)
 class FixedLength:
-    """Of `record_bytes` each, after `skip_bytes` of something else. Their offsets need no file."""
+    """Records of `record_bytes` each, after `skip_bytes` of something else. Their offsets need no file."""
 
     record_bytes: int
     skip_bytes: int = 0
@@ -197,7 +197,7 @@ class Scanned:
     """Records whose places are found by reading the file once, and kept beside it as an index (`cache=`).
 
     Attributes:
-        name: Of the kind, in the index: another `scan` needs another one.
+        name: That of the kind, in the index: another `scan` needs another one.
         scan: The file's bytes, in chunks of any size -> in ascending order, where each record begins, and the end of
             the last one: arrays of offsets, as they are known. One that processes can pickle, if they are spawned.
         decoder: A record's bytes -> the example; likewise.
@@ -248,7 +248,7 @@ def _text(line: bytes) -> str:
 
 
 def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
-    """Raises tarfile.TarError."""
+    """Yield where the samples of a tar begin, and the end of the last one. Raises tarfile.TarError."""
     stream = _Stream(chunks)
     key, over, end = None, set[str](), 0
     with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -272,9 +272,9 @@ def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
 
 
 def tar_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """One after the other, and none is kept: `archive` keeps all that it has seen. Raises tarfile.TarError."""
+    """Yield one member after the other, and keep none. Raises tarfile.TarError."""
     while archive.offset and (member := archive.next()) is not None:  # of an empty one Python 3.10 has no next to give
-        archive.members.clear()  # type: ignore[attr-defined]
+        archive.members.clear()  # type: ignore[attr-defined]  # it keeps all that it has seen
         yield member
 
 
@@ -290,7 +290,7 @@ def _sample(data: bytes) -> dict[str, Any]:
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """The sample's name and what the file is in it: a/b.seg.png is seg.png of a/b."""
+    """Split a file's name into its sample's and what it is in that: a/b.seg.png is seg.png of a/b."""
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.partition(".")
     return folder + slash + stem, extension

@@ -34,7 +34,7 @@ _SOCKET = "/listener-12345678"  # as multiprocessing names them
 
 
 class Scratch:
-    """The folder, while this lives in the worker that made it."""
+    """The folder for sockets of loader processes, while this lives in the worker that made it."""
 
     def __init__(self) -> None:
         _remove_abandoned()
@@ -43,11 +43,11 @@ class Scratch:
 
     @contextlib.contextmanager
     def for_children(self) -> Iterator[None]:
-        """Those that are forked within it use the folder. All others, such as the processes of a loader of the
-        script's own, may live longer than it does."""
+        """Have processes that are forked within this context use the folder."""
         # multiprocessing has no public way to say where its sockets go; a child copies this from its parent.
         config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
         before = {"tempdir": config["tempdir"]} if "tempdir" in config else {}
+        # Within the context only: a loader of the script's own may live longer than the folder does.
         config["tempdir"] = self._sockets_folder
         try:
             yield
@@ -56,24 +56,24 @@ class Scratch:
             config.update(before)
 
     def note(self, pids: Iterable[int]) -> None:
-        """Of the children."""
+        """Note the children's process ids, for whoever removes the folder."""
         for pid in pids:
             with contextlib.suppress(OSError):  # a full disk: what they might leave is not worth an error
                 (self.folder / f"{CHILD}{pid}").touch()
 
     def close(self) -> None:
-        """Removes the folder. Call it when the children are gone."""
+        """Remove the folder. Call it when the children are gone."""
         _remove(self.folder)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def _short_name(self) -> str:
-        """Of the folder, short enough for sockets in it. The lock is open as long as the folder is in use, here and in
-        the children, and any process of this user may follow it."""
+        """Return a name of the folder that is short enough for sockets in it. Raises ConfigError if there is none."""
         name = str(self.folder)
         if _fits(name):
             return name
+        # Open as long as the folder is in use, here and in the children; any process of this user may follow it.
         name = f"/proc/{os.getpid()}/fd/{self._lock}"
         if os.path.isdir(name):
             return name
@@ -91,6 +91,7 @@ def _fits(folder: str) -> bool:
 
 
 def _locked_folder() -> tuple[Path, int]:
+    """Make a folder and lock it; make another one where its lock came too late."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         try:
@@ -104,6 +105,7 @@ def _locked_folder() -> tuple[Path, int]:
 
 
 def _remove_abandoned() -> None:
+    """Remove the folders of workers that do not live, which nobody locks."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             if time.time() - folder.stat().st_mtime < _AGE_S:
@@ -121,8 +123,7 @@ def _remove_abandoned() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes sockets, what children left in shared memory, and the folder; one that holds anything else is not ours
-    and stays."""
+    """Remove sockets, what children left in shared memory, and the folder; one that holds anything else is not ours."""
     with contextlib.suppress(OSError):
         for child in folder.glob(f"{CHILD}*"):
             pid = child.name.removeprefix(CHILD)

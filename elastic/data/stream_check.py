@@ -20,7 +20,7 @@ from elastic.state.randomness import seed_streams
 
 
 def check_resumes(make: Callable[[], Any], worker: int) -> None:
-    """Raises ConfigError unless a stream goes on where the state of another one says. Reads a few examples, twice."""
+    """Raise ConfigError unless a stream goes on where the state of another one says. Reads a few examples, twice."""
     one = make()
     check_kind(one, worker)
     reading = _seeded(one)
@@ -35,7 +35,7 @@ def check_resumes(make: Callable[[], Any], worker: int) -> None:
 
 
 def check_kind(stream: Any, worker: int) -> None:
-    """Raises ConfigError for a stream that is known not to go on from a state, without reading anything of it."""
+    """Raise ConfigError for a stream that is known not to go on from a state, without reading anything of it."""
     if not all(hasattr(stream, name) for name in ("__iter__", "state_dict", "load_state_dict")):
         raise ConfigError(
             f"stream {worker} is a {type(stream).__name__} without an iterator, state_dict or load_state_dict: what "
@@ -52,7 +52,7 @@ def check_kind(stream: Any, worker: int) -> None:
 
 
 def state_of(stream: Any, worker: int) -> Any:
-    """Raises ConfigError where that is more than JSON can say."""
+    """Return the stream's state. Raises ConfigError where that is more than JSON can say."""
     state = stream.state_dict()
     try:
         if json.loads(json.dumps(state)) == state:
@@ -66,9 +66,9 @@ def state_of(stream: Any, worker: int) -> Any:
 
 
 def _buffers(stream: Any) -> bool:
-    """Whether it is one of Hugging Face's that shuffles in a buffer. Its state leads back to the same examples until
-    the first buffer is used up, and loses a whole one from there on (datasets 5.2). One of a single example keeps none:
-    so the order of shards is shuffled there."""
+    """Tell whether it is one of Hugging Face's that shuffles examples in a buffer."""
+    # Its state leads back to the same examples until the first buffer is used up, and loses a whole one from there on
+    # (datasets 5.2). One of a single example keeps none: so the order of shards is shuffled there.
     return any(
         type(stage).__name__ == "BufferShuffledExamplesIterable" and getattr(stage, "buffer_size", None) != 1
         for stage in stages_of(stream)
@@ -76,7 +76,7 @@ def _buffers(stream: Any) -> bool:
 
 
 def stages_of(stream: Any) -> Iterator[Any]:
-    """Of one of Hugging Face's, the last one first: what each does to the examples below it. None of other streams."""
+    """Yield the stages of a Hugging Face dataset, the last one first; each acts on examples of those below it."""
     waiting = [getattr(stream, "_ex_iterable", None)]
     while waiting:
         if (stage := waiting.pop()) is not None:
@@ -93,7 +93,7 @@ def _goes_on_elsewhere(stream: Any, worker: int, found: str) -> ConfigError:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two examples are equal. What is no number is equal to what is none."""
+    """Tell whether two examples are equal. What is no number (NaN) equals what is none."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
@@ -111,7 +111,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _seeded(stream: Iterable[Any]) -> Iterator[Any]:
-    """Each example with the same random numbers."""
+    """Yield the stream's examples, each made with the same random numbers."""
     iterator = iter(stream)
     while True:
         seed_streams(0, None)

@@ -64,7 +64,7 @@ class Streams:
         *,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Streams:
-        """The lines of files, in order; the files are dealt out to the virtual workers.
+        """Read the lines of files, in order; the files are dealt out to the virtual workers.
 
         Args:
             urls: Paths or fsspec URLs, as many as there are virtual workers at least.
@@ -86,7 +86,7 @@ class Streams:
         *,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Streams:
-        """The samples of WebDataset's archives, in order; the archives are dealt out to the virtual workers.
+        """Read the samples of WebDataset's archives, in order; the archives are dealt out to the virtual workers.
 
         Args:
             urls: Paths or fsspec URLs, as many as there are virtual workers at least.
@@ -109,7 +109,7 @@ class Streams:
         columns: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Streams:
-        """The rows of Parquet files, in order; the files are dealt out to the virtual workers. Needs pyarrow.
+        """Read the rows of Parquet files, in order; the files are dealt out to the virtual workers. Needs pyarrow.
 
         Args:
             urls: Paths or fsspec URLs, as many as there are virtual workers at least.
@@ -132,7 +132,7 @@ class Streams:
 
     @staticmethod
     def hugging_face(dataset: Any) -> Streams:
-        """An `IterableDataset` of Hugging Face's; its shards are dealt out to the virtual workers.
+        """Read an `IterableDataset` of Hugging Face's; its shards are dealt out to the virtual workers.
 
         Args:
             dataset: The whole of it, as `load_dataset(…, streaming=True, split=…)` gives it, with as many shards as
@@ -149,29 +149,27 @@ class Streams:
         return Streams(lambda worker, workers: part_of(dataset, worker, workers), lambda: identity_of(dataset))
 
     def data_identity(self) -> Any:
-        """What the streams are made of: a run refuses to go on by its positions in anything else."""
+        """Return what the streams are made of: a run refuses to go on by its positions in anything else."""
         if self._identity is not None and self._known is None:
             self._known = self._identity()
         return self._known
 
     def assign(self, sizes: Sequence[int]) -> None:
-        """sizes: how many examples each virtual worker has in a step."""
+        """Divide a step's examples among the virtual workers: `sizes` says how many each of them has."""
         self._edges = [0, *accumulate(sizes)]
 
     def check(self) -> None:
-        """Before the first read: whether the first stream goes on from its position, which reads a few examples.
-
-        Of the others only what they are is looked at, as each is begun: to read some of all of them would cost each
-        worker that joins as many requests as there are virtual workers. Raises ConfigError.
-        """
+        """Raise ConfigError unless the first stream goes on from its position; reads a few examples of it."""
         workers = len(self._edges) - 1
+        # Of the others only what they are is looked at, as each is begun: to read some of all of them would cost each
+        # worker that joins as many requests as there are virtual workers.
         check_resumes(lambda: self._make(0, workers), 0)
 
     def __len__(self) -> int:
         return LENGTH
 
     def __getitem__(self, index: int) -> Any:
-        """The next example of the stream that `index` falls to."""
+        """Return the next example of the stream that `index` falls to."""
         step, offset = divmod(index, self._edges[-1])
         worker = bisect_right(self._edges, offset) - 1
         first, end = self._edges[worker : worker + 2]
@@ -182,7 +180,7 @@ class Streams:
         return reader.read()
 
     def carried(self, worker: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-        """Where this worker's stream stands after the last read, as numbers under a name that no other stream has."""
+        """Return where this worker's stream stands after the last read, as numbers under a name of its own."""
         reader = self._readers[worker]
         position = json.dumps([reader.number, reader.position()]).encode()
         room = -(-(len(position) + 4) // (_BYTES * _NUMBERS))
@@ -192,7 +190,7 @@ class Streams:
         return {f"{_PREFIX} {worker} {room}": wide.view(np.uint64)[:, 0].astype(np.float64)}
 
     def settle(self, sums: dict[str, Any]) -> None:
-        """The step is exchanged: takes what `carried` gave, on all workers, out of its sums."""
+        """Take what `carried` gave, on all workers, out of the sums of a step that is exchanged."""
         for name in [name for name in sums if name.startswith(_PREFIX)]:
             worker = int(name.split()[1])
             numbers = np.asarray(sums.pop(name), dtype=np.float64).astype(np.uint64)
@@ -204,15 +202,16 @@ class Streams:
                 del self._readers[worker]  # another worker has this stream by now: what is open here is closed
 
     def state_dict(self) -> dict[str, Any]:
-        """The positions after the last step that was exchanged, of all virtual workers, as JSON."""
+        """Return the positions after the last step that was exchanged, of all virtual workers, as JSON."""
         return {"positions": json.dumps(sorted(self._positions.items()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `state_dict` gave it, at whatever number of workers."""
+        """Go on from what `state_dict` gave, at whatever number of workers."""
         positions = json.loads(state["positions"])
         self._positions = {worker: (number, position) for worker, (number, position) in positions}
 
     def _reader(self, worker: int, number: int) -> _Reader:
+        """Open a stream at its known position. Raises StepError where that is not in front of example `number`."""
         workers = len(self._edges) - 1
         known, position = self._positions.get(worker, (0, None))
         if known != number:
@@ -225,7 +224,7 @@ class Streams:
 
 
 class _Reader:
-    """number  of the example that comes next, counted over all times that the stream has begun"""
+    """A stream that is open. number: of the example that comes next, counted over all times that it has begun."""
 
     def __init__(self, make: Callable[[], Any], worker: int, number: int, position: Mapping[str, Any] | None) -> None:
         self._make = make
@@ -238,6 +237,7 @@ class _Reader:
             self._iterator = iter(self._stream)
 
     def read(self) -> Any:
+        """Return the next example; a stream that ends begins again. Raises StepError where it gives none."""
         for _ in range(2):
             for example in self._iterator:
                 self.number += 1
@@ -264,7 +264,7 @@ class _Reader:
 def _of_files(
     urls: Sequence[str], stream: Callable[[list[str]], Any], storage_options: Mapping[str, Any] | None
 ) -> Streams:
-    """stream: of some of the files, in order. Raises ConfigError."""
+    """Deal the files out to streams, each of which `stream` makes of some, in order. Raises ConfigError."""
     packed = [url for url in urls if url.endswith(_COMPRESSED)]
     if packed:
         raise ConfigError(

@@ -62,7 +62,7 @@ class TokenDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return (self.tokens - 1) // self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets: int64[length] each."""
+        """Return inputs and targets: int64[length] each."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}, counted from 0")
         width = self.dtype.itemsize
@@ -71,7 +71,7 @@ class TokenDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.from_numpy(window[:-1].astype(np.int64)), torch.from_numpy(window[1:].astype(np.int64))
 
     def data_identity(self) -> dict[str, Any]:
-        """What tells this data from other data, whatever the file is called: a run refuses to go on with another."""
+        """Return what tells this data from other data, whatever the file's name: a run goes on with no other."""
         return {"tokens": self.tokens, "dtype": self.dtype.str, "length": self.length, "digest": self._digest}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ class TokenDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def _header(file: DataFile) -> tuple[int, np.dtype[Any], int]:
-    """Where the tokens begin, their type and how many there are. Raises DataFileError."""
+    """Return where the tokens begin, their type and how many there are. Raises DataFileError."""
     begin = io.BytesIO(file.read(0, min(_HEADER_BYTES_MAX, file.size)))
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(begin)]

@@ -33,7 +33,8 @@ _STATE = "  state  a resume, and the next iteration, go on behind the last batch
 
 
 class TorchLoader(DataLoader[Any]):
-    """
+    """The DataLoader whose waits end.
+
     awaited  tells the request that is next
     """
 
@@ -66,7 +67,7 @@ class _Processes(_MultiProcessingDataLoaderIter):
         return not deaths(self._workers)
 
     def end(self) -> None:
-        """At once, and not in torch's way, which passes through locks that a dead process may have held."""
+        """Kill the processes at once, not in torch's way, which passes through locks that a dead one may have held."""
         self._shutdown = True
         if self._pin_memory:
             self._pin_memory_thread_done_event.set()
@@ -78,7 +79,7 @@ class _Processes(_MultiProcessingDataLoaderIter):
             requests.close()
 
     def _get_data(self) -> Any:
-        """torch's wait: for a batch, and for processes that persist to begin anew."""
+        """Wait as torch does, for a batch or for processes that persist. Raises LoaderError or LoaderTimeout."""
         try:
             with ended_by_deaths(self, self._workers):
                 return self._wait()

@@ -80,7 +80,7 @@ class Weighted:
 
 
 class _Drawn:
-    """With replacement."""
+    """Draws with replacement."""
 
     each: Each = "any"
 
@@ -98,7 +98,7 @@ class _Drawn:
 
 
 class _Sampled:
-    """Without replacement."""
+    """Draws without replacement."""
 
     each: Each = "at most once"
 
@@ -114,6 +114,7 @@ class _Sampled:
         return np.full_like(positions, epoch), self._sample(epoch)[shuffled]
 
     def _draw(self, epoch: int) -> Indices:
+        """Return an epoch's sample, the heaviest first; see the file's first lines."""
         positive = np.flatnonzero(self._weights)
         words = random_words(derive("sample", self._seed, epoch), positive)
         uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52  # above 0 and below 1
@@ -122,8 +123,10 @@ class _Sampled:
 
 
 def _minus_log(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To the last bits, and those are the same everywhere, as those of np.log are not: -2 artanh((m - 1) / (m + 1)) of
-    the mantissa m, by its series."""
+    """Return -log to the last bits, which are the same everywhere, as those of np.log are not.
+
+    It is -2 artanh((m - 1) / (m + 1)) of the mantissa m, by its series.
+    """
     mantissa, exponent = np.frexp(numbers)
     small = mantissa < 0.7071067811865476
     mantissa[small] *= 2

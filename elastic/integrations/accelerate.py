@@ -72,7 +72,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         stand_before_views()
 
     def follow(self, run: Run) -> None:
-        """From here on the main process is the run's coordinator. Call it in the run's with-block.
+        """Have the main process be the run's coordinator, from here on. Call it in the run's with-block.
 
         Raises:
             ConfigError: The run trains on another device.
@@ -83,20 +83,20 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this batch's update is made here, before and behind `optimizer.step()`: once a step."""
+        """Tell whether this batch's update is made here, before and behind `optimizer.step()`: once a step."""
         if (run := self._run) is None:
             return bool(self.gradient_state.sync_gradients)
         return run.updating or run.stepped or run.passed_over is not None
 
     def backward(self, loss: Any, **named: Any) -> None:
-        """As accelerate's; warns where nobody has called `follow`."""
+        """Compute gradients as accelerate does; warn where nobody has called `follow`."""
         if self._run is None and not self._warned:
             self._warned = warn_of_nobody_followed("accelerator")
         super().backward(loss, **named)
 
 
 def check_alone(accelerator: accelerate.Accelerator) -> None:
-    """Raises ConfigError where it would do by itself what is the run's."""
+    """Raise ConfigError where the Accelerator would do by itself what is the run's."""
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigError(
             f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, and a run adds gradients up by "
@@ -117,7 +117,7 @@ def check_alone(accelerator: accelerate.Accelerator) -> None:
 
 
 def follow(run: Run) -> None:
-    """From here on accelerate's main process is the run's coordinator."""
+    """Have accelerate's main process be the run's coordinator, from here on."""
 
     def heard(event: dict[str, Any]) -> None:
         if event["event"] == "view_formed":
@@ -132,12 +132,12 @@ def _follow_view(run: Run) -> None:
 
 
 def stand_before_views() -> None:
-    """Until `follow`, accelerate's main process is the first that the launcher has started."""
+    """Have accelerate's main process be the first that the launcher has started, until `follow`."""
     _stand_as(*place_before_views())
 
 
 def _stand_as(rank: int, local_rank: int) -> None:
-    """What `is_main_process`, `print` and `on_main_process` ask; only the main process is a local one."""
+    """Set what `is_main_process`, `print` and `on_main_process` ask; only the main process is a local one."""
     for state in (PartialState, AcceleratorState):
         if state._shared_state:
             state._shared_state["process_index"] = rank
@@ -146,7 +146,7 @@ def _stand_as(rank: int, local_rank: int) -> None:
 
 @contextmanager
 def hidden_launch() -> Iterator[None]:
-    """Within it accelerate finds no launcher."""
+    """Hide the launcher from accelerate, within this context."""
     hidden = {name: os.environ.pop(name) for name in _OF_A_LAUNCH if name in os.environ}
     try:
         yield

@@ -72,7 +72,7 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
         self._of_worker.stand_as(*place_before_views())
 
     def follow(self, run: Run) -> None:
-        """From here on the main process is the run's coordinator. Call it in the run's with-block.
+        """Have the main process be the run's coordinator, from here on. Call it in the run's with-block.
 
         Raises:
             ConfigError: The run trains on another device.
@@ -88,14 +88,14 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
         self._follows = True
 
     def backward(self, tensor: torch.Tensor, *args: Any, **named: Any) -> None:
-        """As Fabric's; warns where nobody has called `follow`."""
+        """Compute gradients as Fabric does; warn where nobody has called `follow`."""
         if not self._follows:
             self._follows = warn_of_nobody_followed("fabric")
         super().backward(tensor, *args, **named)
 
 
 class _OfWorker(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
-    """One device, and a place among the workers."""
+    """One device, and a place among the workers, in place of a strategy of Fabric's."""
 
     def stand_as(self, rank: int, local_rank: int) -> None:
         self.global_rank = rank_zero_only.rank = rank
