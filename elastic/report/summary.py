@@ -131,6 +131,15 @@ def _head(name: str, found: Report, now: float | None) -> Text:
     return Text.assemble(odd, (str(found.state), _STATES[found.state]), f"  {words.printable(name)}{age}")
 
 
+def _table(title: str, *, numbers: int = 0) -> Table:
+    """Return a table of so many columns of numbers, and one of words."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    for _ in range(numbers):
+        table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    return table
+
+
 def _facts(found: Report) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
@@ -146,10 +155,7 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _view_changes(found: Report) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="What happened", title_justify="left")
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
+    table = _table("What happened", numbers=2)
     changes = list(found.view_changes)
     faults = [change for change in changes if change.kind not in (ChangeKind.JOIN, ChangeKind.LEAVE)]
     cut = len(changes) > _CHANGES_MAX
@@ -173,9 +179,7 @@ def _losses(found: Report) -> list[RenderableType]:
     """Return a table of the losses of a run that has too many to be listed one by one."""
     if len(found.view_changes) <= _CHANGES_MAX:
         return []
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="Losses by cause", title_justify="left")
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
+    table = _table("Losses by cause", numbers=1)
     of_cause: dict[str, list[str]] = {}
     workers: Counter[str] = Counter()
     for cause, host, times in sentences.losses_by_cause_and_host(found.view_changes):
@@ -190,8 +194,7 @@ def _losses(found: Report) -> list[RenderableType]:
 
 
 def _last_of(title: str, lines: Sequence[str]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
-    table.add_column(overflow="fold")
+    table = _table(title)
     for line in lines[-_PASSED_MAX:]:
         table.add_row(Text(words.printable(line), style="yellow"))
     if (more := len(lines) - _PASSED_MAX) > 0:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.text import Text  # rich is loaded where something is drawn
 
 _EVERY_S = 0.5
+_LOOK_S = 0.1  # at the terminal's size
 _ROWS_MIN = 8
 _CLOSE_S = 1.0
 _BAR = 16  # columns, at most
@@ -73,14 +74,15 @@ class StatusTerminal:
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone
-            while not self._ends.wait(_EVERY_S):
-                if self._status is not None:
-                    self._draw(self._status)
+            due_s = 0.0
+            while not self._ends.wait(_LOOK_S):
+                size = os.get_terminal_size(self._fd)
+                resized = size != self._shape  # until the region is set again, others print over the status
+                if self._status is not None and (resized or time.monotonic() >= due_s) and size.lines >= _ROWS_MIN:
+                    self._draw(self._status, size)
+                    due_s = time.monotonic() + _EVERY_S
 
-    def _draw(self, status: dict[str, Any]) -> None:
-        size = os.get_terminal_size(self._fd)
-        if size.lines < _ROWS_MIN:
-            return
+    def _draw(self, status: dict[str, Any], size: os.terminal_size) -> None:
         out = ""
         if self._shape != size:
             resized = "\x1b[J" if self._shape else ""  # what was drawn for the size before is below the cursor

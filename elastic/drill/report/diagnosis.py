@@ -237,7 +237,7 @@ def _of_the_loop(
     lines = [*asks, *lines] if workers_are_enough else [*lines, *asks]
     where = next((event for event in (*baseline, *faulted) if event["event"] == "dataset"), {})
     lines = source_hints.without(lines, where.get("file"), where.get("line"))
-    return tuple(dict.fromkeys(lines or source_hints.unkept(script)))
+    return tuple(dict.fromkeys(lines))
 
 
 def _first_difference(baseline: Sequence[Event], faulted: Sequence[Event], kind: str, fact: str) -> Event | None:

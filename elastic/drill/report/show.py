@@ -16,6 +16,7 @@ from elastic.drill.judge.verdict import Violation
 from elastic.drill.report.findings import PROMISES, Findings
 from elastic.drill.report.story import of_costs
 from elastic.events.event import Event
+from elastic.events.words import printable
 
 _EVIDENCE_SHOWN = 8
 _FACTS = (
@@ -45,7 +46,7 @@ def show(console: Console, found: Findings) -> None:
         console.print(line, soft_wrap=True, highlight=False)
     for diagnosis in found.diagnoses:
         console.print("\n[bold yellow]In the script[/bold yellow]")
-        console.print(str(diagnosis), markup=False, soft_wrap=True, highlight=False)
+        _plain(console, str(diagnosis))
     broken = found.broken
     for promise in PROMISES:
         for run, violations in _by_run(found.of_promise(promise)):
@@ -65,7 +66,7 @@ def show(console: Console, found: Findings) -> None:
         what = "nobody came in a lost worker's place before the run's end: with more steps the drill shows that, too"
         console.print(f"  [yellow]{what}[/yellow]", soft_wrap=True)
     for never in found.never:
-        console.print(f"  never struck: {never}", markup=False, soft_wrap=True)
+        _plain(console, f"  never struck: {never}")
     if broken and not found.diagnoses:
         console.print(
             "  The records show no cause in the script. If it does nothing that its documentation rules out, this is "
@@ -73,13 +74,18 @@ def show(console: Console, found: Findings) -> None:
             soft_wrap=True,
         )
     if found.kept is not None:
-        console.print(f"  kept    {found.kept}", markup=False, soft_wrap=True, highlight=False)
+        _plain(console, f"  kept    {found.kept}")
         if found.elsewhere is not None:
-            console.print(f"          {found.elsewhere}", markup=False, soft_wrap=True, highlight=False)
+            _plain(console, f"          {found.elsewhere}")
         events = found.kept / ("disturbed" if found.elsewhere is None else "disturbed-drill")
-        console.print(f"  report  elastic report {events}", markup=False, soft_wrap=True, highlight=False)
+        _plain(console, f"  report  elastic report {events}")
     if broken or found.never or found.kept is not None:
-        console.print(f"  replay  {found.replay}", markup=False, soft_wrap=True, highlight=False)
+        _plain(console, f"  replay  {found.replay}")
+
+
+def _plain(console: Console, said: str) -> None:
+    """Print what a run or a script says, whatever is in it."""
+    console.print(printable(said), markup=False, soft_wrap=True, highlight=False)
 
 
 def _struck(found: Findings) -> Table:
@@ -148,7 +154,7 @@ def _show_violation(console: Console, found: Findings, run: str, violations: Seq
     first = violations[0]
     promise = next((promise for promise in PROMISES if first.invariant in PROMISES[promise]), first.invariant)
     console.print(f"\n[bold red]Not so:[/] {promise} [dim]({first.invariant}, {run})[/]", highlight=False)
-    console.print(f"  {first.message}", markup=False, soft_wrap=True, highlight=False)
+    _plain(console, f"  {first.message}")
     begun_s = {id(event): events[0]["t"] for events in found.events for event in events}
     baseline = {id(event) for event in found.events[0]}
     evidence = sorted(first.evidence, key=lambda event: (id(event) not in baseline, float(event["t"])))
@@ -156,7 +162,7 @@ def _show_violation(console: Console, found: Findings, run: str, violations: Seq
         label = "without faults" if id(event) in baseline else "with faults"
         at_s = event["t"] - begun_s.get(id(event), event["t"])
         line = f"    {label:<14} {at_s:7.2f} s  worker {event.get('rank', '?')}  {event['event']}  {_facts(event)}"
-        console.print(line, markup=False, soft_wrap=True, highlight=False)
+        _plain(console, line)
     if len(evidence) > _EVIDENCE_SHOWN:
         console.print(f"    … and {len(evidence) - _EVIDENCE_SHOWN} more events")
     if len(violations) > 1:

@@ -85,23 +85,6 @@ def hashed(file: str, line: int | None = None) -> list[Line]:
     return _lines(file, lambda tree: (node for node in ast.walk(_around(tree, line)) if goes(node)))
 
 
-def unkept(file: str) -> list[Line]:
-    """Return where objects are made that the loop over the run uses, and elastic.Run is not given."""
-
-    def made(tree: ast.AST) -> Iterator[ast.AST]:
-        for scope in ast.walk(tree):
-            own = scope.body if isinstance(scope, ast.Module | ast.FunctionDef) else []
-            for block in (node for node in own if isinstance(node, ast.With) and _runs(node)):
-                given = {name for run in _runs(block) for name in _names_in(run)}
-                used = {name for inner in block.body for name in _names_in(inner)} - given
-                for node in own:
-                    holds = isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant | ast.Name)
-                    if holds and node.lineno < block.lineno and _names_of([node]) & used:
-                        yield node
-
-    return _lines(file, made)
-
-
 def raising(file: str, error: str) -> list[Line]:
     """Return where an exception of this name is raised."""
     return _lines(file, lambda tree: (n for n in ast.walk(tree) if isinstance(n, ast.Raise) and _names(n.exc, error)))
