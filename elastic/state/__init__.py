@@ -1,16 +1,16 @@
 """What must survive of a run beside its position: how it is gathered, compared, put back, and drawn anew.
 
 train_state      all of it, as one tree
-modules          which a run knows, and where their buffers hang; leftout: buffers that load_state_dict would not fill
+modules          which a run knows, and where their buffers hang; leftout: buffers that no load_state_dict fills
 modes            which modules are in eval mode
-trained          which parameters train, in which groups; trained_set: one answer to that
+trained          which parameters train, in which groups of the optimizers; trained_set: one answer to that
 randomness       where every random number comes from
 
 applied          what code between two steps may change, as it was when the last step was applied; rewound: its buffers
 weights          have they been written since the last update? reached: through `.data`
-since_boundary   what a resume would do once more; passed_beginning: what an epoch's beginning does is done once
+since_boundary   what a resume would do once more; passed_beginning: what a script does again there is put back
 body             what the body of a loop may not do; clipping: what it may, where there are no gradients yet
-staging          what is being copied for a save is joined before it is written to
+staging          a save's copy is waited for before anything writes to what is copied
 
 on_bad           which steps are bad; health: the losses and norms that say so; finite: are these finite numbers?
 identity         what must be equal for equal bits; settings: what optimizers are set to, on all ranks alike

@@ -6,10 +6,10 @@ code itself: so it must get these objects as they were before it, or it would co
 
 Kept are plain values (copied: learning rates, counters) and, of tensors, a mark: one that has not changed since is
 its own copy. One that was ever seen to change between two steps is copied at every step from then on. When that
-happens for the first time just before a fault, nothing can be given, and `known` says so; nor where the script has
-written to weights between two steps, of which there is never a copy (weights.py). A mark is the tensor's
-version and, since `.data` and some kernels change values without counting one, a hash of up to _LOOKED_AT of its
-elements, evenly spread: what changes fewer than that of a large tensor, by such means and between two steps, is missed.
+happens for the first time just before a fault, nothing can be given, and `known` says so. So it does where the script
+has written to weights between two steps: of these there is never a copy (weights.py). A mark is the tensor's version
+and a hash of up to _LOOKED_AT of its elements, evenly spread, since `.data` and some kernels change values without
+counting a version. What changes a few elements of a large tensor, by such means and between two steps, is missed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _LOOK_EVERY = 16  # steps, after the first ones; in between only versions are co
 
 @dataclass
 class _Marked:
+    """An object's state as it was noted: a mark of each of its tensors, and copies of some."""
+
     document: Any
     tensors: dict[str, torch.Tensor]
     marks: dict[str, Mark]
@@ -48,11 +50,12 @@ class _Marked:
 
 
 class Applied:
-    """
+    """Notes, at the end of each update, what the script may change before the next one, and gives it as it was then.
+
     changeable  name -> object with a state_dict: schedulers, extras
     optimizers  name -> optimizer, of which only the groups may change between steps: their settings and parameters
     trained     what is trained, which may change as well; modes: likewise
-    modules     name -> module, of which only the buffers may; looked up at each step
+    modules     gives name -> module, of which only the buffers may; called at each step
     in_loop     what is trained, and modes, count: what a state says of them holds from the script's loop on
     """
 
@@ -82,19 +85,19 @@ class Applied:
         self._settings: dict[str, list[dict[str, Any]]] = {}
 
     def note(self) -> None:
-        """The end of an update."""
+        """Note all of it, at the end of an update."""
         self.note_surroundings()
         self.weights.note()
 
     def note_surroundings(self) -> None:
-        """As `note`, without the weights."""
+        """Note all but the weights, as `note` does."""
         self._note_objects(self._changeable)
         for name, optimizer in self._optimizers.items():
             self._settings[name] = [_settings(group) for group in optimizer.param_groups]
         self._note_modules()
 
     def note_whole(self) -> None:
-        """As `note`, with copies of all but the weights: so that `known` depends on these alone."""
+        """Note all and copy all but the weights, so that `known` fails only for written weights or other parameters."""
         self.note_surroundings()
         self._lively = {(name, key) for name, kept in self._marked.items() for key in kept.tensors}
         self._note_objects(self._changeable)
@@ -102,14 +105,16 @@ class Applied:
         self.weights.note()
 
     def is_as_noted(self) -> bool:
-        """Whether all is as it was at `note_whole`."""
+        """Return whether all is as it was at `note_whole`; what is trained, and modes, count with in_loop only."""
         assert self._set is not None
         is_set = self._trained.now().document == self._set.document and self._modes.now() == self._eval
         return (is_set or not self._in_loop) and not self.changed()
 
     def changed(self) -> list[str]:
-        """What is no longer as it was at `note`, by name: but for which parameters train, and modes, which scripts set
-        to what they are to be."""
+        """Return the names of what is no longer as it was at `note`.
+
+        Left out are weights, and which parameters train, and modes, which scripts set to what they are to be.
+        """
         assert self._set is not None
         now = self._trained.now().groups
         pairs = zip(self._optimizers, self._set.groups.items(), strict=True)
@@ -125,7 +130,7 @@ class Applied:
         return found
 
     def _is_another(self, thing: Any, kept: _Marked) -> bool:
-        """It may hold other tensors, or give copies."""
+        """Return whether an object's state has changed. It may hold other tensors than before, or give copies."""
         document, tensors = elastic_checkpoint.encode(thing.state_dict())
         if document != kept.document or tensors.keys() != kept.tensors.keys() or self._changed(kept):
             return True
@@ -133,23 +138,28 @@ class Applied:
 
     @contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """An optimizer's own step, after `note_surroundings`: what it sets in its groups belongs to the update."""
+        """Count what an optimizer's own step sets in its groups as part of the update, after `note_surroundings`."""
         name = next(key for key, one in self._optimizers.items() if one is optimizer)
         groups = optimizer.param_groups
         before = [_settings(group) for group in groups]
         yield
         for kept, then, group in zip(self._settings.get(name, ()), before, groups, strict=False):
             now = _settings(group)
+            # only what the step itself has changed: what the script has set before it is no part of the update
             kept |= {key: value for key, value in now.items() if key not in then or not _equal(value, then[key])}
 
     def note_own_update(self, *, also: bool) -> None:
-        """After `note_surroundings`: the update is over. also: functions of the script's were part of it"""
+        """Note that the update is over, after `note_surroundings`.
+
+        also  functions of the script's were part of it: what they may have changed is noted again
+        """
         if also:
             self._note_objects({name: thing for name, thing in self._changeable.items() if name.startswith("extra.")})
             self._note_modules()
         self.weights.note()
 
     def _note_objects(self, objects: Mapping[str, Any]) -> None:
+        """Keep each object's state with marks of its tensors; those seen to change between steps are copied."""
         for name, thing in objects.items():
             document, tensors = elastic_checkpoint.encode(thing.state_dict())
             kept = _Marked(document, tensors, {key: mark(tensor) for key, tensor in tensors.items()})
@@ -161,7 +171,7 @@ class Applied:
         self._buffers.note(self._modules())
 
     def look(self) -> None:
-        """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
+        """Find what the script has changed since `note`, as the next update begins: it is copied from now on."""
         self._looks += 1
         closely = self._looks <= _LOOK_EVERY or self._looks % _LOOK_EVERY == 0
         for name, kept in self._marked.items():
@@ -170,7 +180,7 @@ class Applied:
         self.weights.look()
 
     def known(self) -> bool:
-        """Whether `tree` can be given. Not where parameters have come or gone since."""
+        """Return whether `tree` can give all: not where weights or parameters, or what has no copy, have changed."""
         if self._set is not None and not self._set.same_parameters(self._trained.now()):
             return False
         for name, settings in self._settings.items():
@@ -181,7 +191,7 @@ class Applied:
         return not lost and not self.weights.written() and self._buffers.known(self._modules())
 
     def tree(self, objects: Tree) -> Tree:
-        """`objects` with these things as they were at `note`. Ask `known` first."""
+        """Return `objects` with these things as they were at `note`. Ask `known` first."""
         found = dict(objects)
         for name, kept in self._marked.items():
             found[name] = elastic_checkpoint.decode(kept.document, {**kept.tensors, **kept.copies})
@@ -197,11 +207,12 @@ class Applied:
         return found
 
     def _as_grouped(self, optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> Tree:
-        """The optimizer's state_dict with its groups as they were at `note`: the script may have added some since."""
+        """Return the optimizer's state_dict with its groups as at `note`: the script may have added some since."""
         state = optimizer.state_dict()
         now = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         number_of = {id(parameter): number for parameter, number in zip(now, numbers, strict=True)}
+        # a state_dict numbers parameters by their place in the groups, so other groups give other numbers
         entries: dict[Any, Any] = {key: one for key, one in state["state"].items() if not isinstance(key, int)}
         groups, count = [], 0
         for then in settings:
@@ -212,6 +223,7 @@ class Applied:
         return {**state, "state": entries, "param_groups": groups}
 
     def _changed(self, kept: _Marked, *, closely: bool = True) -> set[str]:
+        """Return the keys of tensors that have another version, or, with closely, other elements where `mark` looks."""
         return {
             key
             for key, tensor in kept.tensors.items()
@@ -220,7 +232,7 @@ class Applied:
 
 
 def mark(tensor: torch.Tensor) -> Mark:
-    """What tells a change of it; see above."""
+    """Return a tensor's version and a hash of some of its elements, by which a change of it is known."""
     if not tensor.numel() or tensor.device.type != "cpu":  # a look at another device would wait for it
         return tensor._version, 0
     flat = tensor.detach().reshape(-1)
@@ -229,6 +241,7 @@ def mark(tensor: torch.Tensor) -> Mark:
 
 
 def _equal(one: Any, other: Any) -> bool:
+    """Return whether two settings have the same type and value; tensors and lists are compared by what they hold."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, list) and isinstance(other, list):

@@ -17,25 +17,23 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def memory(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> Any:
-    """These of its bytes, where they lie; empty where its storage was freed. tensor: contiguous, on the CPU
-
-    numpy() would do, but for a tensor whose memory numpy has seen torch refuses ever to resize it.
-    """
+    """Return a view of these bytes of a contiguous tensor on the CPU; empty where its storage was freed."""
     stop = tensor.nbytes if stop is None else stop
     at = tensor.storage_offset() * tensor.element_size() + start
     if stop <= start or at + stop - start > tensor.untyped_storage().nbytes():
         return b""
+    # numpy() would do, but torch refuses ever to resize a tensor whose memory numpy has seen
     return (ctypes.c_char * (stop - start)).from_address(tensor.data_ptr() + start)
 
 
 def update(hasher: Any, tensor: torch.Tensor) -> None:
-    """Takes in its bytes, in the order of its elements, whatever its layout. tensor: readable, on the CPU"""
+    """Feed the bytes of a readable tensor on the CPU to `hasher`, in the order of its elements, whatever its layout."""
     held = tensor.detach().resolve_conj().resolve_neg().contiguous()  # as long as its memory is looked at
     hasher.update(memory(held))
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Of its elements as integers, modulo 2**64: one number, on the tensor's device. It does not see their order."""
+    """Return the sum of all elements' bits, modulo 2**64, on the tensor's device: it does not see their order."""
     if tensor.layout is not torch.strided:
         return torch.zeros((), dtype=torch.int64)  # which is refused elsewhere
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -43,7 +41,7 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest_of(tensors: Iterable[torch.Tensor | None]) -> int:
-    """63 bits of them all, in their order, never 0; that there is none counts, too."""
+    """Return 63 bits of all tensors in their order, never 0; that there is None in a place counts, too."""
     hasher, sums = xxhash.xxh3_64(), []
     for tensor in tensors:
         hasher.update(b"-" if tensor is None else b"+")

@@ -6,7 +6,7 @@
     change objects in `extra=`       their state_dicts are compared in the first steps, and now and then
     give a frozen parameter a gradient
 
-How often the body runs on a worker, or whether at all, depends on the world size: what it changes, so would the result.
+How often the body runs on a worker, or whether at all, depends on the world size. So would what it changes.
 
 A write is known by the tensor's version. `.data` hides it: what is reached through `parameter.data` while a body runs
 is kept as it was, and compared. Values that are written past both (`numpy()` views, other libraries' kernels) are not
@@ -33,7 +33,7 @@ _SIMPLE = (float, int, bool, type(None))
 
 
 class Body:
-    """Of one worker, for as long as its session lasts, from `open` to `close`.
+    """Finds what the loop bodies of one worker must not do. One for its session, from `open` to `close`.
 
     extra  objects; the modules that they are or hold (modules.py) are looked at
     """
@@ -59,10 +59,11 @@ class Body:
         self._unwatch: Callable[[], None] = lambda: None
 
     def open(self) -> None:
+        """Begin to watch what is reached through `parameter.data`."""
         self._unwatch = watch(self._reached)
 
     def begin(self, step: int, trained: TrainedSet) -> None:
-        """Before a step's first share. When it comes round again, what was so when it began still counts."""
+        """Note how things are before a step's first share; that still counts when the step comes round again."""
         self._set_by_bodies = None
         if step == self._step:
             self._runs = True
@@ -83,8 +84,10 @@ class Body:
         self._runs = True
 
     def give_up(self, step: int) -> None:
-        """The step comes round again, or its state comes from elsewhere: what its bodies have set is not of the state,
-        and `lr *= 0.9` counts once a step. One that was lost before it began has nothing to put back."""
+        """Put back the options that the step's bodies have set, as it comes round again or takes another's state.
+
+        They are not of the state, and `lr *= 0.9` counts once a step. A step that did not begin has set nothing.
+        """
         if step != self._step or self._set_by_bodies is None:
             return
         self._set_by_bodies = None
@@ -93,12 +96,14 @@ class Body:
 
     @property
     def has_set_options(self) -> bool:
-        """Whether an optimizer is set otherwise than when the step began, as a plain loop's bodies may do."""
+        """Return whether an optimizer is set otherwise than when the step began, as a plain loop's bodies may do."""
         return self._set_by_bodies not in (None, self._settings)
 
     def share_ends(self, step: int) -> None:
-        """Behind the backward pass of each body of a plain loop, which all workers have. Raises StepError where it has
-        set options to other values than the body before."""
+        """Note the options that a plain loop's body has set. Raises StepError where the body before set other values.
+
+        Called behind the backward pass of each body, which all workers have.
+        """
         now = [_settings(optimizer) for optimizer in self._optimizers.values()]
         before, self._set_by_bodies = self._set_by_bodies, now
         if before is None or before == now:
@@ -114,7 +119,7 @@ class Body:
                 )
 
     def end(self, step: int) -> None:
-        """After its last one, or where a step is given up. Raises StepError."""
+        """Raise StepError for what bodies did and may not do: after the last one, or where a step is given up."""
         if not self._runs:
             return
         self._runs = False
@@ -159,11 +164,12 @@ class Body:
                 )
 
     def close(self) -> None:
+        """Stop watching."""
         self._runs = False
         self._unwatch()
 
     def _written(self) -> list[str]:
-        """Names of what has another version, or was reached through `.data` and has another value."""
+        """Return the names of weights with another version, or reached through `.data` and with another value."""
         parameters = [*self._set.parameters, *self._others]
         versions = [*self._versions, *self._others_versions]
         written = {id(p) for p, version in zip(parameters, versions, strict=True) if p._version != version}
@@ -176,13 +182,13 @@ class Body:
         return list({id(p): name for name, p in reversed(named) if id(p) in written}.values())[::-1]
 
     def _reached(self, parameter: torch.nn.Parameter) -> None:
-        """Something is about to be done through `parameter.data`."""
+        """Keep a weight's value, once a step, before something is done through `parameter.data`."""
         if self._runs and id(parameter) not in self._before:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
 
 
 def _state(thing: Any) -> tuple[str, dict[str, int]]:
-    """By value: buffers that a share has moved are put back, which counts as a version."""
+    """Return a state with its tensors by value: putting back the buffers that a share has moved counts as a version."""
     document, tensors = elastic_checkpoint.encode(thing.state_dict())
     return repr(document), {name: mark(tensor)[1] for name, tensor in tensors.items()}
 
@@ -201,6 +207,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> _Settings:
 
 
 def _put_back(optimizer: torch.optim.Optimizer, before: _Settings) -> None:
+    """Set an optimizer's options back; those that are no plain numbers, such as tuples, stay as they are."""
     if _settings(optimizer) == before:
         return
     values = iter(before)
@@ -216,6 +223,7 @@ def _put_back(optimizer: torch.optim.Optimizer, before: _Settings) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """Return what an option is compared by: a large tensor, or one of another device, by its identity and version."""
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 and value.device.type == "cpu" else (id(value), value._version)
     if isinstance(value, (list, tuple)):

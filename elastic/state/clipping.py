@@ -14,7 +14,7 @@ _group = clip_grad._group_tensors_by_device_and_dtype
 
 
 def let_nothing_be_clipped() -> None:
-    """From now on `clip_grad_value_` passes over parameters without gradients. Once or more often."""
+    """Have `clip_grad_value_` pass over parameters without gradients from now on. May be called again."""
     clip_grad._group_tensors_by_device_and_dtype = _grouped  # type: ignore[assignment]
 
 

@@ -1,4 +1,4 @@
-"""Around each of torch's compilations something is called, for as long as somebody wants it.
+"""Calls functions around each of torch's compilations, for as long as somebody wants it.
 
 torch calls what was registered with it, and forgets all of that at `torch._dynamo.reset()`, which a script may call at
 any time, to have its functions compiled anew. What is registered here is registered again at that moment.
@@ -17,7 +17,7 @@ _watching: list[tuple[_Callback, _Callback]] = []
 
 
 def watch(*, begins: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None] | None:
-    """Has these called around each compilation, until what is returned is called. None: no script can compile yet."""
+    """Have both called around each compilation, until what is returned is called; None: no script can compile yet."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return None
@@ -36,6 +36,7 @@ def _register(handler: Any, callbacks: tuple[_Callback, _Callback]) -> None:
 
 
 def _clear(handler: Any) -> None:
+    """Forget what is registered, as torch does it, and register again what is still watching."""
     try:
         type(handler).clear(handler)
     finally:  # it forgets, and may raise then

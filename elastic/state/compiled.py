@@ -45,7 +45,7 @@ _WITHOUT_EFFECT = (
 
 
 class Compiling(contextlib.AbstractContextManager["Compiling", None]):
-    """`with` it, torch compiles as exact mode needs it; the settings are this thread's, and given back.
+    """A context in which torch compiles as exact mode needs it; the settings are this thread's, and given back.
 
     begun, ended  called around each compilation, which may take minutes
     """
@@ -81,7 +81,7 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
         self._closing.close()
 
     def check(self, state: str) -> None:
-        """Raises StepError for what was compiled, and could differ between workers. state: in which things are."""
+        """Raise StepError where something compiled could differ between workers. `state` goes into the message."""
         if not torch._dynamo.utils.counters["frames"]:  # nothing is compiled; this is asked at every share
             return
         refused = self._refused or _stance() or _changed()
@@ -93,17 +93,16 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
 
     @contextlib.contextmanager
     def _looks_at_inputs(self) -> Any:
-        """torch hands each graph to its compiler: an input whose size is a symbol may have any.
-
-        Settings that go with the graph hold for its backward pass, too, which is compiled later, and maybe elsewhere.
-        """
+        """Note for `check`, within the context, which of torch's graphs take inputs of any size."""
         wrapper = torch._TorchCompileInductorWrapper
         plain = wrapper.__call__
 
+        # torch hands each graph to its compiler through this
         def call(compiler: Any, graph: Any, inputs: Any, *, config_patches: Any = None) -> Any:
             if _unsettled(graph):
                 how = "torch.compile(dynamic=True)" if compiler.dynamic else "mark_dynamic, or a setting like it,"
                 self._refused = self._refused or f"{how} asks for kernels that serve any size"
+            # these settings hold for the graph's backward pass, too, which is compiled later, and maybe elsewhere
             settled = copy.copy(compiler)  # in its own settings, since torch before 2.12 takes no others here
             settled.config = {**compiler.config, **(config_patches or {}), "deterministic": True}
             return plain(settled, graph, inputs)  # type: ignore[no-untyped-call]
@@ -116,7 +115,7 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
 
 
 def explained(error: BaseException) -> StepError | None:
-    """What torch says in few words when a function was compiled too often, in more."""
+    """Return an error that says more than torch's of a function compiled too often; None: it is another error."""
     if type(error).__name__ != "FailOnRecompileLimitHit":
         return None
     return StepError(
@@ -129,7 +128,7 @@ def explained(error: BaseException) -> StepError | None:
 
 
 def settings(models: Mapping[str, torch.nn.Module]) -> dict[str, Any] | None:
-    """What decides the code of compiled functions; None where nothing has asked torch to compile yet."""
+    """Return what decides the code of compiled functions; None where nothing has asked torch to compile yet."""
     if not is_compiled(models) and "torch._inductor.compiler_bisector" not in sys.modules:
         return None
     from torch._inductor import config as inductor
@@ -149,18 +148,19 @@ def settings(models: Mapping[str, torch.nn.Module]) -> dict[str, Any] | None:
 
 
 def is_compiled(models: Mapping[str, torch.nn.Module]) -> bool:
+    """Return whether torch.compile was asked for on any of the models' modules."""
     return any(_asked(module) is not None for model in models.values() for module in model.modules())
 
 
 def _asked(module: torch.nn.Module) -> Any:
-    """The function that stands for it, if torch.compile(module) or module.compile() was called."""
+    """Return what runs in a module's place if torch.compile(module) or module.compile() was called; else None."""
     if hasattr(module, "_orig_mod"):
         return module
     return getattr(module, "_compiled_call_impl", None)
 
 
 def _described(module: torch.nn.Module) -> str:
-    """The settings of its own, as far as they differ from torch's."""
+    """Return a module's own compiler settings, as far as they differ from torch's."""
     from torch._inductor import config as inductor
 
     now, ours = inductor.get_config_copy(), _asked(module).get_compiler_config()
@@ -172,7 +172,7 @@ def _described(module: torch.nn.Module) -> str:
 
 
 def compiler_name() -> str | None:
-    """That of the C++ compiler, and its version: the code that it makes is its own."""
+    """Return the C++ compiler and its version: the code that it makes is its own. None: there is none."""
     from torch._inductor import cpp_builder, exc
 
     with contextlib.suppress(exc.InvalidCxxCompiler):
@@ -183,23 +183,25 @@ def compiler_name() -> str | None:
 
 
 def _unsettled(graph: torch.fx.GraphModule) -> bool:
-    """Whether a size, or a number, is a symbol. Where a view begins in its memory may be one: no kernel asks for it."""
+    """Return whether an input's size, or a number, is a symbol: its kernels would serve any value."""
     values = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
     tensors = [one for one in values if isinstance(one, torch.Tensor)]
     sizes = {str(size) for one in tensors for size in one.shape}
+    # where a view begins in its memory may be a symbol: no kernel asks for it
     beginnings = {str(one.storage_offset()) for one in tensors}
     numbers = {str(one) for one in values if isinstance(one, (torch.SymInt, torch.SymFloat))} - beginnings
     return bool(numbers) or not all(size.isdecimal() for size in sizes)
 
 
 def _stance() -> str | None:
+    """Say which stance of torch's compiler follows what came before, if one is set."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     stance = frames._stance.stance if frames is not None else "default"
     return f"torch.compiler.set_stance({stance!r}) is set" if stance in _HISTORIC else None
 
 
 def _changed() -> str | None:
-    """The settings are a thread's own: a loop in another thread has others."""
+    """Say if the settings are not ours any more. They are a thread's own: a loop in another thread has others."""
     if not torch._dynamo.config.automatic_dynamic_shapes:
         return None
     return "the settings of torch's compiler were changed while the run was open, or this is another thread"

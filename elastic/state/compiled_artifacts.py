@@ -1,4 +1,4 @@
-"""What torch's compiler has made in this process, as pieces, and given to the compiler of another one.
+"""Takes what torch's compiler has made in this process, as pieces, and gives it to the compiler of another one.
 
 torch keeps what it compiles in a folder of the machine (TORCHINDUCTOR_CACHE_DIR), and gives it away as "cache
 artifacts". Those lack the libraries of C++ kernels, which are compiled anew from their sources (read in 2.13), and
@@ -46,7 +46,7 @@ _CHECK_BYTES_MAX = 1 << 12
 
 @dataclass(frozen=True)
 class Piece:
-    """What torch compiled, of one key.
+    """One result of torch's compiler, under its key.
 
     kind     torch's word for it, or LIBRARY
     key      torch's; of a library its path below torch's folder
@@ -63,15 +63,16 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Raises OSError, as `read`."""
+        """Return the size of its content. Raises OSError, as `read`."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
 
     def read(self) -> bytes:
+        """Return its content, from the file where it is in one. Raises OSError."""
         return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
     @classmethod
     def named(cls, name: str, content: bytes) -> Piece:
-        """Raises ValueError for a name that no piece can have."""
+        """Return the piece of this name. Raises ValueError for a name that no piece can have."""
         kind, _, key = name.partition(":")
         if kind not in (*_KINDS, LIBRARY):
             raise ValueError(f"{name!r} is nothing that is compiled")
@@ -81,14 +82,14 @@ class Piece:
 
 
 def is_in_use() -> bool:
-    """Whether somebody has asked for torch's own compiler, inductor, in this process."""
+    """Return whether somebody has asked for torch's own compiler, inductor, in this process."""
     return "torch._inductor.compiler_bisector" in sys.modules
 
 
 def recorded(*, chosen_by_the_clock: bool) -> list[Piece]:
-    """What this process has compiled, or found compiled, but for libraries. Not while something is compiled.
+    """Return what this process has compiled, or found compiled, but for libraries.
 
-    chosen_by_the_clock: also which kernels were fastest
+    Not to be called while something is compiled. chosen_by_the_clock: also which kernels were fastest
     """
     from torch.compiler._cache import CacheArtifactManager
 
@@ -98,13 +99,13 @@ def recorded(*, chosen_by_the_clock: bool) -> list[Piece]:
 
 
 def pieces(made: Iterable[Piece]) -> dict[str, Piece]:
-    """Name -> piece: those, and the libraries of this process, whose files stay where they are."""
+    """Return name -> piece, of `made` and of the libraries of this process, whose files stay where they are."""
     libraries = (Piece(LIBRARY, path, file) for path, file in _libraries().items())
     return {piece.name: piece for piece in (*made, *libraries)}
 
 
 def load(found: Collection[Piece]) -> None:
-    """Raises OSError, and whatever torch raises for what its own version did not make."""
+    """Put pieces where torch looks. Raises OSError, ValueError, and what torch raises for pieces of other versions."""
     from torch.compiler._cache import _serialize_single_cache
     from torch.utils._appending_byte_serializer import AppendingByteSerializer
 
@@ -120,14 +121,14 @@ def load(found: Collection[Piece]) -> None:
 
 
 def skip_headers() -> Callable[[], None]:
-    """torch compiles a header before it looks whether the kernel is there, which takes longer than a kernel: not while
-    all kernels are there whose sources are, until what is returned is called."""
+    """Keep torch from compiling a header while no kernel is missing, until what is returned is called."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
 
     before = vars(Kernels)["_get_uncompiled_header"]
     plain = Kernels._get_uncompiled_header
 
     def header(device: str) -> str | None:
+        # torch compiles it before it looks whether the kernel is there, which takes longer than a kernel
         return plain(device) if _lacks_a_kernel() else None
 
     def undo() -> None:
@@ -140,7 +141,7 @@ def skip_headers() -> Callable[[], None]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What decides whether code that was compiled here runs on another machine, and is what it would compile itself."""
+    """Return what decides whether code compiled here runs on another machine, and is what that would compile itself."""
     return {
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda, torch.version.hip],
         "python": sys.version,
@@ -166,18 +167,17 @@ def _version_of(package: str) -> str | None:
 
 
 def _folder() -> Path:
-    """torch's own, on this machine."""
+    """Return torch's own folder of compiled code, on this machine."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir())
 
 
 def _libraries() -> dict[str, Path]:
-    """Path below torch's folder -> file: the C++ kernels of this process, and what torch compiles to learn which
-    instructions there are.
+    """Return path below torch's folder -> file, of this process's C++ kernels and of torch's checks of the processor.
 
-    Others may be compiling here, too. Kernels that this process has loaded are whole, and so are the checks once it
-    has: it has waited for them.
+    Torch compiles the checks to learn which instructions there are. Others may be compiling here, too. Kernels that
+    this process has loaded are whole, and so are the checks once it has: it has waited for them.
     """
     folder = _folder()
     origins = [getattr(getattr(module, "__spec__", None), "origin", None) for module in list(sys.modules.values())]
@@ -191,19 +191,20 @@ def _libraries() -> dict[str, Path]:
 
 
 def _lacks_a_kernel() -> bool:
-    """torch writes a kernel's source before it asks for the header."""
+    """Return whether a source has no kernel yet: torch writes a kernel's source before it asks for the header."""
     sources = _folder().glob(f"??/*{_SOURCE}")
     return any(not source.with_name(source.name.replace(_SOURCE, _KERNEL)).exists() for source in sources)
 
 
 def _is_check(source: Path) -> bool:
+    """Return whether torch has written this source to learn which instructions there are."""
     with contextlib.suppress(OSError):
         return source.stat().st_size < _CHECK_BYTES_MAX and _CHECKS_A_PROCESSOR in source.read_bytes()
     return False
 
 
 def _write_whole(file: Path, content: bytes) -> None:
-    """Under its name there is all of it, or nothing: others on this machine may look for it, too."""
+    """Write a file so that its name has all of it or nothing: others on this machine may look for it, too."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".elastic-")
     try:

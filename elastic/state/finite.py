@@ -13,19 +13,22 @@ import torch
 
 
 def norm(tensors: Sequence[torch.Tensor]) -> float:
-    """The Euclidean norm of all together, 0.0 of none; inf where a square is beyond fp32. The same bits wherever the
-    tensors, in this order, have the same ones and the machines are alike: as clipping needs it, too."""
+    """Return the Euclidean norm of all together, 0.0 of none, and inf where a square is beyond fp32.
+
+    It has the same bits wherever the tensors, in this order, have the same ones and the machines are alike.
+    Clipping needs that, too.
+    """
     return norm_later(tensors)()
 
 
 def norm_later(tensors: Sequence[torch.Tensor]) -> Callable[[], float]:
-    """The norm as they are now; of tensors on a GPU who asks for it waits, and not who calls this."""
+    """Return what gives the norm as they are now: of tensors on a GPU who asks for it waits, and not who calls this."""
     norms = _norms(tensors)
     return lambda: math.hypot(*map(float, norms))
 
 
 def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of the first one that holds an infinity or no number, with how many of how many; None: there is none."""
+    """Name the first parameter with an infinity or NaN, with how many of how many numbers; None: there is none."""
     asked = {name: tensor.detach() for name, tensor in parameters.items() if tensor.is_floating_point()}
     if math.isfinite(norm([*asked.values()])):
         return None
@@ -36,7 +39,7 @@ def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of neighbours of one dtype each; of 16 bits, in fp32."""
+    """Return the norms of neighbours of one dtype and device each; of 16 bits, in fp32."""
     found: list[torch.Tensor] = []
     with torch.no_grad():
         for same in _neighbours(tensors):
@@ -49,7 +52,7 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _neighbours(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Those of one dtype and device that follow each other, together."""
+    """Group the tensors of one dtype and device that follow each other."""
     groups: list[list[torch.Tensor]] = []
     for tensor in tensors:
         if groups and (groups[-1][0].dtype, groups[-1][0].device) == (tensor.dtype, tensor.device):

@@ -27,7 +27,7 @@ _NO_KERNEL = "does not have a deterministic implementation"
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Within it, kernels give the same bits for the same inputs, or torch raises."""
+    """Make kernels within the context give the same bits for the same inputs, or torch raise an error."""
     memory: Any = torch.utils.deterministic
     compiler: Any = importlib.import_module("torch._inductor.config")  # torch's switch sets its flag, too, for good
     benchmark, fills = torch.backends.cudnn.benchmark, memory.fill_uninitialized_memory
@@ -47,7 +47,7 @@ def deterministic() -> Iterator[None]:
 
 
 def settings() -> dict[str, Any]:
-    """What else decides which kernels compute, and in which precision. Read without a look at the GPU."""
+    """Return what else decides which kernels compute, and in which precision, without a look at the GPU."""
     cuda: Any = torch.backends.cuda
     cudnn: Any = torch.backends.cudnn
     return {
@@ -72,7 +72,7 @@ def settings() -> dict[str, Any]:
 
 
 def explained(error: BaseException) -> StepError | None:
-    """What torch says where an operation has no deterministic kernel, with what to do under a run."""
+    """Return an error that says what to do about an operation without a deterministic kernel; None: it is another."""
     if not isinstance(error, RuntimeError) or _NO_KERNEL not in str(error):
         return None
     operation = str(error).partition(_NO_KERNEL)[0].strip()

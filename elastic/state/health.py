@@ -30,7 +30,7 @@ class Passed:
 
 
 class Health:
-    """Of one worker. rule: None: nothing is looked at, and what is known of the past stays known"""
+    """Recent losses and norms, and steps passed over. Without a rule nothing is looked at, and the past stays known."""
 
     def __init__(self, rule: OnBad | None) -> None:
         self._rule = rule
@@ -40,11 +40,11 @@ class Health:
         self.passed: list[Passed] = []
 
     def why_bad(self, signs: Signs) -> str | None:
-        """In words, or None."""
+        """Say why a step is bad; None: it is not."""
         return None if self._rule is None else why_bad(self._rule, signs, self._losses, self._norms)
 
     def step_applied(self, signs: Signs) -> None:
-        """A step that was well is applied."""
+        """Note the loss and the norm of a step that was well and is applied, which ends a row of bad ones."""
         self.in_a_row = 0
         if self._rule is None or self._rule.spike is None or not signs.finite:
             return
@@ -53,34 +53,36 @@ class Health:
             self._losses = [*self._losses, signs.loss][-self._rule.window :]
 
     def step_passed_over(self, passed: Passed) -> None:
+        """Note steps that were passed over, which are one more in a row."""
         self.passed = [*self.passed, passed]
         self.in_a_row += 1
 
     def went_back(self, before: Health) -> None:
-        """After a rollback, which has loaded this: what was passed over before it stays passed over."""
+        """Keep what was passed over before a rollback, which has loaded this state."""
         self.passed, self.in_a_row = before.passed, before.in_a_row
 
     def copy(self) -> Health:
+        """Return a copy of what was passed over, without the recent losses and norms."""
         copied = Health(self._rule)
         copied.passed, copied.in_a_row = self.passed, self.in_a_row
         return copied
 
     def why(self, step: int) -> str | None:
-        """Why this step was passed over; None: it was not."""
+        """Return why this step was passed over; None: it was not."""
         return next((one.why for one in reversed(self.passed) if one.first <= step <= one.step), None)
 
     def ranges(self) -> list[list[int]]:
-        """[first, end) of the steps passed over, in order, neighbours as one."""
+        """Return [first, end) of the steps passed over, in order, neighbours as one."""
         return merged((one.first, one.step + 1) for one in self.passed)
 
     def digest(self) -> int:
-        """63 bits of what was passed over; 0 of nothing. Whether workers agree in it, each exchange looks after."""
+        """Return 63 bits of what was passed over, 0 of nothing: each exchange compares them between workers."""
         if not self.passed:
             return 0
         return xxhash.xxh3_64_intdigest(json.dumps(self._where()).encode()) >> 1
 
     def difference(self, other: dict[str, Any]) -> str | None:
-        """What was passed over here and not there, or the other way round, in words. other: a state_dict"""
+        """Say which steps were passed over here and not in `other`, a state_dict, or the other way round."""
         theirs = Health(None)
         theirs.load_state_dict(other)
         apart = [one for one in self._where() if one not in theirs._where()]
@@ -94,7 +96,7 @@ class Health:
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing that a state would have to say of it."""
+        """Return whether there is nothing that a state would have to say of it."""
         return self._rule is None and not self.passed
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Health:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """[first, end), in order, with those that touch or overlap as one."""
+    """Return [first, end) ranges in order, with those that touch or overlap as one."""
     found: list[list[int]] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1][1]:

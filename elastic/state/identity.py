@@ -42,7 +42,9 @@ def identity(
     schedulers: Mapping[str, Any],
     device: torch.device,
 ) -> Identity:
-    """Flat, JSON-ready, equal exactly when the same configuration runs on equivalent software and hardware.
+    """Return the fields that must be equal for equal bits, flat and JSON-ready.
+
+    They are equal exactly when the same configuration runs on equivalent software and hardware.
 
     configuration  the arguments of `Run` that numerics depend on, by name
     """
@@ -100,7 +102,7 @@ NEVER_ACCEPTED = _OF_EXAMPLES | _OF_THE_RUNNING.keys()
 def check(
     here: Identity, recorded: Identity, *, accept: Collection[str], where: str, saved: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """The differences that `accept` names, as field -> (here, recorded). Raises IdentityMismatch for any other.
+    """Return the differences that `accept` names, as field -> (here, recorded). Raises IdentityMismatch for any other.
 
     where  who recorded it, for the message, such as "checkpoint step 1200"
     saved  that is a checkpoint; else a process of the run
@@ -140,7 +142,7 @@ def check(
 
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
-    """Raises ConfigError for names that no identity has, or that cannot be accepted."""
+    """Raise ConfigError for names that no identity has, or that cannot be accepted."""
     known = (here.keys() | {*_OF_DEVICES, CONTENT, SCRIPT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
@@ -151,7 +153,7 @@ def check_accept(accept: Collection[str], here: Identity) -> None:
 
 
 def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The parts of two values that differ, each with its path: `optimizer.groups[1].eps`."""
+    """Yield the parts of two values that differ, each with its path: `optimizer.groups[1].eps`."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in sorted(mine.keys() | theirs.keys()):
             if mine.get(key) != theirs.get(key):
@@ -165,6 +167,7 @@ def _leaves(path: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]
 
 
 def _shapes(models: Mapping[str, torch.nn.Module]) -> str:
+    """Return a hash of the names, shapes and dtypes of parameters and buffers."""
     rows: Iterable[str] = (
         f"{key}.{name} {tuple(tensor.shape)} {tensor.dtype}"
         for key, model in models.items()
@@ -174,7 +177,7 @@ def _shapes(models: Mapping[str, torch.nn.Module]) -> str:
 
 
 def _trained(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
-    """What requires a gradient as the script builds it; what becomes of that between steps travels with the state."""
+    """Describe what requires a gradient as the script builds it; what becomes of that later travels with the state."""
     parameters = [(f"{key}.{name}", p) for key, model in models.items() for name, p in model.named_parameters()]
     frozen = [name for name, parameter in parameters if not parameter.requires_grad]
     which = hashlib.sha256("\n".join(frozen).encode()).hexdigest()[:16]
@@ -182,13 +185,13 @@ def _trained(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
 
 
 def _layers(models: Mapping[str, torch.nn.Module]) -> str:
-    """The layers and their options as they print themselves: dropout rates and the like have no shape."""
+    """Return a hash of what the layers print of themselves: dropout rates and the like have no shape."""
     printed = "\n".join(f"{key}: {model}" for key, model in models.items())
     return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", printed).encode()).hexdigest()[:16]
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What it was built with. What a scheduler moves is compared by where it starts from."""
+    """Describe what an optimizer was built with; what a scheduler moves is compared by where it starts from."""
     groups = []
     for group in optimizer.param_groups:
         moved = {"lr"} if "initial_lr" in group else set()

@@ -37,12 +37,15 @@ class LeftOutBuffers:
 
 
 def make_room(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Buffers get the shapes and dtypes of a saved state_dict; those that a run has come to have since it was begun are
-    registered. What does not fit otherwise is load_state_dict's to refuse."""
+    """Give buffers the shapes and dtypes of a saved state_dict, and register those that came to be during the run.
+
+    What does not fit otherwise is load_state_dict's to refuse.
+    """
     _hang(module, saved, persistent=True)
 
 
 def _hang(module: torch.nn.Module, saved: Mapping[str, Any], *, persistent: bool) -> None:
+    """Give buffers the layout of the saved ones, and register those that are missing where their module is there."""
     walked = modules({"": module})
     there = {entry.key: entry for entry in buffer_entries(walked)}
     parameters = {f"{path}.{name}" if path else name for _, path, one in walked for name in one._parameters}

@@ -1,9 +1,9 @@
-"""Which modules are in eval mode? A script may freeze BatchNorm, or a teacher in `extra=`, with `.eval()` between two
-steps, once and for good.
+"""Which modules are in eval mode?
 
-No state_dict tells, so it travels with the state beside it: a worker that joins later, or a resume, starts its script
-from the first line and has everything in train mode. As with what is trained (trained.py), what a state says holds from
-the script's loop on: what comes before it finds everything as at the run's first start.
+A script may freeze BatchNorm, or a teacher in `extra=`, with `.eval()` between two steps, once and for good. No
+state_dict tells, so it travels with the state beside it: a worker that joins later, or a resume, starts its script from
+the first line and has everything in train mode. As with what is trained (trained.py), what a state says holds from the
+script's loop on: what comes before it finds everything as at the run's first start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Modules = Callable[[], Sequence[tuple[str, torch.nn.Module]]]
 
 
 class Modes:
-    """
+    """The modes of a run's modules, as a part of its state.
+
     modules  of the models, by name, as they are now
     extra    likewise, those in `extra=`: a teacher
     """
@@ -28,19 +29,21 @@ class Modes:
         self._carried: dict[str, list[str]] | None = None  # the state's, which holds from the script's loop on
 
     def now(self) -> dict[str, list[str]]:
-        """The names of those in eval mode."""
+        """Return the names of the modules in eval mode."""
         return {"eval": _in_eval(self._modules()), "extra": _in_eval(self._extra())}
 
     def state_dict(self) -> dict[str, list[str]]:
         return self.now() if self._carried is None else self._carried
 
     def load_state_dict(self, state: dict[str, list[str]]) -> None:
+        """Set the modes; before the script's loop, keep them for `begin_loop`."""
         if self._in_loop:
             self._set(state)
         else:
             self._carried = dict(state)
 
     def begin_loop(self) -> None:
+        """Set the modes of a state that came before the script's loop."""
         self._in_loop = True
         if self._carried is not None:
             self._set(self._carried)

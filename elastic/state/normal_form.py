@@ -23,7 +23,7 @@ _DEPTH = 32
 
 
 def is_readable(value: Any) -> bool:
-    """Whether its bytes lie where its layout says: not of a subclass, on no device, freed, sparse or nested."""
+    """Return whether a value is a tensor whose bytes lie where its layout says: not freed, sparse, nested or meta."""
     return (
         type(value) in PLAIN_TENSORS
         and value.layout is torch.strided
@@ -33,7 +33,7 @@ def is_readable(value: Any) -> bool:
 
 
 def normal_form(value: Any, take: Callable[[torch.Tensor], None], depth: int = _DEPTH) -> Any:
-    """As JSON has it. take: gets the tensors of more than one element, in the order of their paths"""
+    """Return a value as JSON has it; `take` gets the tensors of more than one element, in the order of their paths."""
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return _number(value)
     if value is None or isinstance(value, str):
@@ -67,6 +67,7 @@ def as_text(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
+    """Return a number as text that is the same for 1, 1.0 and True; large integers stay exact."""
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, int) and abs(plain) >= _LARGEST_EXACT:
         return str(plain)
@@ -74,7 +75,7 @@ def _number(value: Any) -> str:
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """Behind the last of its bytes, from the beginning of its memory on."""
+    """Return how many bytes after the beginning of its memory a tensor ends."""
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     last = int(tensor.storage_offset()) + sum((size - 1) * stride for size, stride in strides)
     return (last + 1) * tensor.element_size()

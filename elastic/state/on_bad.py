@@ -31,7 +31,7 @@ _LOSS = "loss"
 
 @dataclass(frozen=True)
 class OnBad:
-    """What a run does about a step whose loss or gradient is not finite, or a spike.
+    """Says what a run does about a step whose loss or gradient is not finite, or a spike.
 
     `on_bad="skip"` is `OnBad("skip")`.
 
@@ -44,7 +44,7 @@ class OnBad:
         spike: How many times the spread of the last steps a loss or a norm may lie above their median, such as 10;
             None: only what is not finite is bad.
         window: How many steps these are; before there are so many, nothing is a spike.
-        in_a_row_max: So many bad steps in a row are passed over; the next one ends the run.
+        in_a_row_max: How many bad steps in a row are passed over; the next one ends the run.
         in_all_max: Likewise, of the whole run; None: any number.
 
     Raises:
@@ -75,7 +75,7 @@ class OnBad:
                 raise ConfigError(f"OnBad({name}={value!r}); expected a number of steps, {least} or more")
 
     def numerics(self) -> dict[str, Any]:
-        """What of it the bits of a result depend on; nothing of "stop", for what it lets through it does not change."""
+        """Return what a result's bits depend on; nothing of "stop", which changes nothing that it lets through."""
         if self.action == "stop":
             return {}
         spikes = {} if self.spike is None else {"spike": self.spike, "window": self.window}
@@ -84,7 +84,7 @@ class OnBad:
 
 @dataclass(frozen=True)
 class Signs:
-    """What the exact sums and gradients of a step say of it, the same on all workers.
+    """Signs of how a step was, from its exact sums and gradients: the same on all workers.
 
     loss   None: there is none to look at
     norm   of the gradient, without the scaler's scale
@@ -97,7 +97,7 @@ class Signs:
 
     @property
     def by_name(self) -> dict[str, float]:
-        """By name, as events have them."""
+        """Return loss and norm by name, as events have them."""
         return {**({} if self.loss is None else {"loss": self.loss}), "norm": self.norm}
 
     @property
@@ -106,21 +106,24 @@ class Signs:
 
 
 def parse(given: str | OnBad | None) -> OnBad | None:
-    """Raises ConfigError."""
+    """Return what `on_bad=` was given as a rule. Raises ConfigError."""
     if given is None or isinstance(given, OnBad):
         return given
     return OnBad(given)  # type: ignore[arg-type]  # it looks
 
 
 def signs(rule: OnBad, sums: dict[str, Any], count: float, norm: float, scale: float | None) -> Signs:
-    """norm: as it stands in `.grad`, times the scale. Raises KeyError where a loss was named and is not there."""
+    """Return the signs of a step. Raises KeyError where a loss was named and is not there.
+
+    norm  as it stands in `.grad`, times the scale
+    """
     value = sums.get(_LOSS) if rule.loss is None else sums[rule.loss]
     loss = float(value) / count if value is not None and getattr(value, "ndim", 0) == 0 else None
     return Signs(loss, norm / scale if scale else norm, scale)
 
 
 def why_bad(rule: OnBad, found: Signs, losses: Sequence[float], norms: Sequence[float]) -> str | None:
-    """In words, or None. losses, norms: of the last steps that were well, at most `window` of them."""
+    """Say why a step is bad; None: it is not. losses, norms: of the last steps that were well, at most `window`."""
     if found.loss is not None and not math.isfinite(found.loss):
         return f"the loss is {found.loss}"
     if not math.isfinite(found.norm):
@@ -137,7 +140,7 @@ def why_bad(rule: OnBad, found: Signs, losses: Sequence[float], norms: Sequence[
 
 
 def too_many(rule: OnBad, *, in_a_row: int, in_all: int) -> str | None:
-    """Why the run ends at one more bad step, after so many that were passed over. None: it goes on."""
+    """Say why the run ends at one more bad step, after so many that were passed over; None: it goes on."""
     if in_a_row >= rule.in_a_row_max:
         return f"{in_a_row} bad steps in a row were passed over before it, and in_a_row_max is {rule.in_a_row_max}"
     if rule.in_all_max is not None and in_all >= rule.in_all_max:
@@ -146,6 +149,7 @@ def too_many(rule: OnBad, *, in_a_row: int, in_all: int) -> str | None:
 
 
 def _bound(spike: float, recent: Sequence[float]) -> float:
+    """Return the value above which a loss, or a norm, is a spike."""
     middle = median(recent)
     spread = _NORMAL * median(abs(value - middle) for value in recent)
     return middle + spike * max(spread, _LEAST_SPREAD * abs(middle))

@@ -1,4 +1,4 @@
-"""What a script writes where a run goes on, or a worker joins, has been written before: it is put back as it came.
+"""Puts back what a script writes where a run goes on, or a worker joins: it has been written before.
 
 Such a script passes two places again. From `with Run` to its loop it may set a rate, a count in `extra=`, buffers; at
 the beginning of an epoch, before its first batch, it lowers a rate, unfreezes layers and gives them a group of their
@@ -21,7 +21,7 @@ from elastic.state.reached import watch
 
 
 class PassedBeginning:
-    """From where it notes what there is, to `undo`.
+    """One passage of the script: notes what there is, and puts it back at `undo`.
 
     noted     notes what there is, here
     put_back  gives every object what was noted; called with `noted`, and how many steps are applied. None: this is the
@@ -47,7 +47,7 @@ class PassedBeginning:
             optimizer.__dict__["add_param_group"] = _is_there_already
 
     def undo(self, refused: Callable[[str], StepError], *, step: int) -> None:
-        """refused: the error for what was written to, in words. Raises it."""
+        """Put back what the script wrote, or raise what `refused` makes of a change that cannot be put back."""
         self.close()
         for optimizer, kept in zip(self._optimizers, self._kept, strict=True):
             optimizer.state.clear()
@@ -60,6 +60,7 @@ class PassedBeginning:
         self._kept = []
 
     def close(self) -> None:
+        """Stop watching, and let the optimizers take groups again."""
         self._unwatch()
         for optimizer in self._optimizers:
             if optimizer.__dict__.get("add_param_group") is _is_there_already:
@@ -67,4 +68,4 @@ class PassedBeginning:
 
 
 def _is_there_already(_: Any) -> None:
-    """torch would refuse the group as one whose parameters are in another."""
+    """Take no group: the state had it already, and torch refuses parameters that are in another group."""

@@ -21,6 +21,7 @@ _EXTENSIONS = ("avx", "amx", "fma", "f16c", "sse4", "bmi", "sve", "neon", "asimd
 
 
 def processor(*, portable: bool) -> dict[str, Any]:
+    """Return the fields by which libraries choose code: fewer where the instruction set is pinned (`portable`)."""
     found = dict(torch.cpu.get_capabilities())
     about = _described(Path("/proc/cpuinfo"))
     known: dict[str, Any] = {
@@ -37,13 +38,13 @@ def processor(*, portable: bool) -> dict[str, Any]:
 
 
 def all_flags() -> list[str]:
-    """Everything that this processor can do, as the kernel has it: what a compiler for this very machine may use."""
+    """Return everything that this processor can do, as the kernel lists it: a compiler for this machine may use it."""
     about = _described(Path("/proc/cpuinfo"))
     return sorted((about.get("flags") or about.get("Features") or "").split())
 
 
 def libraries() -> dict[str, str]:
-    """Versions of what computes beneath torch: builds of one version of torch differ in them."""
+    """Return the versions of what computes beneath torch: builds of one version of torch differ in them."""
     text = torch.__config__.show()
     patterns = {
         "mkl": r"Math Kernel Library Version (\S+)",
@@ -55,7 +56,7 @@ def libraries() -> dict[str, str]:
 
 
 def _described(file: Path) -> dict[str, str]:
-    """The first processor's lines."""
+    """Return what the kernel says of the first processor, by name; nothing where it cannot be read."""
     try:
         lines = file.read_text().partition("\n\n")[0].splitlines()
     except OSError:

@@ -25,7 +25,7 @@ SEED_MAX = 2**63 - 1
 
 
 def derive(*key: int | str) -> int:
-    """64 bits that stand for this key: unsigned, evenly spread, unrelated to those of any other key.
+    """Return 64 bits that stand for this key: unsigned, evenly spread, unrelated to those of any other key.
 
     The parts are encoded so that no two keys meet: integers as `i<decimal>;`, strings as `s<bytes>:<utf-8>;`.
     Then blake2b, 8 bytes, personalised as "elastic.derive", read as little-endian. By convention the first
@@ -35,42 +35,42 @@ def derive(*key: int | str) -> int:
 
 
 def example_seed(seed: int, epoch: int, index: int) -> int:
-    """The stream inside `dataset[index]` in this epoch: augmentation."""
+    """Return the seed of what `dataset[index]` draws in this epoch: augmentation."""
     return _hashed(f"{_beginning('example', seed)}i{epoch:d};i{index:d};")
 
 
 def share_seed(seed: int, step: int, phase: int, share: int, micro: int) -> int:
-    """The stream of a share's forward and backward pass: dropout. `micro` counts its micro-batches from 0."""
+    """Return the seed of a share's forward and backward pass: dropout. `micro` counts its micro-batches from 0."""
     return _hashed(f"{_beginning('share', seed)}i{step:d};i{phase:d};i{share:d};i{micro:d};")
 
 
 def outside_seed(seed: int, step: int, phase: int) -> int:
-    """The stream of a step's update, with what `on_apply` adds to it."""
+    """Return the seed of a step's update, with what `on_apply` adds to it."""
     return _hashed(f"{_beginning('outside', seed)}i{step:d};i{phase:d};")
 
 
 def start_seed(seed: int) -> int:
-    """The stream of the script's code before its loop: the same in a worker that joins or resumes at a later step."""
+    """Return the seed of the script's code before its loop: the same in a worker that joins or resumes later."""
     return derive("start", seed)
 
 
 def before_seed(seed: int, step: int) -> int:
-    """The stream of the script's code between `for step in run` and the step's inner loop."""
+    """Return the seed of the script's code between `for step in run` and the step's inner loop."""
     return _hashed(f"{_beginning('before', seed)}i{step:d};")
 
 
 def after_seed(seed: int, step: int) -> int:
-    """The stream of the script's code after the inner loop of a step, however the worker came by its effect."""
+    """Return the seed of the script's code after a step's inner loop, however the worker came by its effect."""
     return _hashed(f"{_beginning('after', seed)}i{step:d};")
 
 
 def evaluated_seed(seed: int, step: int | None, evaluations: int) -> int:
-    """The stream of the script's code after so many evaluations since `step`; None: before the loop."""
+    """Return the seed of the script's code after so many evaluations since `step`; None: before the loop."""
     return derive("after evaluation", seed, -1 if step is None else step, evaluations)
 
 
 def end_seed(seed: int) -> int:
-    """The stream of the script's code after its loop."""
+    """Return the seed of the script's code after its loop."""
     return derive("end", seed)
 
 
@@ -78,10 +78,10 @@ def seed_streams(value: int, device: torch.device | None) -> None:
     """Point the default generators of Python, NumPy and torch at the stream `value`, a `derive`d number.
 
     device  its CUDA generator is seeded too; None or a CPU device adds nothing
-    NumPy's legacy generator and torch's CPU generator are the same Mersenne Twister and both look at 32 bits
-    of a seed only, so each gets its own half: with the same half, rand() of one would repeat the other's.
     """
     random.seed(value)
+    # NumPy's legacy generator and torch's CPU generator are the same Mersenne Twister and look at 32 bits of a seed
+    # only, so each gets its own half: with the same half, rand() of one would repeat the other's.
     np.random.seed(value >> 32)
     torch.default_generator.manual_seed(value)
     if device is not None and device.type == "cuda":
@@ -114,7 +114,7 @@ def _encoded(part: int | str) -> str:
 
 @lru_cache(maxsize=64)
 def _beginning(purpose: str, seed: int) -> str:
-    """Of the keys that a run asks for at every step."""
+    """Return the encoded beginning of a key, cached: a run asks for these at every step."""
     return f"{_encoded(purpose)}{_encoded(seed)}"
 
 
@@ -123,7 +123,7 @@ def _hashed(encoded: str) -> int:
 
 
 def check_seed(value: object) -> None:
-    """Raises ConfigError unless `value` is an integer from 0 to 2**63-1."""
+    """Raise ConfigError unless `value` is an integer from 0 to 2**63-1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(
             f"seed = {value!r} is a {type(value).__name__}; expected an integer from 0 to 2**63-1, like 0"

@@ -20,7 +20,7 @@ _watching: list[Reached] = []
 
 
 def watch(reached: Reached) -> Callable[[], None]:
-    """From here on `parameter.data` first calls `reached(parameter)`, until what is returned is called."""
+    """Have `reached(parameter)` called before each use of `parameter.data`, until what is returned is called."""
     _watching.append(reached)
     if len(_watching) == 1:
         torch.nn.Parameter.data = property(_get, _set)  # type: ignore[assignment]
@@ -35,7 +35,7 @@ def watch(reached: Reached) -> Callable[[], None]:
 
 
 def same(before: torch.Tensor, now: torch.Tensor) -> bool:
-    """In values: not a number is like itself."""
+    """Return whether two tensors are of one kind and have equal values, where NaN equals NaN."""
     if (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
         return False
     return torch.equal(before, now) or torch.allclose(before, now, rtol=0, atol=0, equal_nan=True)

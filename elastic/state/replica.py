@@ -51,7 +51,7 @@ Parts = Mapping[str, str]
 
 
 class Replica:
-    """Of one worker, for as long as its session is open.
+    """The state of one worker as it is compared with the others', for as long as its session is open.
 
     optimizers  whose state is compared
     extra       what the script has the run carry; its modules come with `follow`, and schedules are settings
@@ -86,7 +86,7 @@ class Replica:
         self._others: list[tuple[str, Tensors]] = []
 
     def follow(self, trained: TrainedSet, buffers: Hanging, walked: Walked) -> None:
-        """What there is from this step on; nothing to do for the objects of the step before.
+        """Compare these from this step on; returns at once for the objects of the step before.
 
         buffers  what hangs under each name
         walked   all modules, those in `extra=`, too
@@ -129,7 +129,7 @@ class Replica:
         return hasher.intdigest() >> 1 or 1
 
     def parts(self) -> dict[str, str]:
-        """All that is compared, whole: name -> what is equal where it is the same to the bit."""
+        """Return all that is compared, whole: name -> text that is equal where it is the same to the bit."""
         found = {
             f"{_MODULE} {root}.{path}" if path else f"{_MODULE} {root}": (
                 f"{type(module).__qualname__} in {'train' if module.training else 'eval'} mode"
@@ -147,13 +147,14 @@ class Replica:
         return found
 
     def leave_out(self, told: Iterable[str]) -> None:
-        """What `told_of` gives, from here on: that they differ is known."""
+        """Compare no more what `told_of` gives: that it differs is known."""
         self.apart.update(told)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         return ((name, one) for name, one in self._objects.items() if _told_of(_OBJECT, name) not in self.apart)
 
     def _kept(self, parameter: torch.nn.Parameter) -> Tensors:
+        """Return a function that gives what the optimizers keep of a parameter by then."""
         states = [optimizer.state for optimizer in self._optimizers.values()]
 
         def kept() -> Iterable[Any]:
@@ -169,20 +170,20 @@ def digest_of(parts: Parts) -> str:
 
 
 def difference(all_parts: Sequence[Parts]) -> list[str]:
-    """The names of what is not the same everywhere."""
+    """Return the names of what is not the same everywhere."""
     names = dict.fromkeys(chain.from_iterable(all_parts))
     return [name for name in names if len({parts.get(name) for parts in all_parts}) > 1]
 
 
 def of_memory(names: Sequence[str]) -> bool:
-    """Whether all of these are what training moves, by no script's doing alone: tensors, that a machine may damage."""
+    """Return whether all of these are tensors that training alone moves, and that a damaged machine may change."""
     return all(name.startswith((f"{_WEIGHT} ", f"{_KEPT} ", f"{_BUFFER} ")) for name in names)
 
 
 def who_differs(
     all_parts: Sequence[Any], few: Collection[int], hosts: Sequence[str], *, what: str = "another one"
 ) -> str:
-    """In words. few: those who are alone with what they hold; none: nobody can say who is right"""
+    """Say which ranks hold something else. few: those alone with what they hold; none: nobody knows who is right."""
     few = few or [rank for rank, parts in enumerate(all_parts) if parts != all_parts[0]]
     first = next(rank for rank in range(len(all_parts)) if rank not in few)
     many = [rank for rank, parts in enumerate(all_parts) if parts == all_parts[first]]
@@ -191,7 +192,7 @@ def who_differs(
 
 
 def told_of(names: Sequence[str]) -> list[str] | None:
-    """These, where nothing says that they must not differ; None: there is something else among them."""
+    """Return these names if nothing says that they must not differ; None: there is something else among them."""
     return [*names] if all(name.startswith(_told_of(_OBJECT, "")) for name in names) else None
 
 
@@ -200,7 +201,7 @@ def _told_of(kind: str, name: str) -> str:
 
 
 def advice(names: Sequence[str]) -> str:
-    """What people can do where these differ."""
+    """Return what people can do where these differ, for an error."""
     noted = [name.removeprefix(f"{_BUFFER} ") for name in names if name.startswith(f"{_BUFFER} ")]
     return _NEXT + (_KEEP.format(name=noted[0]) if noted else "")
 
@@ -218,7 +219,7 @@ def _single(now: Callable[[], Any]) -> Tensors:
 
 
 def _in_turn(entries: Sequence[T], most: int, step: int) -> Iterator[tuple[int, T]]:
-    """Those of this step, and how often all came by before."""
+    """Yield this step's entries, with how often all of them came by before."""
     count = min(most, len(entries))
     for number in range(step * count, (step + 1) * count):
         lap, entry = divmod(number, len(entries))
@@ -226,7 +227,7 @@ def _in_turn(entries: Sequence[T], most: int, step: int) -> Iterator[tuple[int, 
 
 
 def _window(tensor: Any, lap: int) -> Any:
-    """_WINDOW of its bytes, others in every lap; all of them where they are few."""
+    """Return _WINDOW bytes of a tensor on the CPU, others in every lap; all of them where they are few."""
     if type(tensor) not in PLAIN_TENSORS or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
         return b""
     size, unit = tensor.nbytes, tensor.element_size()
@@ -241,12 +242,13 @@ def _window(tensor: Any, lap: int) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    """In the order of its elements, whatever its layout."""
+    """Return a tensor's bytes in the order of its elements, whatever its layout."""
     copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return copy.reshape(-1).view(torch.uint8).numpy().data if copy.numel() else b""
 
 
 def _of_tensor(value: torch.Tensor) -> str:
+    """Return a digest of a tensor's bits; of one that cannot be read, the name of its type."""
     if not is_readable(value):
         return type(value).__name__
     if not value.is_cpu:

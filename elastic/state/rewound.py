@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 
 class Rewound:
-    """Of the modules by name, each on its own: what two of them share is in the state of both."""
+    """The buffers of modules by name, each module on its own: what two of them share is in the state of both."""
 
     def __init__(self) -> None:
         self._lively: set[Key] = set()
@@ -33,7 +33,7 @@ class Rewound:
         self._extra: dict[Key, Any] = {}
 
     def note(self, roots: Mapping[str, torch.nn.Module], *, whole: bool = False) -> None:
-        """The end of an update. whole: large ones are copied, too"""
+        """Note the buffers at the end of an update, with copies of small and changing ones, or of all (`whole`)."""
         before, self._copies, self._noted = self._copies, {}, {}
         self._extra = {key: copy.deepcopy(state) for key, state in _extra_states(roots)}
         into: list[torch.Tensor] = []
@@ -54,15 +54,15 @@ class Rewound:
                 torch._foreach_copy_(into, out_of)
 
     def look(self, roots: Mapping[str, torch.nn.Module]) -> None:
-        """The beginning of the next update: what has changed since `note`, the script's own code has changed."""
+        """Find what the script has changed since `note`, as the next update begins: it is copied from now on."""
         self._lively |= self._changed(roots)
 
     def known(self, roots: Mapping[str, torch.nn.Module]) -> bool:
-        """Whether `state` can give all of them."""
+        """Return whether `state` can give all of them."""
         return not self._changed(roots)
 
     def changed(self, roots: Mapping[str, torch.nn.Module]) -> list[str]:
-        """The names of those that are not as they were at `note`, by value where there is a copy."""
+        """Return the names of those that are not as they were at `note`, by value where there is a copy."""
         now = {key: entry.module._buffers[entry.attribute] for key, entry in _hanging(roots)}
         still = {
             key
@@ -82,7 +82,8 @@ class Rewound:
         return found
 
     def state(self, root: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a module, or a part of it, with its buffers as they were at `note`. Ask `known` first."""
+        """Return a module's state, or a part of it, with its buffers as they were at `note`. Ask `known` first."""
+        # buffers that share memory stay one tensor in what is given
         ties: dict[tuple[int, int], torch.Tensor] = {}
         found = dict(state) | {
             key: one for (its_root, key), one in self._extra.items() if its_root == root and key in state
@@ -97,7 +98,7 @@ class Rewound:
         return found
 
     def _changed(self, roots: Mapping[str, torch.nn.Module]) -> set[Key]:
-        """Large ones that are not what they were, and of which there is no copy."""
+        """Return the large ones that are not what they were, and of which there is no copy."""
         large = {key for key, (tensor, _) in self._noted.items() if tensor is not None and key not in self._copies}
         if not large:
             return large

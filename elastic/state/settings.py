@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class Grouped(Protocol):
-    """What has settings, in groups: an optimizer."""
+    """Something with settings in groups: an optimizer."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -38,7 +38,7 @@ _PLAIN = frozenset({float, int, bool})
 
 
 class OfSchedule:
-    """What a schedule keeps of what it was told, as if it were a group's settings: a plateau's best loss."""
+    """The state of a schedule, such as a plateau's best loss, as if it were a group's settings."""
 
     def __init__(self, schedule: LRScheduler) -> None:
         self._schedule = schedule
@@ -49,13 +49,13 @@ class OfSchedule:
 
 
 def settings_of(optimizers: Mapping[str, torch.optim.Optimizer], extra: Mapping[str, Any]) -> Optimizers:
-    """Those of the optimizers, and of schedules that the script steps by itself."""
+    """Return the optimizers, and the schedules in `extra` that the script steps by itself."""
     own = {f"{_OF_EXTRA}{name}": OfSchedule(one) for name, one in extra.items() if isinstance(one, LRScheduler)}
     return {**optimizers, **own}
 
 
 def digest(optimizers: Optimizers) -> int:
-    """63 bits that are equal where `settings` are. Costs some µs a group at every step."""
+    """Return 63 bits that are equal where `settings` are. Costs some µs a group at every step."""
     found: list[float] = []
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
@@ -70,6 +70,7 @@ def digest(optimizers: Optimizers) -> int:
 
 
 def settings(optimizers: Optimizers) -> Settings:
+    """Return all that is a number in the groups, for `difference`."""
     return {
         name: [
             [[key, found] for key in _keys(tuple(group)) if (found := [*_numbers(group[key])])]
@@ -80,7 +81,7 @@ def settings(optimizers: Optimizers) -> Settings:
 
 
 def difference(here: Settings, there: Settings) -> list[str]:
-    """In words, each setting that is another one there."""
+    """Say of each setting that is another one there what it is here and there."""
     said = []
     for name, groups in here.items():
         for number, (mine, other) in enumerate(zip(groups, there.get(name, ()), strict=False)):
@@ -95,12 +96,13 @@ def difference(here: Settings, there: Settings) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """In the order of the alphabet: that of a group that was loaded is another one."""
+    """Return a group's keys in the order of the alphabet: that of a group that was loaded is another one."""
     return tuple(sorted(set(keys) - _NO_SETTINGS))
 
 
 @lru_cache(maxsize=256)
 def _values(keys: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Return a function that gives the values of a group with these keys."""
     found = _keys(keys)
     return itemgetter(*found, *found[:1]) if found else lambda _: ()  # of two keys or more it is a tuple
 

@@ -1,4 +1,4 @@
-"""Whether the script has changed, before a step's inner loop, what a resume would change once more.
+"""Has the script changed, before a step's inner loop, what a resume would change once more?
 
 A boundary's state is what a run goes on from, and the first thing that happens then is the script's code before the
 inner loop. A state that is saved in the midst of a step has what that code did, and would get it twice.
@@ -21,10 +21,10 @@ from elastic.state.applied import Applied
 
 
 class SinceBoundary:
-    """
+    """Finds what a resume would change once more: notes it at a boundary, and compares it within the step.
+
     changeable  name -> object with a state_dict
     weights     gives what is trained
-
     by_design   names of what changes there in any case: a trainer's counters, which it sets itself on a resume
     """
 
@@ -38,7 +38,7 @@ class SinceBoundary:
         self._epoch: Applied | None = None
 
     def note(self, epoch: Applied | None = None) -> None:
-        """At a boundary. epoch: begins there, and this notes what else its beginning may change"""
+        """Note what there is at a boundary. epoch: where one begins there, notes what else its beginning may change."""
         if (now := epoch) is not None:
             now.note()
         self._epoch = now
@@ -50,7 +50,7 @@ class SinceBoundary:
         self._written = [weight._version for weight in self._weights()]
 
     def changed(self) -> list[str]:
-        """What has changed since; nothing where none was noted."""
+        """Return the names of what has changed since `note`; none where nothing was noted."""
         found = [name for name, noted in self._noted.items() if not self._is_as(name, *noted)]
         if self._written is not None and self._written != [weight._version for weight in self._weights()]:
             found.append("weights")
@@ -66,5 +66,5 @@ class SinceBoundary:
 
     @staticmethod
     def _is_same(now: torch.Tensor, then: torch.Tensor, version: int) -> bool:
-        """A state_dict may give its object's own tensors, or copies."""
+        """Return whether a tensor is as noted. A state_dict may give its object's own tensors, or copies."""
         return then._version == version and (now.data_ptr() == then.data_ptr() or torch.equal(now, then))

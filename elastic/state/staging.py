@@ -32,7 +32,7 @@ Modules = Callable[[], Mapping[str, torch.nn.Module]]
 
 
 class Staging:
-    """Of one worker. modules: those whose buffers forward passes may move"""
+    """Waits for one worker's save before what it lent is written to. modules: whose buffers forward passes may move."""
 
     def __init__(self, weights: Weights, modules: Modules) -> None:
         self._weights = weights
@@ -43,7 +43,7 @@ class Staging:
         self.at_once = False  # the script has written to what was lent
 
     def lend(self) -> list[torch.Tensor]:
-        """What only updates of the run write to. Nothing, where the script was seen to."""
+        """Return the tensors that only updates of the run write to; none where the script was seen to write there."""
         if self.at_once:
             return []
         modules = self._modules().values()
@@ -51,22 +51,22 @@ class Staging:
         return [one for one in self._weights.tensors() if one.untyped_storage().data_ptr() not in moving]
 
     def follow(self, saving: elastic_checkpoint.Saving, on_staged: Callable[[], None]) -> None:
-        """From here on it is joined. on_staged: called once when it is copied, or has come to nothing"""
+        """Join `saving` from here on. `on_staged` is called once, when it is copied, or has come to nothing."""
         self._saving, self._on_staged, self._pid = saving, on_staged, os.getpid()
         self.look()
 
     def look(self) -> None:
-        """Costs nothing where nothing is under way."""
+        """Take note of a copy that is whole, without waiting. Costs nothing where nothing is under way."""
         if self._saving is not None:
             self._ended(self._saving.staged(wait=False))
 
     def join(self) -> None:
-        """Afterwards all that was lent may be written to."""
+        """Wait for the copy: afterwards all that was lent may be written to."""
         if self._saving is not None and self._pid == os.getpid():  # a forked child reaches `.data`, too
             self._ended(self._saving.staged())
 
     def watched(self) -> Callable[[], None]:
-        """From here on `parameter.data` and every optimizer's step join first, until what is returned is called."""
+        """Have `parameter.data` and every optimizer's step join first, until what is returned is called."""
         unwatch = watch(lambda _: self.join())
         hook = register_optimizer_step_pre_hook(lambda *_: self.join())
 

@@ -16,7 +16,7 @@ OLDEST = (2, 11)
 
 
 def check_torch(version: str = torch.__version__) -> None:
-    """Raises ConfigError for a torch that is too old. A build that comes before a release (2.11.0a0) counts as it."""
+    """Raise ConfigError for a torch that is too old. A build before a release (2.11.0a0) counts as the release."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is not None and tuple(map(int, found.groups())) < OLDEST:
         oldest = ".".join(map(str, OLDEST))

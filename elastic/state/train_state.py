@@ -82,17 +82,17 @@ class TrainState:
         self.staging = Staging(self.applied.weights, self._modules)
 
     def begin_loop(self) -> None:
-        """What a state says of modes holds from the script's loop on."""
+        """Set the modes that the state says: they hold from the script's loop on."""
         self.modes.begin_loop()
 
     def objects(self) -> Tree:
-        """The tree for `Checkpointer`: stateful objects stand for their state_dict."""
+        """Return the tree for `Checkpointer`: stateful objects stand for their state_dict."""
         left_out = {name: one for name, one in self._left_out().items() if one.state_dict()}
         health = {} if self.health.is_blank else {"health": self.health}
         return {**self._objects, **left_out, **health}
 
     def apply(self, tree: Tree, *, step: int, keeps_trained: bool = False) -> None:
-        """Gives every object its state, of step `step`.
+        """Give every object its state, of step `step`.
 
         keeps_trained  train what the script trains here, and not what the state's owner trained
         Raises ConfigError and elastic_checkpoint.StateMismatch, before any weight is touched, if one misfits.
@@ -113,16 +113,16 @@ class TrainState:
             self._trained.adopt(document, step=step)
 
     def noting(self, *, in_loop: bool = True) -> Applied:
-        """What notes such things as `applied` does, for another use. in_loop: see Applied"""
+        """Return another `Applied` of the same objects, for another use. in_loop: see there."""
         optimizers = _named("optimizer", self._trained.optimizers)
         return Applied(self._changeable, optimizers, self._trained, self.modes, self._modules, in_loop=in_loop)
 
     def passes_beginning(self) -> PassedBeginning:
-        """The script comes to the beginning of an epoch that its state is past."""
+        """Note all, as the script comes to the beginning of an epoch that its state is past."""
         return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
 
     def comes_to_loop(self, *, again: bool) -> PassedBeginning:
-        """The script has entered the run. again: the state that came is past what it does before its loop"""
+        """Note all, as the script has entered the run. again: the state is past what comes before its loop."""
         put_back = self._put_back if again else None
         return PassedBeginning(self.noting(in_loop=False), put_back, self._trained.optimizers)
 
@@ -131,7 +131,7 @@ class TrainState:
         self.apply(elastic_checkpoint.decode(*now), step=step)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        """Those whose buffers are the run's, by the names of their objects."""
+        """Return the modules whose buffers are the run's, by the names of their objects."""
         return {**_named("model", self._models), **roots({}, self._extra)}
 
     def _modules_in_extra(self) -> list[tuple[str, torch.nn.Module]]:
@@ -149,16 +149,16 @@ class TrainState:
         return found
 
     def weights_digest(self) -> str:
-        """SHA-256 over the models' tensors by name: for one model, elastic_checkpoint.digest(model)."""
+        """Return the SHA-256 over the models' tensors by name: of one model, elastic_checkpoint.digest(model)."""
         return weights_digest(self._models)
 
 
 def _named(kind: str, things: Mapping[str, Any]) -> Tree:
-    """A single one is called by its kind, several `kind.name`."""
+    """Name a single thing by its kind, and several `kind.name`."""
     return dict(things) if list(things) == [kind] else {f"{kind}.{name}": thing for name, thing in things.items()}
 
 
 def weights_digest(models: Mapping[str, Any]) -> str:
-    """The digest of one model is that of its state_dict; several are told apart by their names."""
+    """Return the digest of one model's state_dict, or of several models, told apart by their names."""
     (single, *others) = models.values()
     return elastic_checkpoint.digest(dict(models) if others else single)

@@ -27,7 +27,7 @@ Rebuild = Callable[[int], None]
 
 
 class Trained:
-    """Of the models and optimizers of one run, for as long as its session lasts.
+    """The parameters that one run trains, and their groups, for as long as its session lasts.
 
     check    raises ConfigError for models and optimizers that cannot work; called whenever they have changed
     rebuild  rebuild(step) makes of the models and optimizers what the script had made of them when `step` steps were
@@ -54,7 +54,7 @@ class Trained:
         self._carried: dict[str, Any] | None = None  # the state's, which holds from the script's loop on
 
     def now(self) -> TrainedSet:
-        """What a step would train, whether it may or not. The same object as before if nothing has changed."""
+        """Return what a step would train, whether it may or not. The same object as before if nothing has changed."""
         if not self._as_walked():
             self._walk()
         trained = tuple([parameter.requires_grad for parameter in self._parameters])
@@ -64,12 +64,12 @@ class Trained:
         return self._found
 
     def modules(self) -> list[tuple[str, torch.nn.Module]]:
-        """Of all models, each once, as they are now."""
+        """Return (name, module) of all models, each once, as they are now."""
         self.now()
         return self._modules
 
     def look(self, *, again: bool) -> TrainedSet:
-        """What this step trains. Raises StepError if that cannot be carried.
+        """Return what this step trains. Raises StepError if that cannot be carried.
 
         again  the step has come round again: what it trains was settled when it began
         """
@@ -88,10 +88,11 @@ class Trained:
     # what travels with the state
 
     def state_dict(self) -> dict[str, Any]:
-        """The hooks are those of the last step's shares: a script may hang them in around its inner loop only."""
+        """Return what trains, in which groups, and how many hooks it has, to travel with the state."""
         if self._carried is not None:
             return self._carried
         found = self.now()
+        # the hooks of the last step's shares: a script may register them around its inner loop only
         settled = self._hooks if self._hooks is not None and found.same_parameters(self._set) else found.hooks
         hooks = {name: count for name, count in zip(found.names, settled, strict=True) if count}
         return {**found.document, "hooks": hooks}
@@ -101,7 +102,7 @@ class Trained:
         self._set_flags(document["trained"])
 
     def make_room(self, document: Mapping[str, Any], *, step: int) -> None:
-        """Before a state of step `step` is applied: the parameters are there, and in the groups that it has them in.
+        """Bring the parameters and groups to those of a state of step `step`, before it is applied.
 
         Raises ConfigError where parameters are missing, or are too many.
         """
@@ -116,14 +117,17 @@ class Trained:
                 self._regroup(self._optimizers[key], [[here.parameters[i] for i in group] for group in groups])
 
     def adopt(self, document: dict[str, Any], *, step: int) -> None:
-        """After it: trains what the state's owner trained. Where the script's loop has not begun, from there on: what
-        comes before it (it registers hooks, say, or freezes layers) finds everything as at the run's first start."""
+        """Train what the state's owner trained, after the state is applied; before the script's loop, from the loop on.
+
+        What comes before the loop (it registers hooks, say, or freezes layers) finds all as at the run's first start.
+        """
         if self._in_loop or step == 0:
             self._set_flags(document["trained"])
         else:
             self._carried = document
 
     def begin_loop(self) -> None:
+        """Train what a state said that came before the script's loop."""
         self._in_loop = True
         if self._carried is not None:
             self._set_flags(self._carried["trained"])
@@ -132,7 +136,7 @@ class Trained:
             self._carried = None
 
     def difference(self, theirs: Mapping[str, Any]) -> list[str]:
-        """In words, what another worker's `document` has otherwise than here."""
+        """Say what another worker's `document` has otherwise than here."""
         mine = self.now().document
         if mine["names"] != theirs["names"]:
             return two_lists("here", mine["names"], "there", theirs["names"])
@@ -158,7 +162,7 @@ class Trained:
                 parameter.requires_grad_(trains == "1")
 
     def _walk(self) -> None:
-        """Goes through models and optimizers, and notes where to look whether it must be done again."""
+        """Go through models and optimizers, and note where to look whether it must be done again."""
         named: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for key, model in self._models.items():
             for name, parameter in model.named_parameters():
@@ -175,6 +179,7 @@ class Trained:
         self._found = None
 
     def _as_walked(self) -> bool:
+        """Return whether modules, parameters and groups are those that `_walk` found."""
         held = self._holds()
         sizes, in_groups = self._grouped()
         return (
@@ -188,7 +193,7 @@ class Trained:
         return list(chain.from_iterable([within.values() for within in self._of_modules]))
 
     def _grouped(self) -> tuple[list[int], list[torch.Tensor]]:
-        """How many parameters each group of each optimizer has, and all of them."""
+        """Return how many parameters each group of each optimizer has, and all of them."""
         groups = [[group["params"] for group in optimizer.param_groups] for optimizer in self._optimizers.values()]
         sizes = [len(params) for of_one in groups for params in [of_one, *of_one]]
         return sizes, list(chain.from_iterable(chain.from_iterable(groups)))
@@ -208,6 +213,7 @@ class Trained:
         return [(n, tuple(p.shape), p.dtype) for n, p in zip(self._names, self._parameters, strict=True)]
 
     def _look_at_structure(self, found: TrainedSet) -> None:
+        """Raise StepError where parameters or groups cannot work, or are such as a resume could not have."""
         try:
             self._check()
         except ConfigError as refused:
@@ -229,6 +235,7 @@ class Trained:
             )
 
     def _look_at_hooks(self, found: TrainedSet) -> None:
+        """Raise StepError where hooks of parameters have come or gone since the steps before."""
         if self._hooks is None or not found.same_parameters(self._set):
             self._hooks = found.hooks
         if found.hooks != self._hooks:
@@ -258,7 +265,7 @@ class Trained:
         )
 
     def _regroup(self, optimizer: torch.optim.Optimizer, groups: list[list[torch.nn.Parameter]]) -> None:
-        """Settings come with the state, which is loaded next."""
+        """Move parameters to these groups of an optimizer. Settings come with the state, which is loaded next."""
         kept = [{**optimizer.defaults, **group} for group in optimizer.param_groups[: len(groups)]]
         kept += [dict(optimizer.defaults) for _ in groups[len(kept) :]]
         optimizer.param_groups[:] = [{**group, "params": params} for group, params in zip(kept, groups, strict=True)]

@@ -19,7 +19,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False)
 class TrainedSet:
-    """One answer. Another object means another answer.
+    """One answer to what a step trains. Another object means another answer.
 
     names       of every parameter of all models, under its first name; `parameters` beside them
     trained     whether each requires a gradient
@@ -43,14 +43,14 @@ class TrainedSet:
 
     @cached_property
     def digest(self) -> int:
-        """63 bits that are equal where two ranks train the same parameters, of the same shapes, in the same groups."""
+        """Return 63 bits that are equal where two ranks train the same, of the same shapes, in the same groups."""
         kinds = [(tuple(p.shape), p.stride(), str(p.dtype)) for p in self.parameters]
         answer = repr((self.names, kinds, self.trained, sorted(self.groups.items())))
         return xxhash.xxh3_64_intdigest(answer.encode()) >> 1
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """As plain values, to be saved and given to others."""
+        """Return the set as plain values, to be saved and given to others."""
         return {
             "names": list(self.names),
             "trained": "".join("01"[trains] for trains in self.trained),
@@ -63,7 +63,7 @@ class TrainedSet:
 
 
 def changed_in_body(before: TrainedSet, now: TrainedSet) -> StepError:
-    """For what changed between a step's begin and the end of its last share."""
+    """Return the error for what changed between a step's begin and the end of its last share."""
     if not now.same_parameters(before):
         what = listed(two_lists("now", now.names, "when the step began", before.names)) or "parameters were exchanged"
     elif now.trained != before.trained:
@@ -95,6 +95,7 @@ def word(trains: bool) -> str:
 
 
 def two_lists(where: str, mine: Iterable[str], elsewhere: str, theirs: Iterable[str]) -> list[str]:
+    """Say which names only one of two lists has, or that their order differs."""
     here, there = set(mine), set(theirs)
     said = [f"{name} only {where}" for name in mine if name not in there]
     said += [f"{name} only {elsewhere}" for name in theirs if name not in here]
@@ -102,8 +103,8 @@ def two_lists(where: str, mine: Iterable[str], elsewhere: str, theirs: Iterable[
 
 
 def hooks_of(parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """How many hooks torch calls with each parameter's gradient. torch has no other way to ask (2.13), and
-    tests/one_process/test_trained.py notices a change."""
+    """Return how many hooks torch calls with each parameter's gradient."""
+    # torch 2.13 has no other way to ask; tests/one_process/test_trained.py notices a change
     before = [parameter._backward_hooks for parameter in parameters]
     after = [parameter._post_accumulate_grad_hooks for parameter in parameters]
     if not any(before) and not any(after):
@@ -112,7 +113,7 @@ def hooks_of(parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def _ranges(indices: Sequence[int]) -> str:
-    """ "0-3 7": short, for groups hold thousands of neighbours."""
+    """Write indices as "0-3 7", which is short: groups hold thousands of neighbours."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and runs[-1][-1] == index - 1:
@@ -123,5 +124,6 @@ def _ranges(indices: Sequence[int]) -> str:
 
 
 def indices(ranges: str) -> tuple[int, ...]:
+    """Return the indices that `_ranges` has written."""
     pairs = [part.partition("-") for part in ranges.split()]
     return tuple(chain.from_iterable(range(int(low), int(high or low) + 1) for low, _, high in pairs))

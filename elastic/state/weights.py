@@ -17,8 +17,10 @@ from elastic.state.trained_set import listed
 
 
 class Weights:
-    """Of the models, and of the optimizers' state. A write is known by the tensor's version, or by its value where it
-    was reached through `parameter.data`."""
+    """Watches the models' weights and the optimizers' state for writes between two updates.
+
+    A write is known by the tensor's version, or by its value where it was reached through `parameter.data`.
+    """
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], trained: Trained) -> None:
         self._optimizers = dict(optimizers)
@@ -33,35 +35,36 @@ class Weights:
         return [tensor for tensor, _ in self._now()]
 
     def memory(self) -> frozenset[int]:
-        """Where they lie: the addresses of their storages."""
+        """Return where they lie: the addresses of their storages."""
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in self.tensors())
 
     @property
     def steady(self) -> bool:
-        """Whether nothing has written to them between updates so far, as far as `written` was asked."""
+        """Return whether nothing has written to them between updates so far, as far as `written` was asked."""
         return self._noted is not None and not self._unsteady and not self.written()
 
     def note(self) -> None:
-        """The end of an update."""
+        """Note all versions, at the end of an update."""
         self._noted, self._before, self._between = self._now(), {}, True
         self._known = {id(tensor) for tensor, _ in self._noted}
 
     def look(self) -> None:
-        """The beginning of the next one."""
+        """Note that the next update begins: from here on writes are its own."""
         self._between = False
 
     def reached(self, parameter: torch.nn.Parameter) -> None:
-        """Something is about to be done through `parameter.data`."""
+        """Keep a weight's value before something is done to it through `parameter.data` between two updates."""
         if self._between and id(parameter) in self._known and id(parameter) not in self._before:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
 
     def written(self) -> bool:
+        """Return whether any has been written since `note`."""
         written = self._noted is not None and self._differ(self._noted)
         self._unsteady |= written and self._between
         return written
 
     def in_words(self) -> str:
-        """What is `written`."""
+        """Say what has been written."""
         noted = {id(tensor): version for tensor, version in self._noted or ()}
         trained = self._trained.now()
         weights = [
@@ -76,7 +79,7 @@ class Weights:
         return before is None or same(before, DATA.__get__(weight))
 
     def watched(self) -> Callable[[], bool]:
-        """Tells, in any thread, whether what there is now has been written to since."""
+        """Return what tells, in any thread, whether these have been written to since."""
         noted = self._now()
 
         def written() -> bool:
@@ -98,6 +101,7 @@ class Weights:
         return not all(same(before, DATA.__get__(parameter)) for parameter, before in [*self._before.values()])
 
     def _now(self) -> list[tuple[Any, int]]:
+        """Return all tensors with their versions: the weights, and what optimizers keep beside them."""
         tensors = [
             tensor
             for optimizer in self._optimizers.values()
