@@ -160,7 +160,6 @@ class Exchange:
             checked=checked,
         )
         if len(set(agreed.replicas)) > 1:
-            self._compare_settings(agreed.replicas)
             began = f"as step {position[1]} began"
             self._compare_replicas(began, f"  state  step {position[1]} is not applied", position[1])
         if agreed.left_out == examples:
@@ -197,16 +196,17 @@ class Exchange:
         with self.buffers.untouched():
             self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
             when = f"after step {step - 1}" if step else "before the first step"
-            self._compare_replicas(when, "  state  it is not saved", step)
+            self._compare_replicas(when, "  state  it is not saved", step, unapplied=False)
 
-    def _compare_replicas(self, when: str, state: str, step: int) -> None:
+    def _compare_replicas(self, when: str, state: str, step: int, *, unapplied: bool = True) -> None:
         """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,
         CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the others."""
-        own: dict[str, Any] = {
-            "host": socket.gethostname(),
-            "apart": sorted(self._replica.apart),
-        }
+        own = {"apart": sorted(self._replica.apart), **self._said_settings()}
         known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
+        if len({one["digest"] for one in known}) > 1:
+            all_know(self._group)
+            for other in range(len(known)):  # ahead of what they hold: a rate that is another one is the reason
+                self._check_alike(known, other, f"{state}; what was saved before stays\n", unapplied=unapplied)
         self._replica.leave_out(name for one in known for name in one["apart"])
         parts = self._replica.parts()
         if len({*gather_bytes(self._group, digest_of(parts).encode())}) == 1:
@@ -303,7 +303,7 @@ class Exchange:
                 f"{UNTOUCHED}  next   start the same command again, on machines that are alike",
                 doing={number: f"knows {digest:x}" for number, digest in enumerate(digests)},
             )
-        self._check_alike([*map(json.loads, gathered)], other, digests)
+        self._check_alike([*map(json.loads, gathered)], other)
         found = self._trained.difference(there["trained"])
         raise CollectiveMismatch(
             f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
@@ -313,20 +313,13 @@ class Exchange:
             doing={number: f"trains set {digest:x}" for number, digest in enumerate(digests)},
         )
 
-    def _compare_settings(self, digests: Sequence[int]) -> None:
-        """All call it together. Raises PeerLost, CollectiveMismatch."""
-        own = json.dumps(self._said_settings()).encode()
-        gathered = [json.loads(one) for one in gather_bytes(self._group, own)]
-        all_know(self._group)
-        for other in range(len(gathered)):
-            self._check_alike(gathered, other, digests)
-
     def _said_settings(self) -> dict[str, Any]:
-        return {"host": socket.gethostname(), "settings": settings.settings(self._settings)}
+        said = {"settings": settings.settings(self._settings), "digest": settings.digest(self._settings)}
+        return {"host": socket.gethostname(), **said}
 
-    def _check_alike(self, known: Sequence[Any], other: int, digests: Sequence[int]) -> None:
+    def _check_alike(self, known: Sequence[Any], other: int, state: str = UNTOUCHED, *, unapplied: bool = True) -> None:
         """Raise CollectiveMismatch unless rank `other` is set as this one is; on all, if only newcomers are not as the
-        others, NotLetIn or PeerWrong. known: each rank's host, and its settings
+        others, NotLetIn or PeerWrong. known: each rank's `_said_settings`; unapplied: the step in hand is
         """
         rank = self._group.rank
         all_settings = [one["settings"] for one in known]
@@ -337,12 +330,12 @@ class Exchange:
             who = who_differs(all_settings, few, hosts, what="other settings")
             refused = (
                 f"the workers' optimizers, or schedules, are set differently: {who}\n"
-                f"  found  {listed(apart_in)} (rank {rank} is here, rank {other} there)\n{UNTOUCHED}"
+                f"  found  {listed(apart_in)} (rank {rank} is here, rank {other} there)\n{state}"
                 "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
                 "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share"
             )
             if not came:
-                doing = {number: f"is set to {digest:x}" for number, digest in enumerate(digests)}
+                doing = {number: f"is set to {one['digest']:x}" for number, one in enumerate(known)}
                 raise CollectiveMismatch(refused, doing=doing)
             if rank in came:
                 raise NotLetIn(f"this worker is not let in: {refused}")
@@ -352,7 +345,7 @@ class Exchange:
                 step=self._step,
                 phase="comparison of settings",
                 tells=rank == first_besides(came),
-                unapplied=True,
+                unapplied=unapplied,
             )
 
     def _newcomers_apart(self, held: Sequence[Any]) -> frozenset[int]:
