@@ -28,19 +28,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastic.drill.cluster import Cluster, DrillTimeout
+from elastic.drill.end import restart_reason, unexplained_status
+from elastic.drill.environment import Overrides
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.hosts.hosts import ORPHANS_S, Hosts
 from elastic.drill.hosts.on_hosts import OnHosts
 from elastic.drill.inject.bad_storage import RECORD, behind_faults, summary, torn
-from elastic.drill.inject.node_hosting import NodeHosting, ThisMachine
-from elastic.drill.inject.overrides import Overrides
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.judge.misled import misled, unnamed
 from elastic.drill.judge.review import end_violations, final_states, review
 from elastic.drill.judge.verdict import Verdict, Violation
-from elastic.drill.launch_end import restart_reason, unexplained_status
 from elastic.drill.location import Location
 from elastic.drill.machine.holdings import leaks
+from elastic.drill.machine.hosting import NodeHosting, ThisMachine
 from elastic.drill.plan import saves
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.options import Options
@@ -48,7 +48,7 @@ from elastic.drill.report.costs import costs
 from elastic.drill.report.diagnosis import diagnose
 from elastic.drill.report.findings import Findings
 from elastic.drill.report.show import show
-from elastic.drill.report.story import Story, of_plan
+from elastic.drill.report.story import of_plan
 from elastic.drill.watched_run import WatchedRun
 from elastic.errors import CollectiveMismatch, ConfigError, IdentityMismatch, StepError
 from elastic.events.event import Event
@@ -88,7 +88,7 @@ class Drill:
         self._begun_s = time.monotonic()
 
     def run(self) -> Findings:
-        """Raises CannotRun, ConfigError."""
+        """Run both, and show and return what was found. Raise CannotRun, ConfigError."""
         options = self._options
         self.location.check()
         worth_keeping = options.keep
@@ -145,9 +145,15 @@ class Drill:
         faulted_verdict, spoilt = self._review_faulted(plan, faulted, faulted_events, baseline_events, steps)
         if exact and not faulted_verdict.violations:
             extra += final_states(baseline.url, faulted.url, but=spoilt, **at)
-        extra += leaks(faulted_events, baseline_events, store=self.location.elsewhere is not None)
+        extra += leaks(
+            faulted_events,
+            baseline_events,
+            store=self.location.elsewhere is not None,
+            misled=misled(faulted_events, plan.faults),
+        )
         extra += unnamed(faulted_events, plan.faults)
         faulted_verdict = replace(faulted_verdict, violations=(*extra, *faulted_verdict.violations))
+        never = [plan.faults[at] for at in faulted.cluster.not_reached()]
         broken = bool(baseline_verdict.violations or faulted_verdict.violations)
         return Findings(
             plan=plan,
@@ -155,7 +161,7 @@ class Drill:
             faulted=faulted_verdict,
             events=(baseline_events, faulted_events),
             struck=costs(faulted_events, plan.faults),
-            never=[f"step {plan.faults[at].when.step}: {plan.faults[at].in_words()}" for at in faulted.not_reached()],
+            never=[f"step {one.when.step}: {one.in_words()}" for one in never],
             storage=summary(self.folder / RECORD) if plan.storage.any else "",
             checkpoints=baseline_verdict.checkpoints + faulted_verdict.checkpoints,
             sizes=(sizes["dataset_length"], sizes["batch_size"]),
@@ -180,7 +186,7 @@ class Drill:
     def _review_faulted(
         self, plan: DrillPlan, run: WatchedRun, events: list[Event], baseline_events: list[Event], steps: int
     ) -> tuple[Verdict, set[str]]:
-        """The verdict on the run with faults, and the names of checkpoints that they damaged on purpose."""
+        """Return the verdict on the run with faults, and the names of checkpoints that they damaged on purpose."""
         torn_manifests = torn(self.folder / RECORD)
         taken = run.lost_max()
         spoilt = set(torn_manifests).union(*(kind.spoilt(run.cluster.drill) for kind in KINDS.values()))
@@ -199,13 +205,14 @@ class Drill:
         return verdict, spoilt
 
     def _baseline(self) -> tuple[WatchedRun, list[Event]]:
-        """The run without faults, finished."""
+        """Run the script without faults, to its end."""
         options = self._options
         workers = options.undisturbed_workers
         self._say(f"\n[bold]Without faults[/bold], {counted(workers, 'worker')}")
         cluster = self._cluster(BASELINE, workers=workers)
         try:
-            code = self._launch(cluster)
+            with cluster.story(None) as story:
+                code = cluster.wait(story, within_s=options.within_s)
         except DrillTimeout as late:
             raise CannotRun(f"the run without faults: {late}") from late
         events = cluster.cluster.events()
@@ -223,7 +230,7 @@ class Drill:
         return cluster, events
 
     def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[WatchedRun, list[Event], list[Violation]]:
-        """The run with faults, launched as often as faults end it. Also: violations that are no matter of events."""
+        """Run it with faults, launched as often as they end it. Return also violations that are no matter of events."""
         self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{_on_nodes(plan)}")
         cluster = self._cluster(FAULTED, workers=plan.workers, plan=plan)
         late: str | None = None
@@ -231,7 +238,7 @@ class Drill:
         try:
             with cluster.story(total) as story:
                 while True:
-                    self._launch(cluster, story)
+                    cluster.wait(story, within_s=self._options.within_s)
                     events = cluster.cluster.events()
                     launched, known = events[known:], len(events)
                     code = unexplained_status(cluster.cluster.exit_codes(), launched, plan)
@@ -293,15 +300,8 @@ class Drill:
         self._clusters.append(cluster)
         return WatchedRun(cluster, self._console, plan, hosting)
 
-    def _launch(self, cluster: WatchedRun, story: Story | None = None) -> int:
-        """One launch to its end; its exit status. Raises DrillTimeout."""
-        if story is None:
-            with cluster.story(None) as story:
-                return cluster.wait(story, within_s=self._options.within_s)
-        return cluster.wait(story, within_s=self._options.within_s)
-
     def _source(self) -> str | None:
-        """The script's file."""
+        """Return the script's file."""
         if not self._options.module:
             return os.path.abspath(self._options.script)
         sys.path.insert(0, os.getcwd())
@@ -333,13 +333,13 @@ class Drill:
 
 
 def _cross_check(options: Options, plan: DrillPlan | None) -> float | None:
-    """None: as the script says."""
+    """Return how large a part of all shares is checked; None: as the script says."""
     asked = options.cross_check is None and plan is not None and any(fault.checks_shares for fault in plan.faults)
     return 1.0 if asked else options.cross_check
 
 
 def _step_s(events: Sequence[Event]) -> float:
-    """Of the run without faults: the median from one step to the next, of one worker."""
+    """Return the median from one step to the next, of one worker of the run without faults."""
     one = next(event["worker"] for event in events if event["event"] == "step_applied")
     times = [event["t"] for event in events if event["event"] == "step_applied" and event["worker"] == one]
     return max(statistics.median(b - a for a, b in pairwise(times)), 1e-3) if len(times) > 1 else 1.0

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elastic.drill import command
-from elastic_checkpoint.command_line import Parser
+from elastic.drill.plan.flags import parsed, script_parser
 
 if TYPE_CHECKING:
     from elastic.drill.both_runs import Drill
 
 STEPS, WORKERS = 12, 3
+_STEPS_MIN = 8  # for three faults, one after the other
 _DESCRIPTION = (
     "Runs some steps of a training script on one worker, and again on three of which one is killed, where another one "
     "joins, and all are lost, so that two go on from what was saved. Each share is passed by two workers. Says whether "
@@ -36,48 +37,22 @@ exit status  0 all is the same   1 it is not   2 it could not be run as asked   
 
 
 def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
-    """See command.main."""
-    argv = [*argv]
-    cut = argv.index("--") if "--" in argv else len(argv)
-    given = _parser().parse_intermixed_args(argv[:cut])
-    steps, workers = given.steps, given.workers
-    faults = [f"--join=@step={2 + steps // 4}", f"--lose-all=@step={steps // 2 + 2}"]
-    if workers > 1:
-        faults.append(f"--kill={workers - 1}@step={1 + steps // 8}")
-    asked = [
-        f"--workers={workers}",
-        f"--resume-workers={max(1, workers - 1)}",
-        f"--stop-after={steps}",
-        "--cross-check=1",
-    ]
-    asked += [f"--within={given.within:g}", *["--keep"] * given.keep, *["--module"] * given.module, given.script]
-    return command.main([*asked, *faults, "--", *given.args, *argv[cut + 1 :]], drill=drill, name="elastic check")
-
-
-def _parser() -> argparse.ArgumentParser:
-    made = Parser(
-        prog="elastic check",
-        usage="elastic check [options] SCRIPT [-- arguments of the script]\n       elastic check [options] -m MODULE …",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        hint="the script's own flags follow after --",
-    )
-    made.add_argument("script", metavar="SCRIPT", help="a training script, or with -m a module")
-    made.add_argument("args", nargs="*", default=[], metavar="ARG", help=argparse.SUPPRESS)
-    made.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
+    """Return the exit status. See command.main."""
+    made = script_parser("elastic check", description=_DESCRIPTION, epilog=_EPILOG)
     made.add_argument("--workers", type=int, default=WORKERS, metavar="N", help=f"(default {WORKERS})")
     made.add_argument("--steps", type=_steps, default=STEPS, metavar="N", help=f"of the run (default {STEPS})")
     made.add_argument("--keep", action="store_true", help="keep both runs; those that differ are kept anyway")
     made.add_argument("--within", type=float, default=300.0, metavar="SECONDS", help="for each run (default 300)")
-    return made
+    given = parsed(made, [*argv])
+    steps, workers = given.steps, given.workers
+    asked = [f"--workers={workers}", f"--resume-workers={max(1, workers - 1)}", f"--stop-after={steps}"]
+    asked += ["--cross-check=1", f"--within={given.within:g}", *["--keep"] * given.keep, *["--module"] * given.module]
+    asked += [f"--kill={workers - 1}@step={1 + steps // 8}"] * (workers > 1)
+    asked += [f"--join=@step={2 + steps // 4}", f"--lose-all=@step={steps // 2 + 2}", given.script]
+    return command.main([*asked, "--", *given.args], drill=drill, name="elastic check")
 
 
 def _steps(given: str) -> int:
     if not given.isdecimal() or int(given) < _STEPS_MIN:
         raise argparse.ArgumentTypeError(f"expected {_STEPS_MIN} or more; found {given}")
     return int(given)
-
-
-_STEPS_MIN = 8  # for three faults, one after the other

@@ -12,21 +12,19 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic.drill.end import End, LaunchEnd
+from elastic.drill.environment import Overrides
 from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Stop, Terminate
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject.joining_nodes import JoiningNodes
-from elastic.drill.inject.node_hosting import NodeHosting, ThisMachine
 from elastic.drill.inject.node_starter import Launcher, NodeStarter
-from elastic.drill.inject.overrides import Overrides
 from elastic.drill.judge.misled import misled
 from elastic.drill.judge.review import review
 from elastic.drill.machine import leftovers, processes
+from elastic.drill.machine.hosting import Node, NodeHosting, ThisMachine
 from elastic.drill.machine.lifeline import Lifeline
-from elastic.drill.machine.node import Node
 from elastic.drill.report.follow import Follow
 from elastic.errors import ConfigError, ElasticError
 from elastic.events.event import Event
@@ -36,6 +34,7 @@ from elastic.membership.worker.live import ORPHAN_S
 
 OUTPUT_SHOWN = 4000  # characters of a launch's output in an error
 POLL_S = 0.05
+Found = TypeVar("Found")
 RELEASED_S = 3.0  # what a process that has ended held is free this soon
 ORPHANS_S = 10.0  # what a launch started ends this soon after its launcher, or counts as left behind
 
@@ -124,25 +123,25 @@ class Cluster:
     # what will go wrong
 
     def kill(self, worker: int, when: At) -> None:
-        """SIGKILL to the worker with this rank at that moment."""
+        """Plan a SIGKILL to the worker with this rank at that moment."""
         self._add(Kill(worker, when))
 
     def kill_all(self, when: At) -> None:
-        """SIGKILL to everything at once, launcher included; `start` it again to see what survives."""
+        """Plan a SIGKILL to everything at once, launcher included; `start` it again to see what survives."""
         self._add(KillAll(when))
 
     def stop(self, worker: int, when: At) -> None:
-        """SIGSTOP to the worker with this rank at that moment."""
+        """Plan a SIGSTOP to the worker with this rank at that moment."""
         self._add(Stop(worker, when))
 
     def terminate(self, worker: int, when: At) -> None:
-        """SIGTERM to the worker with this rank at that moment."""
+        """Plan a SIGTERM to the worker with this rank at that moment."""
         self._add(Terminate(worker, when))
 
     # acting
 
     def start(self, *, workers: int | None = None, nodes: int | None = None) -> Cluster:
-        """Launches, or launches again after the last launch ended.
+        """Launch, or launch again after the last launch ended.
 
         Args:
             workers: From now on, in all; None: as before.
@@ -171,7 +170,7 @@ class Cluster:
         return self
 
     def wait_for(self, event: str | Callable[[Event], bool], *, within_s: float) -> Event:
-        """Waits for an event, and starts the launch if need be.
+        """Wait for an event, and start the launch if need be.
 
         Args:
             event: Its name, or a function that is true of it.
@@ -185,24 +184,16 @@ class Cluster:
             DrillTimeout: It took longer. The launch goes on.
         """
         holds = (lambda e: e["event"] == event) if isinstance(event, str) else event
-        self._start_once()
-        deadline = time.monotonic() + within_s
         follow, events = Follow(self.evidence), list[Event]()
-        while True:
-            self._look()
-            ended = not self._running()
-            events += follow.new()  # each is read once, and asked about again: it may depend on what else there is
-            for found in events:
-                if holds(found):
-                    return found
-            if ended:
-                raise ElasticError(f"the launch ended ({self._exit_code()}) before {event}\n{self._state()}")
-            if time.monotonic() > deadline:
-                raise DrillTimeout(f"no {event} within {within_s} s\n{self._state()}")
-            time.sleep(POLL_S)
+
+        def seen() -> Event | None:
+            events.extend(follow.new())  # each is read once, and asked about again: it may depend on what else there is
+            return next(filter(holds, events), None)
+
+        return self._until(seen, str(event), within_s)
 
     def wait_held(self, *, within_s: float) -> None:
-        """Waits until a Hold has happened that has not been let go, and starts the launch if need be.
+        """Wait until a Hold has happened that has not been let go, and start the launch if need be.
 
         Args:
             within_s: How long it may take, in seconds.
@@ -211,49 +202,41 @@ class Cluster:
             ElasticError: The launch ended before.
             DrillTimeout: It took longer. The launch goes on.
         """
-        self._start_once()
-        deadline = time.monotonic() + within_s
-        while not self._held():
-            self._look()
-            if not self._running():
-                raise ElasticError(f"the launch ended ({self._exit_code()}) before it was held\n{self._state()}")
-            if time.monotonic() > deadline:
-                raise DrillTimeout(f"not held within {within_s} s\n{self._state()}")
-            time.sleep(POLL_S)
+        self._until(self._held, "hold", within_s)
 
     def let_go(self) -> None:
-        """Of all that are held."""
+        """Let all go on that are held."""
         for index in self._held():
             self.drill.let_go(index).touch()
 
     def pids(self) -> list[int]:
-        """The launchers, in the order in which they were started."""
+        """Return those of the launchers, in the order in which they were started."""
         return [launcher.pid for launcher in self._launchers]
 
     def pid(self, worker: str) -> int:
-        """Of the worker that has this id, if it still runs; else 0."""
+        """Return that of the worker that has this id, if it still runs; else 0."""
         pid = self._hosting.pid(worker)
         return pid if pid and self.drill.alive([pid]) else 0
 
     def abandon(self, launcher: Node) -> bool:
-        """It is killed, and no part of this launch any more. False: it was none."""
+        """Kill a launcher, which is no part of this launch any more. Return False if it was none."""
         if found := launcher in self._launchers:
             launcher.kill()
             self._launchers.remove(launcher)
         return found
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Of the launchers of this launch, by pid; None: it runs."""
+        """Return those of the launchers of this launch, by pid; None: it runs."""
         return {launcher.pid: launcher.poll() for launcher in self._launchers}
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to the launcher (of every node), as a scheduler gives it."""
+        """Send a signal to the launcher (of every node), as a scheduler does."""
         self._start_once()
         for launcher in self._launchers:
             launcher.send_signal(number)
 
     def finish(self, *, within_s: float = 60, reference: Sequence[Event] | str | None = None) -> End:
-        """Waits for the launch to end, and judges the run. Starts it if need be.
+        """Wait for the launch to end, and judge the run. Start it if need be.
 
         Args:
             within_s: How long it may take, in seconds.
@@ -286,7 +269,7 @@ class Cluster:
         )
 
     def wait(self, *, within_s: float, watching: Callable[[], None] | None = None) -> LaunchEnd:
-        """Waits until the launch has ended, and nothing of it is left. Starts it if need be, and judges nothing.
+        """Wait until the launch has ended, and nothing of it is left. Start it if need be, and judge nothing.
 
         Args:
             within_s: How long it may take, in seconds.
@@ -317,11 +300,11 @@ class Cluster:
         return LaunchEnd(self._exit_code(), left_behind)
 
     def _orphans_s(self) -> float:
-        """A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks."""
+        # A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks.
         return ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in self._struck()) else 0.0)
 
     def _left_behind(self) -> list[str]:
-        """In words. A process that was killed may hold its files for a moment longer than it can be seen."""
+        """Return it in words. A process that was killed may hold its files for a moment longer than it is seen."""
         killed = bool(self.drill.happened())
         deadline = time.monotonic() + RELEASED_S
         while (found := self._before.new(self.folder, self._seen, killed=killed)) and time.monotonic() < deadline:
@@ -329,7 +312,7 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        """Ends whatever still runs, and removes what that leaves in shared memory. Harmless when repeated."""
+        """End whatever still runs, and remove what that leaves in shared memory. Harmless when repeated."""
         self._joining.dismiss()
         processes.kill_marked(self.folder)
         for launcher in self._launchers:
@@ -342,15 +325,28 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _until(self, seen: Callable[[], Found | None], what: str, within_s: float) -> Found:
+        """Return what is seen at last. Raise as wait_for does."""
+        self._start_once()
+        deadline = time.monotonic() + within_s
+        while True:
+            self._look()
+            ended = not self._running()  # before the last look
+            if found := seen():
+                return found
+            if ended:
+                raise ElasticError(f"the launch ended ({self._exit_code()}) before {what}\n{self._state()}")
+            if time.monotonic() > deadline:
+                raise DrillTimeout(f"no {what} within {within_s} s\n{self._state()}")
+            time.sleep(POLL_S)
 
     # looking
 
     def events(self) -> list[Event]:
-        """Everything that has been recorded so far, of all launches."""
+        """Return everything that has been recorded so far, of all launches."""
         return read_events(self.evidence)
 
     @property
@@ -359,16 +355,18 @@ class Cluster:
         return self.folder if self._apart else local_folder(self.url) or self.folder
 
     def output(self) -> str:
-        """What the last launch has printed so far."""
+        """Return what the last launch has printed so far."""
         return self._starter.output.read_text(errors="replace")
 
     def not_reached(self) -> list[int]:
-        """Indices of the faults that have not happened."""
+        """Return the indices of the faults that have not happened."""
         return sorted(set(range(len(self.plan.faults))) - self.drill.happened().keys())
 
     def lost_max(self) -> int | None:
-        """How many workers the faults took from the run against their will, at most; None where that says nothing about
-        survivors. Whoever is lost with all others is missed by no view."""
+        """Return how many workers the faults took from the run, at most; None: that says nothing about survivors.
+
+        Whoever is lost with all others is missed by no view.
+        """
         starter = self._starter
         if starter.launcher != "elastic" or starter.workers is None:
             return None
@@ -377,14 +375,14 @@ class Cluster:
 
     @property
     def _apart(self) -> bool:
-        """Whether the evidence lies apart from the run."""
+        """True if the evidence lies apart from the run."""
         return self._starter.overrides.url is not None or local_folder(self.url) is None
 
     def _add(self, fault: Fault) -> None:
         self.plan = Plan((*self.plan.faults, fault), self.plan.seed)
 
     def _struck(self) -> list[Fault]:
-        """The faults that have happened."""
+        """Return the faults that have happened."""
         return [self.plan.faults[index] for index in self.drill.happened()]
 
     def _held(self) -> list[int]:
@@ -405,11 +403,11 @@ class Cluster:
         return any(launcher.poll() is None for launcher in self._launchers)
 
     def _exit_code(self) -> int:
-        """0 if every launcher ended with it."""
+        """Return the status of a launcher that failed; 0 if none did."""
         return next((launcher.returncode for launcher in self._launchers if launcher.returncode), 0)
 
     def _state(self) -> str:
-        """How far everyone got, for an error."""
+        """Return how far everyone got, for an error."""
         last = {e["worker"]: e for e in self.events()}
         workers = [f"  {worker}: last event {e['event']}, step {e.get('step')}" for worker, e in last.items()]
         running = [f"  running: {processes.describe(pid)}" for pid in processes.marked(self.folder)]

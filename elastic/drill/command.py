@@ -19,8 +19,9 @@ HOLDS, BROKEN, CANNOT = 0, 1, 2
 
 
 def main(argv: Sequence[str], *, drill: type[Drill] | None = None, name: str = "elastic drill") -> int:
-    """0 every invariant holds, 1 one is broken, 128 + n ended by signal n; 2 the drill could not be run as asked, or
-    not every fault struck.
+    """Return 0 if every invariant holds, 1 if one is broken, 128 + n if signal n ended it.
+
+    2: the drill could not be run as asked, or not every fault struck.
 
     drill  what is made of the options; None: Drill
     name   of the command

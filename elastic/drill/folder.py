@@ -33,18 +33,18 @@ class DrillFolder:
         return self.path / "plan.json"
 
     def begin_launch(self) -> None:
-        """What has happened so far did so in no view of the launch that begins."""
+        """Forget the views of what has happened so far: they are none of the launch that begins."""
         for name in ("happened", "struck", "let_go", "came", "failed", "ranks", "logs"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
         for index in self.happened():
             self.forget_view(index)
 
     def happened(self) -> dict[int, str]:
-        """The faults that have happened, and in which generation."""
+        """Return the faults that have happened, and in which generation."""
         return {int(path.name): path.read_text() for path in (self.path / "happened").glob("[0-9]*")}
 
     def claim(self, index: int, generation: int) -> bool:
-        """Puts on record that this fault happens now; False if it has happened before."""
+        """Put on record that this fault happens now; return False if it has happened before."""
         own = self.path / "happened" / f"{_COMING}{index}-{os.getpid()}"
         own.write_text(str(generation))
         try:
@@ -56,7 +56,7 @@ class DrillFolder:
         return True
 
     def forget_view(self, index: int) -> None:
-        """The next fault may come in the view in which this one happened."""
+        """Let the next fault come in the view in which this one happened."""
         (self.path / "happened" / str(index)).write_text("")
 
     def struck(self, index: int) -> Path:
@@ -66,27 +66,27 @@ class DrillFolder:
         return self.path / "let_go" / str(index)
 
     def came(self, agent: int) -> Path:
-        """agent  its pid"""
+        """Return the file that an agent's first worker makes. agent: its pid"""
         return self.path / "came" / str(agent)
 
     def record_failure(self, failure: str, step: int) -> None:
-        """Puts on record that a worker fails in this way, at this step."""
+        """Put on record that a worker fails in this way, at this step."""
         (self.path / "failed" / f"{failure}-{step}").touch()
 
     def failures(self, failure: str) -> list[int]:
-        """The steps at which a worker has failed in this way."""
+        """Return the steps at which a worker has failed in this way."""
         return [int(path.name.rpartition("-")[2]) for path in (self.path / "failed").glob(f"{failure}-*")]
 
     def record_rank(self, generation: int, rank: int) -> None:
-        """This process has that rank in the view."""
+        """Put on record that this process has that rank in the view."""
         (self.path / "ranks" / f"{generation}-{rank}").write_text(str(os.getpid()))
 
     def alive_with_ranks(self, generation: int, ranks: Iterable[int]) -> list[int]:
-        """The pids of those that have come to the view, and still run."""
+        """Return the pids of those that have come to the view, and still run."""
         paths = [self.path / "ranks" / f"{generation}-{rank}" for rank in ranks]
         return self.alive(int(path.read_text() or 0) for path in paths if path.exists())
 
     def alive(self, pids: Iterable[int]) -> list[int]:
-        """Those that still run and belong to the drill."""
+        """Return those that still run and belong to the drill."""
         living = marked(self.path)
         return [pid for pid in pids if pid in living]

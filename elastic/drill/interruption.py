@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -20,29 +18,27 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Interrupted."""
+    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP."""
 
     def raised(number: int, _: FrameType | None) -> None:
         raise Interrupted(number)
 
-    with _handled(dict.fromkeys(_SIGNALS, raised)):
+    with _handled_by(raised):
         yield
 
 
 @contextlib.contextmanager
 def undisturbed_by_signals() -> Iterator[None]:
-    """While everything is being cleared away, which takes a moment."""
-    with _handled(dict.fromkeys(_SIGNALS, signal.SIG_IGN)):
+    """Ignore them while everything is being cleared away, which takes a moment."""
+    with _handled_by(signal.SIG_IGN):
         yield
 
 
 @contextlib.contextmanager
-def _handled(
-    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None] | signal.Handlers],
-) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+def _handled_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, was)

@@ -34,7 +34,7 @@ class StorageRoot:
 
     @classmethod
     def asked(cls, url: str, options: Sequence[StorageOption]) -> StorageRoot:
-        """Raises ConfigError, which does not show what may be confidential."""
+        """Return what was given. Raise ConfigError, which does not show what may be confidential."""
         if "://" not in url or url.startswith(("file://", "local://", "memory://", "faulty://")):
             raise ConfigError(
                 f"--storage {redact(url)}: expected the URL of an object store, such as s3://bucket/folder; for a "
@@ -44,7 +44,7 @@ class StorageRoot:
         return cls(url, found or None, [one.written for one in options])
 
     def replay(self) -> list[str]:
-        """As on a command line; a value that was given in it is not repeated."""
+        """Return it as on a command line; a value that was given in it is not repeated."""
         where = ["--storage", redact(self.url)]
         return where + [f"--storage-option={one}" for one in self.written]
 
@@ -57,7 +57,7 @@ class Location:
         self.options = root.options if root is not None else None
 
     def url(self, folder: Path, name: str) -> str:
-        """folder: the drill's own"""
+        """Return where a run lives. folder: the drill's own"""
         return str(folder / name) if self._root is None else f"{self._root}/{name}"
 
     @property
@@ -66,7 +66,7 @@ class Location:
         return redact(self._root) if self._root is not None else None
 
     def check(self) -> None:
-        """That it takes an object, before anything runs. Raises ConfigError; waits no longer than a minute."""
+        """Raise ConfigError if it takes no object. Waits no longer than a minute."""
         if self._root is None:
             return
         wrong = refusal(self._root, self.options)
@@ -80,7 +80,7 @@ class Location:
             )
 
     def remove(self) -> str | None:
-        """Removes what is not in the folder; returns why that failed, if it did. Waits no longer than a minute."""
+        """Remove what is not in the folder; return why that failed, if it did. Waits no longer than a minute."""
         return _in_time(self._remove, _REMOVE_WITHIN_S) if self._root is not None else None
 
     def _try(self) -> None:
@@ -101,7 +101,7 @@ class Location:
 
 
 def _in_time(do: Callable[[], None], within_s: float) -> str | None:
-    """Why it failed, if it did: a server that does not answer is not waited for."""
+    """Return why it failed, if it did: a server that does not answer is not waited for."""
     failure: list[str] = [f"not done within {within_s:.0f} s"]
 
     def run() -> None:

@@ -22,6 +22,7 @@ Loaded by every pytest run where elastic is installed, so it imports nothing hea
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -33,10 +34,9 @@ import pytest
 
 if TYPE_CHECKING:
     from elastic.drill.cluster import Cluster
+    from elastic.drill.drilled_tests import Remembering, UndisturbedEnds
     from elastic.drill.end import End
-    from elastic.drill.failed_test import Remembering
     from elastic.drill.faults import Plan
-    from elastic.drill.undisturbed_ends import UndisturbedEnds
 
 _SEED = pytest.StashKey[int]()
 _RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
@@ -80,7 +80,7 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
     runs = item.stash.get(_RUNS, [])
     if not runs:
         return []
-    from elastic.drill.failed_test import sections
+    from elastic.drill.drilled_tests import sections
 
     undisturbed: list[End] = item.stash.get(_UNDISTURBED, [])
     try:
@@ -91,14 +91,14 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def elastic_drill_seed(request: pytest.FixtureRequest) -> int:
-    """A seed of this test's own: of its name and of --elastic-drill-seed, which a failure tells."""
+    """Return a seed of this test's own: of its name and of --elastic-drill-seed, which a failure tells."""
     text = f"{request.config.stash[_SEED]} {request.node.nodeid}"
     return zlib.crc32(text.encode())
 
 
 @pytest.fixture(scope="session")
 def elastic_script() -> Path:
-    """The training script that `elastic_cluster` runs; a project overrides this fixture."""
+    """Return the training script that `elastic_cluster` runs; a project overrides this fixture."""
     raise pytest.UsageError(
         "override the fixture `elastic_script` in conftest.py: return the path of a training script"
     )
@@ -108,7 +108,7 @@ def elastic_script() -> Path:
 def elastic_cluster(
     tmp_path: Path, elastic_script: Path, elastic_drill_seed: int, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Cluster]]:
-    """elastic_cluster(workers=4, steps=12, …): a run that has not started yet. See Cluster; options become flags.
+    """Make runs: elastic_cluster(workers=4, steps=12, …) has not started yet. See Cluster; other options become flags.
 
     faults="kill,stop", rate=0.05 draws so many faults per step, of the kinds that strike workers and one launch
     survives; `elastic drill` knows more.
@@ -134,8 +134,8 @@ def elastic_cluster(
 
 @pytest.fixture(scope="session")
 def _undisturbed_ends(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> UndisturbedEnds:
-    """By script and arguments: each test module may have a script of its own."""
-    from elastic.drill.undisturbed_ends import UndisturbedEnds
+    """Keep them by script and arguments: each test module may have a script of its own."""
+    from elastic.drill.drilled_tests import UndisturbedEnds
 
     one_of_several = hasattr(request.config, "workerinput")  # pytest-xdist's
     return UndisturbedEnds(tmp_path_factory.getbasetemp().parent if one_of_several else None)
@@ -148,7 +148,7 @@ def elastic_undisturbed(
     _undisturbed_ends: UndisturbedEnds,
     request: pytest.FixtureRequest,
 ) -> Callable[..., End]:
-    """elastic_undisturbed(steps=12, …): the end of that run in one process that nobody touched; run once a session."""
+    """Return ends: elastic_undisturbed(steps=12, …) is that of a run in one process that nobody touched, made once."""
 
     def run(*, within_s: float = 120, **arguments: Any) -> End:
         script = _found(arguments.pop("script", elastic_script), request)
@@ -168,8 +168,10 @@ def elastic_undisturbed(
 
 
 def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
-    """A relative path: in the working directory, or else beside the test or in pytest's root. Raises pytest.UsageError
-    where there is no such file."""
+    """Return the file of a relative path: in the working directory, beside the test or in pytest's root.
+
+    Raise pytest.UsageError if there is no such file.
+    """
     folders = [Path.cwd(), request.path.parent, request.config.rootpath]
     found = next((folder / script for folder in folders if (folder / script).is_file()), None)
     if found is None:
@@ -179,16 +181,17 @@ def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
 
 
 def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, Any]) -> Remembering:
-    """Splits the arguments into Cluster's own and the script's; `steps` is both's."""
-    from elastic.drill.failed_test import Remembering
+    """Split the arguments into Cluster's own and the script's; `steps` is both's."""
+    from elastic.drill.drilled_tests import Remembering
 
-    own = {name: arguments.pop(name) for name in _OF_CLUSTER & arguments.keys()}
+    of_cluster = inspect.signature(Remembering).parameters.keys() - _NOT_TO_SAY
+    own = {name: arguments.pop(name) for name in of_cluster & arguments.keys()}
     steps = arguments.get("steps")
     return Remembering(script, [str(url), *_flags(arguments)], url=url, folder=folder, steps=steps, **own)
 
 
 def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
-    """Raises pytest.UsageError where it cannot be drawn."""
+    """Draw a plan. Raise pytest.UsageError if that cannot be done."""
     from elastic.drill.faults import NAMED, Plan
     from elastic.drill.plan.draw import draw_faults
 
@@ -213,21 +216,7 @@ def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Pla
 
 
 _RESTARTS = 3
-
-_OF_CLUSTER = {
-    "workers",
-    "launcher",
-    "nodes",
-    "nodes_max",
-    "options",
-    "restarts",
-    "env",
-    "observed",
-    "plan",
-    "storage_options",
-    "overrides",
-    "hosting",
-}
+_NOT_TO_SAY = {"script", "args", "url", "folder", "steps", "module", "ready"}  # of a cluster; some are the script's
 
 
 def _flags(options: dict[str, Any]) -> Sequence[str]:

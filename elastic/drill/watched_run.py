@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from elastic.drill.cluster import Cluster
-from elastic.drill.faults.host_fault import HostFault, NetworkFault
+from elastic.drill.faults.host_faults import HostFault, NetworkFault
 from elastic.drill.hosts.hosts import Hosts
 from elastic.drill.hosts.network import host_of, name
 from elastic.drill.hosts.on_hosts import OnHosts
@@ -68,17 +68,14 @@ class WatchedRun:
         return self._hosting.hosts
 
     def hosts_of(self, struck: Event, ranks: Iterable[int]) -> list[int]:
-        """On which these ranks are, in the view of that record; without one, where that was made."""
+        """Return on which hosts these ranks are, in the view of that record; without one, where that was made."""
         workers = self._views.get(struck.get("generation") or 0, [struck["worker"]])
         return sorted({host_of(workers[rank]) for rank in ranks if rank < len(workers)} or {host_of(struck["worker"])})
 
     def lost_max(self) -> int | None:
-        """None: nobody knows."""
+        """Return how many workers may be missed; None: nobody knows."""
         taken = self.cluster.lost_max()
         return None if taken is None else taken + len(self.overdue)
-
-    def not_reached(self) -> list[int]:
-        return self.cluster.not_reached()
 
     def story(self, total: int | None) -> Story:
         follow = Follow(self.cluster.evidence)
@@ -99,7 +96,7 @@ class WatchedRun:
         return ended.exit_code
 
     def kill_overdue(self, struck: Event) -> None:
-        """The worker that this fault asked to leave, if it is still there."""
+        """Kill the worker that this fault asked to leave, if it is still there."""
         if pid := self.cluster.pid(struck["worker"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -108,7 +105,7 @@ class WatchedRun:
                 self._console.print(f"            {words}", highlight=False)
 
     def hear(self, event: Event) -> None:
-        """Each of the run's events, in order: faults of hosts strike here."""
+        """Hear each of the run's events, in order, and strike hosts."""
         if event["event"] == "view_formed":
             self._views[event.get("generation") or 0] = event["workers"]
         elif event["event"] == "finished":
@@ -128,7 +125,7 @@ class WatchedRun:
         self.cluster.drill.let_go(struck["index"]).touch()
 
     def _end_faults(self, now_s: float) -> None:
-        """Of those that have struck, or whose worker was killed as it struck."""
+        """End those that have struck, or whose worker was killed as it struck."""
         for index in [index for index in self._announced if self._has_struck(index)]:
             lasts_s = self._faults[index].lasts_s(self._grace_s)
             assert lasts_s is not None
@@ -143,7 +140,7 @@ class WatchedRun:
         return drill.struck(index).exists() or not self.cluster.pid(self._announced[index]["worker"])
 
     def _switch_off(self, now_s: float) -> None:
-        """Whom the run has gone on without, where it is over."""
+        """Switch off whom the run has gone on without, once it is over."""
         if self._hosting is None or not self._fell_apart or now_s < self._finished_s + _STRANDED_S:
             return
         for host, machine in self._hosting.machines.items():

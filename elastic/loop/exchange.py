@@ -199,7 +199,7 @@ class Exchange:
             self._compare_replicas(when, "  state  it is not saved", step, unapplied=False)
 
     def _compare_replicas(self, when: str, state: str, step: int, *, unapplied: bool = True) -> None:
-        """All call it together: at first so that all compare the same. when, state: for the error. Raises PeerLost,
+        """Compare what all hold. All call it together. when, state: for the error. Raises PeerLost,
         CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the others."""
         own = {"apart": sorted(self._replica.apart), **self._said_settings()}
         known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
@@ -319,7 +319,7 @@ class Exchange:
 
     def _check_alike(self, known: Sequence[Any], other: int, state: str = UNTOUCHED, *, unapplied: bool = True) -> None:
         """Raise CollectiveMismatch unless rank `other` is set as this one is; on all, if only newcomers are not as the
-        others, NotLetIn or PeerWrong. known: each rank's `_said_settings`; unapplied: the step in hand is
+        others, NotLetIn or PeerWrong. known: each rank's `_said_settings`; unapplied: so is the step in hand
         """
         rank = self._group.rank
         all_settings = [one["settings"] for one in known]

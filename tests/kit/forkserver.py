@@ -1,6 +1,6 @@
 """Starts programs as forks of one process that has imported torch; a fresh interpreter takes seconds of a processor.
 
-    ForkedMachine().start(command, …)   as elastic.drill.inject.node_hosting.ThisMachine
+    ForkedMachine().start(command, …)   as elastic.drill.machine.hosting.ThisMachine
     start(command, …)          as subprocess.Popen
     piped(command, …)          as subprocess.Popen with text pipes, of `-c` and of any module, too
     start_machine(command, …)  as elastic.drill.hosts.hosts.Hosts.boot
@@ -26,8 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic.drill.inject.node_hosting import ThisMachine
-from elastic.drill.machine.node import Node
+from elastic.drill.machine.hosting import Node, ThisMachine
 from elastic.drill.machine.processes import MARK
 from tests.kit.forked_process import Forked
 from tests.kit.forkserver_process import MESSAGE_MAX, ROOM

@@ -10,7 +10,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from elastic.drill.hosts import hosts
 from elastic.drill.hosts.hosts import Machine
 from elastic.drill.hosts.network import WITHIN_S, name, until
-from elastic.drill.machine.node import Node
+from elastic.drill.machine.hosting import Node
 from elastic_checkpoint import linux
 from tests.kit import forkserver
 
@@ -54,16 +53,15 @@ class Hosts(hosts.Hosts):
         with self._clock(host).open("r+b" if self._clock(host).exists() else "wb") as file:
             file.write(off_by(seconds))
 
-    def freeze(self, host: int) -> float:
+    def freeze(self, host: int) -> None:
         """SIGSTOP to all that runs there; the parent first, or it would see to its children. The kernel's own answers
         go on: cut it, too, where a virtual machine is meant that stands still."""
-        at, stopped = time.time(), set[int]()
+        stopped = set[int]()
         while new := [pid for pid in self.pids(host) if pid not in stopped]:
             for pid in new:
                 _signal(pid, signal.SIGSTOP)
             stopped.update(new)
         until(lambda: all(_state(pid) in "TZ" for pid in stopped), f"{name(host)} to stand still")
-        return at
 
     def thaw(self, host: int) -> None:
         """The parent last."""

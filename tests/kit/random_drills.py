@@ -23,6 +23,7 @@ from elastic.drill.faults import (
     KillAll,
     KillTogether,
     LeaveNode,
+    OutOfStep,
     Partition,
     Raise,
     Stop,
@@ -41,6 +42,7 @@ FAULTS_MAX = 6
 HOST_PAUSE_S = 0.2
 HOST_SCRIPTS = (2, 4, 11, 12, 15, 16, 21, 22, 42, 43, 48)  # of 30 steps or more, for 6 workers
 OF_HOSTS = [name for name, one in NAMED.items() if one.kind.needs_hosts and name != "heal"]
+OUT_OF_STEP_S = 12  # --timeout where a worker is to leave out a collective, for which the others wait so long
 STUCK_S = 6.0  # --hang-limit where data is to hang; elsewhere nobody waits for it
 OF_A_RECOVERY = ("form", "formed", "transfer", IN_TRANSFER)
 OF_THE_COORDINATOR = ("save", "saved")
@@ -51,8 +53,9 @@ _TAKES_A_WHILE_S = 4.0  # until a coordinator has a writer process for sure
 class Script:
     """Options of a program of tests/kit/programs.
 
-    steps  that it applies
-    pause  after each step, seconds
+    steps          that it applies
+    pause          after each step, seconds
+    takes_timeout  it has an option for how long a collective may take
     """
 
     args: tuple[str, ...]
@@ -62,6 +65,8 @@ class Script:
     save_every: str
     evaluates: bool
     habit: str | None
+    exact: bool = True
+    takes_timeout: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +151,8 @@ def script(number: int) -> Script:
         save_every=save_every,
         evaluates=evaluate_every is not None,
         habit=habit,
+        exact=said["mode"] == "exact",
+        takes_timeout=True,
     )
 
 
@@ -172,7 +179,8 @@ def random_drill(seed: int) -> RandomDrill:
         faults=sharpened(draw, faults, options, workers=workers, nodes=nodes, resume_workers=resume_workers),
     )
     hang_s = STUCK_S if "stick-loader" in kinds else None
-    return RandomDrill(seed=seed, args=options.args, plan=plan, hang_s=hang_s)
+    timeout = [f"--timeout={OUT_OF_STEP_S}"] * any(isinstance(fault, OutOfStep) for fault in plan.faults)
+    return RandomDrill(seed=seed, args=(*options.args, *timeout), plan=plan, hang_s=hang_s)
 
 
 def random_host_drill(seed: int) -> RandomDrill:
@@ -227,9 +235,13 @@ def fitting(options: Script) -> list[str]:
         without.add("kill-writer")
     if options.habit == "compiled":  # its first step takes longer than STUCK_S
         without.add("stick-loader")
-    # What misleads a worker is found by others who are not lost before that: see tests/processes/test_silent_faults.py.
-    able = (name for name, one in NAMED.items() if not (one.kind.needs_hosts or one.kind.misleads))
-    return [name for name in able if name not in without]
+    if not options.takes_timeout:
+        without.update(("skip-exchange", "repeat-exchange"))
+    if not options.exact:
+        without.update(name for name, one in NAMED.items() if one.kind.misleads)
+    if options.save_every not in ("1", "2", "3"):  # what is wrong in a state is found behind a save
+        without.update(("corrupt-weight", "corrupt-moment", "stale-state"))
+    return [name for name, one in NAMED.items() if not one.kind.needs_hosts and name not in without]
 
 
 def storage_faults(draw: random.Random) -> StorageFaults:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from elastic.drill.inject.node_hosting import free_port
+from elastic.drill.machine.hosting import free_port
 from elastic.drill.machine.processes import WRITER
 from elastic.events.event import Event
 from elastic.events.reading import read_events

@@ -235,7 +235,7 @@ def test_a_fault_that_never_struck_is_no_success(elastic_cluster: MakeCluster) -
     end = run.finish(within_s=240)
 
     assert end.verdict.ok
-    assert end.not_reached == ("step 50 backward: kill w0",)
+    assert end.not_reached == ("step 50 backward: SIGKILL to worker 0",)
     assert not end.ok
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert marked_in(drills) == []
 
 
+@pytest.fixture
+def holds(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a drill of small.py has shown, of which every promise held: its options, and behind "--" the script's."""
+
+    def drilled(options: str, script: str = "") -> str:
+        status = main([SMALL, *shlex.split(options), "--", "own", *script.split()])
+        shown = capsys.readouterr().out
+        assert status == HOLDS, shown
+        return shown
+
+    return drilled
+
+
 def pids_in(drills: Path) -> list[int]:
     """The processes that belong to a drill in there."""
     mark = f"{MARK}={drills}".encode()
@@ -77,16 +90,13 @@ def struck(run: Path) -> list[str]:
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
-def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, holds: Callable[..., str]) -> None:
     """Killed, stopped, told to leave, joined, all lost and resumed smaller: and the script's own URL is not touched."""
-    faults = (
-        "--kill 1@step=4,phase=in_backward --join @step=5 --stop 2@step=20 --leave 1@step=90 --flip-bytes @step=104 "
-        "--lose-all @step=105"
+    shown = holds(
+        "--workers 3 --resume-workers 2 --kill 1@step=4,phase=in_backward --join @step=5 --stop 2@step=20 "
+        "--leave 1@step=90 --flip-bytes @step=104 --lose-all @step=105",
+        "--steps 120 --unhurried 4",
     )
-    script = [SMALL, *faults.split(), "--", "own", "--steps", "120", "--unhurried", "4"]
-    assert main(["--workers", "3", "--resume-workers", "2", *script]) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
-
     assert shown.count("✓") == 10
     assert "Every promise held" in shown
     assert "2,880, each 1×" in shown
@@ -96,13 +106,10 @@ def test_a_drill_of_all_that_happens_to_fleets_holds(here: Path, capsys: pytest.
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
-def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, holds: Callable[..., str]) -> None:
     """However short the run is: a replay then has them join at the same steps. And nobody who waits counts as hung."""
     joins = "--workers 1 --join @step=2 --join @step=5 --join @step=8 --hang-limit 1"
-    script = [SMALL, *joins.split(), "--", "own", "--steps", "16"]
-    assert main(["--keep", "--folder", "kept", *script]) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
-
+    shown = holds(f"--keep --folder kept {joins}", "--steps 16")
     assert "too late to join" not in shown
     assert shown.count("the node is there") == 3
     events = read_events(here / "kept" / "disturbed-drill")
@@ -112,28 +119,23 @@ def test_nodes_that_join_are_waited_for_and_take_part_at_once(here: Path, capsys
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
-def test_a_recorded_fleet_is_replayed_with_nodes_that_die_and_join(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recorded_fleet_is_replayed_with_nodes_that_die_and_join(here: Path, holds: Callable[..., str]) -> None:
     (here / "fleet.csv").write_text("t_s,op,node\n0,add,a\n0,add,b\n30,remove,a\n60,add,c\n120,remove,b\n")
-    script = [SMALL, "--workers", "2", "--trace", "fleet.csv", "--", "own", "--steps", "24"]
-    assert main(["--keep", "--folder", "kept", *script]) == HOLDS, capsys.readouterr().out
-    assert "too late to join" not in capsys.readouterr().out
+    shown = holds("--keep --folder kept --workers 2 --trace fleet.csv", "--steps 24")
+    assert "too late to join" not in shown
     events = read_events(here / "kept" / "disturbed-drill")
     sizes = [event["world_size"] for event in events if event["event"] == "view_formed" and event["rank"] == 0]
     assert sizes == [2, 1, 2]
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
-@pytest.mark.parametrize(("option", "every"), [((), 4), (("--save-every", "3"), 3), (("--save-every", "script"), None)])
+@pytest.mark.parametrize(("option", "every"), [("", 4), ("--save-every 3", 3), ("--save-every script", None)])
 def test_a_run_that_loses_all_has_saved_before(
-    here: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], every: int | None
+    here: Path, holds: Callable[..., str], option: str, every: int | None
 ) -> None:
     """Of a script that saves every ten minutes a drill of seconds would show nothing else."""
-    script = [SMALL, *option, "--lose-all", "@step=11", "--", "own", "--steps", "32", "--save-every", "10min"]
-    assert main(["--keep", "--folder", "kept", "--workers", "2", *script]) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
-
+    drill = f"--keep --folder kept --workers 2 {option} --lose-all @step=11"
+    shown = holds(drill, "--steps 32 --save-every 10min")
     assert f"goes on from step {11 // every * every if every else 0}, the newest save" in shown
     plan = DrillPlan.from_json((here / "kept" / "plan.json").read_text())
     assert plan.save_every == (str(every) if every else None)
@@ -174,55 +176,43 @@ def test_both_runs_may_live_in_an_object_store(here: Path, capsys: pytest.Captur
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
 def test_a_disk_that_is_full_and_one_that_is_read_only_cost_saves_and_no_step(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, holds: Callable[..., str]
 ) -> None:
     """And an agent that is killed, of two, is no failure of the run."""
     faults = "--disk-full @step=5,seconds=3 --read-only @step=60,seconds=0.5 --kill-agent 1@step=60"
-    script = [SMALL, "--", "own", "--steps", "80", "--save-every", "10", "--unhurried", "3"]
-    assert main(["--workers", "2", "--nodes", "2", *faults.split(), *script]) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
-
+    shown = holds(f"--workers 2 --nodes 2 {faults}", "--steps 80 --save-every 10 --unhurried 3")
     assert re.search(r"the save of step \d+ failed: .*No space left on device", shown)
     assert str(here) not in Path("/proc/mounts").read_text()
     assert list((here / "drills").iterdir()) == []
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
-def test_a_node_that_comes_when_the_first_is_gone_finds_the_others(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_that_comes_when_the_first_is_gone_finds_the_others(holds: Callable[..., str]) -> None:
     """At the first one's port, where all of them met, nobody listens any more."""
-    script = [SMALL, "--", "own", "--steps", "60"]
-    faults = "--kill-agent 0@step=20 --join @step=30"
-    assert main(["--workers", "2", "--nodes", "2", *faults.split(), *script]) == HOLDS, capsys.readouterr().out
-    assert re.search(r"workers +1 +2 → 1 → 2 ", capsys.readouterr().out)
+    shown = holds("--workers 2 --nodes 2 --kill-agent 0@step=20 --join @step=30", "--steps 60")
+    assert re.search(r"workers +1 +2 → 1 → 2 ", shown)
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
-def test_what_has_no_end_of_its_own_is_ended_by_the_drill(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_end_of_its_own_is_ended_by_the_drill(holds: Callable[..., str]) -> None:
     """A disk is whole for the next launch; who has not left in time is killed, which the run is not blamed for."""
-    faults = (
-        "--slow 0@step=10,seconds=1,shares=8 --leave 1@step=10,phase=exchange --read-only @step=20,seconds=600 "
-        "--lose-all @step=21"
+    shown = holds(
+        "--workers 2 --nodes 2 --grace 0.2 --slow 0@step=10,seconds=1,shares=8 --leave 1@step=10,phase=exchange "
+        "--read-only @step=20,seconds=600 --lose-all @step=21",
+        "--steps 40",
     )
-    script = [SMALL, *faults.split(), "--", "own", "--steps", "40"]
-    assert main(["--workers", "2", "--nodes", "2", "--grace", "0.2", *script]) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
     assert "worker 1 has not left within 0.2 s: SIGKILL" in shown
     assert re.search(r"it goes on from step \d+, the newest save", shown)
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
 def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, holds: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a seed drew, and how many workers it was drawn for, is in the file; the printed command needs no more."""
     drawing = "--workers 2 --seed 12 --faults kill,exception,stop --rate 0.25"
-    script = [SMALL, "--", "own", "--steps", "12", "--awaits", "2"]
-    command = ["--keep", "--folder", "first", *drawing.split(), *script]
-    assert main(command) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
+    shown = holds(f"--keep --folder first {drawing}", "--steps 12 --awaits 2")
     first = struck(here / "first" / "disturbed-drill")
     assert len(first) == 3
 
@@ -234,17 +224,14 @@ def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(
 
 
 @pytest.mark.nightly(sample=1, of="what a drill strikes")
-def test_all_that_stands_around_a_worker_can_fail(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_stands_around_a_worker_can_fail(here: Path, holds: Callable[..., str]) -> None:
     """Helpers are killed, memory runs out, data hangs, storage fails: and the script has loader processes."""
-    faults = (
-        "--slow 2@step=2,shares=5 --exception 1@step=6 --oom 2@step=12,phase=forward --kill-warm 1@step=16 "
+    shown = holds(
+        "--workers 3 --slow 2@step=2,shares=5 --exception 1@step=6 --oom 2@step=12,phase=forward --kill-warm 1@step=16 "
         "--kill-writer @step=60 --kill-loader 2@step=66 --stick-loader 1@step=70 --kill-agent 0@step=90 "
-        "--hang-limit 3 --storage-errors 0.03 --seed 4"
+        "--hang-limit 3 --storage-errors 0.03 --seed 4",
+        "--steps 120 --num-workers 1 --unhurried 3",
     )
-    script = [SMALL, "--", "own", "--steps", "120", "--num-workers", "1", "--unhurried", "3"]
-    assert main(["--workers", "3", *faults.split(), *script]) == HOLDS, capsys.readouterr().out
-    shown = capsys.readouterr().out
-
     assert "never struck" not in shown
     assert "failed" in shown.partition("storage: ")[2]
     assert list((here / "drills").iterdir()) == []

@@ -16,8 +16,8 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
+from elastic.drill.environment import Overrides
 from elastic.drill.faults import At, Fault, Join, Kill, KillAgent, LeaveNode, Plan
-from elastic.drill.inject.overrides import Overrides
 from elastic.report.report import report
 
 STEPS, JOINED, STEP = 60, 3, 20

@@ -6,7 +6,7 @@ the end is that of the undisturbed run, which the drill's verdict is about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,25 @@ from tests.kit.forked_drill import ForkedDrill
 SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
 
 
-def drilled(
-    folder: Path, capsys: pytest.CaptureFixture[str], *options: str, of_script: Sequence[str] = ()
-) -> list[Event]:
-    """The events of the run with faults, of which every promise held."""
-    script = ["--", "own", "--steps=16", "--save-every=4", *of_script]
-    status = drill_command.main(
-        [SMALL, "--keep", f"--folder={folder}", "--within=240", *options, *script], drill=ForkedDrill
-    )
-    assert status == HOLDS, capsys.readouterr().out
-    return read_events(folder / "disturbed-drill")
+pytestmark = pytest.mark.nightly(sample=2, of="what a run is to find")
 
 
-@pytest.mark.nightly(sample=2, of="what a run is to find")
+@pytest.fixture
+def drilled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Event]]:
+    """The events of a run with faults, of which every promise held."""
+
+    def run(options: str, of_script: str = "") -> list[Event]:
+        asked = ["--keep", f"--folder={tmp_path / 'kept'}", "--within=240", *options.split()]
+        script = ["own", "--steps=16", "--save-every=4", *of_script.split()]
+        status = drill_command.main([SMALL, *asked, "--", *script], drill=ForkedDrill)
+        shown = capsys.readouterr().out
+        assert status == HOLDS, shown
+        print(shown)
+        return read_events(tmp_path / "kept" / "disturbed-drill")
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
@@ -45,64 +51,55 @@ def drilled(
     ],
 )
 def test_what_is_wrong_in_one_worker_is_found_and_the_worker_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, found: str
+    drilled: Callable[..., list[Event]], capsys: pytest.CaptureFixture[str], fault: str, found: str
 ) -> None:
-    events = drilled(tmp_path / "kept", capsys, "--workers=3", f"--{fault}=1@step=5")
+    events = drilled(f"--workers=3 --{fault}=1@step=5")
     errors = [event["error"] for event in events if event["event"] == "error"]
     assert errors
     assert all(found in error and "rank 1 (on " in error for error in errors), errors
     assert "found: " in capsys.readouterr().out
 
 
-@pytest.mark.nightly(sample=1, of="what a run is to find")
-def test_a_checkpoint_that_is_missing_is_not_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events = drilled(
-        tmp_path / "kept", capsys, "--workers=2", "--lose-checkpoint=@step=11", "--lose-all=@step=11,phase=update"
-    )
+def test_a_rate_that_the_coordinator_alone_has_is_not_saved(drilled: Callable[..., list[Event]]) -> None:
+    """The step that it was set behind is the last before a save, from which all would go on with it."""
+    events = drilled("--workers=2 --other-rate=0@step=3")
+    assert [event["step"] for event in events if event["event"] == "loaded"][-1] == 0
+
+
+def test_a_checkpoint_that_is_missing_is_not_gone_on_from(drilled: Callable[..., list[Event]], tmp_path: Path) -> None:
+    events = drilled("--workers=2 --lose-checkpoint=@step=11 --lose-all=@step=11,phase=update")
     loads = [event["step"] for event in events if event["event"] == "loaded"]
     spoilt = int((tmp_path / "kept" / "disturbed-drill" / "spoilt").read_text().split(".s")[1][:9])
     assert loads[0] == 0
     assert 0 < loads[-1] < spoilt
 
 
-@pytest.mark.nightly(sample=1, of="what a run is to find")
-def test_a_worker_whose_collectives_are_out_of_step_is_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_whose_collectives_are_out_of_step_is_replaced(drilled: Callable[..., list[Event]]) -> None:
     """No step is applied whose sums met others: what arrives has another size, or is another step's row."""
-    events = drilled(tmp_path / "kept", capsys, "--workers=3", "--skip-exchange=1@step=5,phase=backward")
+    events = drilled("--workers=3 --skip-exchange=1@step=5,phase=backward")
     struck = next(event for event in events if event["event"] == "fault")
     later = [event for event in events if event["event"] == "step_applied" and event["step"] == 15]
     assert len(later) == 3
     assert struck["worker"] not in {event["worker"] for event in later}
 
 
-@pytest.mark.nightly(sample=1, of="what a run is to find")
 @pytest.mark.parametrize("fault", ["drop-message", "duplicate-message", "reorder-messages"])
-def test_where_a_worker_stands_may_be_lost_doubled_or_late(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
+def test_where_a_worker_stands_may_be_lost_doubled_or_late(drilled: Callable[..., list[Event]], fault: str) -> None:
     """Of what it says as its view ends the hub waited for ever, since it was not said again."""
-    faults = (f"--{fault}=1@step=4", "--kill=2@step=6", "--hang-limit=5")
-    events = drilled(tmp_path / "kept", capsys, "--workers=3", *faults)
+    events = drilled(f"--workers=3 --{fault}=1@step=4 --kill=2@step=6 --hang-limit=5")
     first = next(event["workers"] for event in events if event["event"] == "view_formed")
     last = [event["worker"] for event in events if event["event"] == "finished"]
     assert set(first[:2]) <= set(last)
 
 
-@pytest.mark.nightly(sample=1, of="what a run is to find")
-def test_what_a_worker_puts_on_the_board_of_a_view_may_come_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    faults = ("--kill=2@step=4", "--duplicate-message=1@step=4,phase=form")
-    drilled(tmp_path / "kept", capsys, "--workers=3", *faults)
+def test_what_a_worker_puts_on_the_board_of_a_view_may_come_twice(drilled: Callable[..., list[Event]]) -> None:
+    drilled("--workers=3 --kill=2@step=4 --duplicate-message=1@step=4,phase=form")
 
 
-@pytest.mark.nightly(sample=1, of="what a run is to find")
 @pytest.mark.parametrize("fault", ["skip-exchange", "repeat-exchange"])
 def test_a_collective_that_nobody_else_comes_to_is_waited_for_until_the_deadline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+    drilled: Callable[..., list[Event]], fault: str
 ) -> None:
     """The step comes round again then, with all of them; or sooner, without the worker whose row was another one's."""
-    events = drilled(tmp_path / "kept", capsys, "--workers=3", f"--{fault}=1@step=5", of_script=("--timeout=8",))
+    events = drilled(f"--workers=3 --{fault}=1@step=5", "--timeout=8")
     assert len([event for event in events if event["event"] == "step_applied" and event["step"] == 15]) == 3

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from elastic.drill.inject.node_hosting import free_port
+from elastic.drill.machine.hosting import free_port
 from elastic.errors import ConfigError
 from elastic.launch.net import addresses
 from elastic.launch.net.addresses import Chosen, choose, others, port_range

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from elastic.drill.end import restart_reason, unexplained_status
 from elastic.drill.faults import At, Fault, Kill, KillAgent, KillAll, LeaveNode, Slow, Stop, Terminate
-from elastic.drill.launch_end import restart_reason, unexplained_status
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.events.event import Event
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from elastic.drill.end import unexplained_status
 from elastic.drill.faults import (
     NAMED,
     At,
@@ -23,11 +24,10 @@ from elastic.drill.faults import (
     Partition,
     SlowNetwork,
 )
-from elastic.drill.faults.host_fault import HostFault, NetworkFault
+from elastic.drill.faults.host_faults import HostFault, NetworkFault
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Hosts, Outcome
 from elastic.drill.hosts.on_hosts import OnHosts, left_behind_on
-from elastic.drill.launch_end import unexplained_status
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.options import Options, parse

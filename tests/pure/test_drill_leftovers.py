@@ -100,6 +100,14 @@ def test_a_worker_holds_no_more_at_the_end_than_in_its_first_view_of_as_many(
     assert all(len(one.evidence) == 2 for one in found)
 
 
+def test_a_collective_that_a_misled_worker_was_not_in_may_be_kept() -> None:
+    """gloo holds what the others had in flight as that worker's error ended the view."""
+    lost = {**TORN, "generation": 1, "error": "the all-gather failed: Connection closed by peer"}
+    events = [look(1, 4, 9), look(1, 4, 9), lost, look(2, 4, 11, last=True)]
+    assert leaks(events, misled={(0, 1)}) == []
+    assert leaks(events) != []
+
+
 def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
     """A data set that opens its files one by one is no leak."""
     faulted = [look(1, 2, 5), look(1, 2, 5), look(2, 2, 8, last=True)]

@@ -343,12 +343,15 @@ def test_a_recorded_fleet_becomes_nodes_that_are_killed_and_join_at_the_steps_of
     options = asked("train.py --workers 6 --nodes 3 --trace fleet.csv --speedup 2 --seed 1")
     faults = [(str(fault), fault.when.step) for fault in options.plan(100, 0.5).faults]
     assert faults == [
-        ("step 20 backward: kill the agent of w2", 20),  # the first node goes, and the second takes its part
-        ("step 22 forward of w0: a node joins with 2 workers", 22),
-        ("step 40 backward: kill the agent of w2", 40),
-        ("step 42 backward: kill the agent of w2", 42),
-        ("step 50 forward of w0: a node joins with 2 workers", 50),
-        ("step 80 forward of w0: a node joins with 2 workers", 80),
+        (
+            "step 20 backward: SIGKILL to the agent of worker 2",
+            20,
+        ),  # the second takes the first one's part
+        ("step 22 forward of worker 0: another node arrives, with 2 workers", 22),
+        ("step 40 backward: SIGKILL to the agent of worker 2", 40),
+        ("step 42 backward: SIGKILL to the agent of worker 2", 42),
+        ("step 50 forward of worker 0: another node arrives, with 2 workers", 50),
+        ("step 80 forward of worker 0: another node arrives, with 2 workers", 80),
     ]
     assert [fault for fault, _ in faults] == [str(f) for f in options.plan(100, 0.5).faults]
     assert options.plan(60, 0.5).faults == options.plan(100, 0.5).faults[:5]
@@ -363,7 +366,7 @@ def test_without_a_speedup_all_of_a_fleet_fits_the_run_and_the_loss_of_all_ends_
     )
     faults = asked("train.py --workers 2 --trace fleet.csv").plan(114, 0.1).faults
     lost = KillAll(At(70, "backward", worker=0, later=True))
-    assert [str(fault) for fault in faults] == ["step 40 backward: kill the agent of w1", str(lost)]
+    assert [str(fault) for fault in faults] == ["step 40 backward: SIGKILL to the agent of worker 1", str(lost)]
 
 
 @pytest.mark.parametrize(

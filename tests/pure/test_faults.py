@@ -49,11 +49,14 @@ PLAN = Plan(
 def test_a_plan_says_itself_in_one_line() -> None:
     """What a drill prints is what a person shrinks by hand."""
     assert str(PLAN) == (
-        "seed 41: step 5 in_backward of share 7: kill w3 | load: kill w0 | "
-        "step 8 save of w0: kill all | step 9 exchange: terminate w1 | "
-        "in_transfer in a view of 4: kill w2 and w1 | step 12 forward: stop w2 | step 13 data: raise in w3 | "
-        "step 14 applied: the node of w1 leaves | step 15 applied of w1: a node joins | saved: kill the agent of w0 | "
-        "step 16 data: hold w1"
+        "seed 41: step 5 in_backward of share 7: SIGKILL to worker 3 | load: SIGKILL to worker 0 | "
+        "step 8 save of worker 0: SIGKILL to everything, agents included | "
+        "step 9 exchange: SIGTERM to worker 1: it is to leave | "
+        "in_transfer in a view of 4: SIGKILL to workers 2 and 1 at once | step 12 forward: SIGSTOP to worker 2 | "
+        "step 13 data: an exception in worker 3 | "
+        "step 14 applied: SIGTERM to the agent of worker 1: its node is to leave | "
+        "step 15 applied of worker 1: another node arrives | saved: SIGKILL to the agent of worker 0 | "
+        "step 16 data: worker 1 is held"
     )
     assert str(Plan()) == "no faults"
 

@@ -574,8 +574,8 @@ def test_a_superseded_writer_s_late_steps_and_saves_change_nothing() -> None:
     survivors = story.launch(2).train(STEPS).finish().events[len(zombie) :]
     late = [{**e, "t": 1000.0 + at} for at, e in enumerate(late)]
 
-    verdict = verdict_on([*zombie, *survivors[:-2], *late, *survivors[-2:]], cut_off=True)
-    assert verdict.ok, str(verdict)
+    verdict = verdict_on([*zombie, *survivors[:-2], *late, *survivors[-2:]])
+    assert verdict.broken() == {"writer"}, str(verdict)
     assert verdict.discarded == 3
 
 
@@ -592,8 +592,8 @@ def cut_off(*, alone: int) -> list[Event]:
 
 def test_who_heard_that_the_run_went_on_may_have_done_the_step_in_hand_and_no_more() -> None:
     """What it takes for that one may have come before it was cut off."""
-    assert "zombie" not in verdict_on(cut_off(alone=1), cut_off=True, lost_max=1).broken()
-    assert "zombie" in verdict_on(cut_off(alone=2), cut_off=True, lost_max=1).broken()
+    assert "zombie" not in verdict_on(cut_off(alone=1), lost_max=1).broken()
+    assert "zombie" in verdict_on(cut_off(alone=2), lost_max=1).broken()
 
 
 def test_a_writer_that_never_saved_superseded_nobody() -> None:

@@ -15,7 +15,7 @@ from tests.kit.random_drills import FAULTS_MAX, HABITS, SCRIPTS, RandomDrill, ra
 from tests.kit.run_drills import apart
 from tests.kit.target_drills import TARGETS, target_drill
 
-PINNED = ["586b704865d77bae", "95da130d0d299f96", "ab4198f4e7e6a69f"]
+PINNED = ["3654335814f0b59d", "72adcff8f4b09dbe", "e05cf35b99ceae75"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_drill_is_read_back_as_it_was_written(drills: list[RandomDrill]) -> No
 def test_seeds_draw_every_kind_of_fault_on_every_number_of_workers(drills: list[RandomDrill]) -> None:
     """What is never drawn is never tried."""
     kinds = Counter(kind(fault) for drill in drills for fault in drill.plan.faults)
-    of_one_machine = [name for name, one in NAMED.items() if not (one.kind.needs_hosts or one.kind.misleads)]
+    of_one_machine = [name for name, one in NAMED.items() if not one.kind.needs_hosts]
     assert len(kinds) == len(of_one_machine) + 1, kinds  # several are killed together as well
     assert min(kinds.values()) >= 4, kinds
     assert {(drill.plan.workers, drill.plan.nodes) for drill in drills} == {
@@ -76,11 +76,12 @@ def test_seeds_draw_every_habit_of_scripts() -> None:
 
 def test_seeds_draw_every_kind_of_fault_for_every_kind_of_loop() -> None:
     """Of six in a drill, at numbers of workers over which eight shares are dealt evenly, and at others."""
-    of_one_machine = {name for name, one in NAMED.items() if not (one.kind.needs_hosts or one.kind.misleads)}
+    of_one_machine = {name for name, one in NAMED.items() if not one.kind.needs_hosts}
     for target, of_target in TARGETS.items():
         of_target_s = [target_drill(target, seed) for seed in range(60)]
         assert of_target_s[:3] == [target_drill(target, seed) for seed in range(3)]
-        possible = of_one_machine - ({"kill-loader"} if of_target.num_workers == (0,) else set())
+        possible = of_one_machine - {"skip-exchange", "repeat-exchange"}  # which wait for a deadline of minutes there
+        possible -= {"kill-loader"} if of_target.num_workers == (0,) else set()
         assert {fault.name for one in of_target_s for fault in one.plan.faults} >= possible
         assert {one.plan.workers for one in of_target_s} == {2, 3, 5}
         assert min(len(one.plan.faults) for one in of_target_s) >= 6
@@ -109,4 +110,4 @@ def test_a_worker_that_knows_something_else_at_the_end_is_found(tmp_path: Path) 
 
 def test_a_drill_takes_seconds(drills: list[RandomDrill]) -> None:
     assert max(len(drill.plan.faults) for drill in drills) <= 2 * FAULTS_MAX
-    assert len({drill.args for drill in drills}) <= SCRIPTS
+    assert len({drill.args for drill in drills}) <= 2 * SCRIPTS  # half of them with a deadline of seconds

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.drill.drilled_tests import UndisturbedEnds
 from elastic.drill.end import End
-from elastic.drill.undisturbed_ends import UndisturbedEnds
 from tests.pure.test_judge import undisturbed, verdict_on
 
 EVENTS = undisturbed().events

@@ -1,17 +1,17 @@
-"""Changes a bit where a tensor lies, as a damaged memory does: torch does not notice that anything was written."""
+"""Changes one bit where a tensor lies, as a damaged memory does: torch does not notice that anything was written."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 
 def flip(tensor: torch.Tensor) -> None:
-    """One bit of one element: of the largest one the highest of its mantissa, of no floats the lowest of the first."""
+    """Change a bit of the largest element, the highest of its mantissa; of no floats the lowest bit of the first."""
     flat = tensor.data.view(-1) if tensor.is_contiguous() else tensor.data
     at = int(flat.abs().argmax()) if flat.is_floating_point() else 0
     element = flat.flatten()[at].clone()
@@ -23,14 +23,8 @@ def flip(tensor: torch.Tensor) -> None:
     flat[torch.unravel_index(torch.tensor(at), flat.shape)] = element
 
 
-def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """Of those that hold floats, the one with most elements; None: there is none."""
-    floats = (one for one in tensors if one.is_floating_point() and one.numel())
-    return max(floats, key=torch.Tensor.numel, default=None)
-
-
 def with_a_flip(batch: Any) -> tuple[Any, bool]:
-    """A batch that is equal but for one bit of its first tensor, in tuples, lists and dicts; and whether it has one."""
+    """Return a batch that is equal but for one bit of its first tensor, and whether it has one."""
     if isinstance(batch, torch.Tensor):
         if not batch.numel():
             return batch, False

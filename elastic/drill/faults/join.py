@@ -6,12 +6,11 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from elastic.drill.faults.base import Aftermath, Flag, RunFault, Scene
+from elastic.drill.faults.base import Aftermath, Flag, RunFault
 from elastic.drill.faults.moments import OF_A_SHARE
+from elastic.drill.faults.scene import Scene
 from elastic.events.drill_schema import Awaited
 from elastic.events.words import counted
-
-_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -28,29 +27,20 @@ class Join(RunFault):
     usual_phase = "forward"
     drawn_early = True
     for_command = True
-
-    def __str__(self) -> str:
-        brings = "" if self.workers is None else f" with {counted(self.workers, 'worker')}"
-        return f"{self.when} of w{self.worker}: a node joins{brings}"
+    outcome = Aftermath.GROWTH
 
     def in_words(self) -> str:
         return "another node arrives" + (f", with {counted(self.workers, 'worker')}" if self.workers else "")
 
     def strike(self, scene: Scene) -> None:
-        """Stands still until the node is there, as a run that is long enough would meet it. Nobody takes this worker
-        for hung meanwhile."""
+        """Stand still until the node is there, as a run that is long enough would meet it."""
         if not scene.joins_await_s:
             return
         begun_s = time.monotonic()
-        computes = self.when.phase in OF_A_SHARE
+        computes = self.when.phase in OF_A_SHARE  # then nobody is to take this worker for hung
         with scene.run.long_section(2 * scene.joins_await_s) if computes else contextlib.nullcontext():
-            while not scene.let_go.exists() and time.monotonic() - begun_s < scene.joins_await_s:
-                time.sleep(_LOOK_S)
-        waited_s, there = time.monotonic() - begun_s, scene.let_go.exists()
-        scene.run.events.emit(Awaited(index=scene.index, seconds=waited_s, there=there))
-
-    def aftermath(self) -> Aftermath:
-        return Aftermath.GROWTH
+            there = scene.stand_still(scene.joins_await_s)
+        scene.run.events.emit(Awaited(index=scene.index, seconds=time.monotonic() - begun_s, there=there))
 
     def joining(self, of_a_node: int) -> int:
         return self.workers or of_a_node

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.drill.faults.base import Aftermath, Flag, Scene, WorkerFault
-from elastic.errors import ConfigError
-
-_HOW = {"drop": "is lost", "duplicate": "is sent twice", "reorder": "is sent after the one that follows it"}
+from elastic.drill.faults.base import Aftermath, Flag, WorkerFault
+from elastic.drill.faults.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -25,30 +23,23 @@ class Message(WorkerFault):
     how: str
 
     kind = "message"
+    sentence = "what worker {worker} says next to its agent {said}"
     flags = (
         Flag("drop-message", "what a worker next says to its agent is lost: a fault that ends its view makes it speak",
-             {"how": "drop"}),
-        Flag("duplicate-message", "likewise: it is sent twice", {"how": "duplicate"}),
-        Flag("reorder-messages", "likewise: it is sent after the next one", {"how": "reorder"}),
+             {"how": "drop"}, "is lost"),
+        Flag("duplicate-message", "likewise: it is sent twice", {"how": "duplicate"}, "is sent twice"),
+        Flag("reorder-messages", "likewise: it is sent after the next one", {"how": "reorder"},
+             "is sent after the one that follows it"),
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.how not in _HOW:
-            raise ConfigError(f"Message: how={self.how!r}; it is {', '.join(_HOW)}")
-
-    def __str__(self) -> str:
-        return f"{self.when}: {self.how} a message of w{self.worker}"
-
-    def in_words(self) -> str:
-        return f"what worker {self.worker} says next to its agent {_HOW[self.how]}"
+    takes = "workers"
+    outcome = Aftermath.PERHAPS_LOSS
 
     def possible(self, scene: Scene) -> bool:
-        """One whose first word is lost is, for all others, a machine that is slow to start."""
+        """Return whether it has spoken: one whose first word is lost is, for all others, slow to start."""
         return scene.run.generation > 0
 
     def strike(self, scene: Scene) -> None:
-        """What only people are shown goes by untouched."""
+        """Change what it says next, but for what only people are shown."""
         from elastic.membership.messages.messages import Figures, RunStatus
         from elastic.membership.worker import live
 
@@ -65,21 +56,15 @@ class Message(WorkerFault):
 
         live.line_of = changed
 
-    def aftermath(self) -> Aftermath:
-        return Aftermath.PERHAPS_LOSS
-
-    def lost(self) -> int:
-        return 1
-
 
 def _changes(how: str) -> Callable[[bytes], bytes | None]:
-    """What becomes of one line after the other; None: that is all."""
+    """Return what becomes of one line after the other; None: that is all."""
     said: list[bytes] = []
 
     def sent(line: bytes) -> bytes | None:
         said.append(line)
         if len(said) == 1:
-            return {"drop": b"", "duplicate": line + line, "reorder": b""}[how]
+            return line + line if how == "duplicate" else b""
         if len(said) == 2 and how == "reorder":
             return line + said[0]
         return None

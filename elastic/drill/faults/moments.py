@@ -33,7 +33,7 @@ BEGINS = {IN_BACKWARD: "backward", IN_EXCHANGE: "exchange", IN_UPDATE: "update",
 
 
 def order_in_step(phase: str) -> float:
-    """Sorts phases in the order in which a run passes them."""
+    """Return a key that sorts phases in the order in which a run passes them."""
     return MOMENTS.index(BEGINS[phase]) + 0.5 if phase in BEGINS else MOMENTS.index(phase)
 
 
@@ -79,5 +79,6 @@ class At:
     def __str__(self) -> str:
         step = "" if self.step is None else f"step {self.step} "
         share = "" if self.share is None else f" of share {self.share}"
+        worker = "" if self.worker is None else f" of worker {self.worker}"
         view = "" if self.world_size is None else f" in a view of {self.world_size}"
-        return f"{step}{self.phase}{share}{view}"
+        return f"{step}{self.phase}{share}{worker}{view}"

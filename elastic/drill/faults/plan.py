@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from elastic.drill.faults.base import Fault
-from elastic.drill.faults.documents import document_of, fault_of
 from elastic.drill.faults.moments import BEFORE_STEPS
+from elastic.drill.faults.registry import document_of, fault_of
 from elastic.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that to_json wrote. ConfigError names what it does not know."""
+        """Return the plan that to_json wrote. ConfigError names what it does not know."""
         try:
             document = json.loads(text)
             faults = tuple(fault_of(one, f"faults[{at}]") for at, one in enumerate(document["faults"]))
@@ -48,7 +48,7 @@ def due(
     here: Collection[int] = (),
     world_size: int | None = None,
 ) -> list[int]:
-    """Which faults of the plan, by index, does the worker with this rank set off at this moment?
+    """Return which faults of the plan, by index, the worker with this rank sets off at this moment.
 
     step        as At.step counts; ignored before `loaded`
     share       of a phase that comes once per share, this one
@@ -69,16 +69,9 @@ def due(
 
 
 def _its_turn(fault: Fault, index: int, step: int | None, done: Collection[int], here: Collection[int]) -> bool:
-    when = fault.when
+    when, those_before = fault.when, all(before in done for before in range(index))
     if when.step is None:
-        return _waited(fault, index, done, here)
+        return those_before and (when.phase in BEFORE_STEPS or index - 1 not in here)
     if when.later:
-        return step is not None and step >= when.step and all(before in done for before in range(index))
+        return step is not None and step >= when.step and those_before
     return step == when.step
-
-
-def _waited(fault: Fault, index: int, done: Collection[int], here: Collection[int]) -> bool:
-    """Whether a fault without a step has nothing to wait for any more."""
-    return all(before in done for before in range(index)) and (
-        fault.when.phase in BEFORE_STEPS or index - 1 not in here
-    )

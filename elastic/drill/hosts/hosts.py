@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from elastic.drill.environment import DRILL_NODE
 from elastic.drill.hosts.network import DIES_WITH_US, HOSTS_MAX, WITHIN_S, Network, address, end, name, until
-from elastic.drill.machine.node import Node
+from elastic.drill.machine.hosting import Node
 from elastic.errors import ElasticError
 from elastic_checkpoint import linux
 
@@ -47,7 +46,7 @@ exec "$@"
 
 @functools.cache
 def missing() -> str | None:
-    """Why this machine cannot have hosts; None: it can."""
+    """Return why this machine cannot have hosts; None: it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs root on Linux, for network namespaces"
     if lacking := [name for name in _PROGRAMS if shutil.which(name) is None]:
@@ -79,7 +78,7 @@ class Machine:
         self._report = report
 
     def boots(self) -> bool:
-        """Whether its init was ever seen. One that ends at once may never be: it has an outcome then."""
+        """Return whether its init was ever seen. One that ends at once may never be: it has an outcome then."""
         if self.init is None:
             self.init = next(iter(linux.children(self.pid)), None)
         return self.init is not None
@@ -106,11 +105,11 @@ class Machine:
         return self.returncode or 0
 
     def kill(self) -> None:
-        """All that runs there, together."""
+        """Kill all that runs there, together."""
         self.send_signal(signal.SIGKILL)  # the kernel ends the others of the namespace before its init
 
     def send_signal(self, number: int) -> None:
-        """SIGTERM to the command. To a machine that has ended: nothing."""
+        """Send SIGTERM to the command, unless the machine has ended."""
         if self._process.poll() is None and self.init is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.init, number)
@@ -138,7 +137,7 @@ class Hosts(Network):
     def start(
         self, host: int, command: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path | None = None
     ) -> Machine:
-        """Runs a command as this host's machine, which must not run another. TMPDIR should be /var/tmp, its own."""
+        """Run a command as this host's machine, which must not run another. TMPDIR should be /var/tmp, its own."""
         if self.running(host):
             raise ElasticError(f"{name(host)} runs already")
         self._started += 1
@@ -157,7 +156,10 @@ class Hosts(Network):
     def boot(
         self, host: int, command: Sequence[str], report: Path, *, env: Mapping[str, str], cwd: Path | None, output: int
     ) -> Node:
-        """The process that ends with this host's machine, whose init is its only child. report: what that one writes"""
+        """Start the process that ends with this host's machine, whose init is its only child.
+
+        report  what that one writes
+        """
         booted = str(self.booted_s(host))
         spaces = ["--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
         spaces += ["--time", "--monotonic", booted, "--boottime", booted]
@@ -174,39 +176,35 @@ class Hosts(Network):
         )
 
     def booted_s(self, host: int) -> int:
-        """By how much this host's clocks that count from a boot are ahead of this machine's."""
+        """Return by how much this host's clocks that count from a boot are ahead of this machine's."""
         return host * _BOOTED_APART_S
 
     def running(self, host: int) -> bool:
         return host in self._machines and self._machines[host].poll() is None
 
     def ended(self, host: int) -> Outcome | None:
-        """Of the machine that this host had last; None: it runs, or was killed."""
+        """Return how its last machine ended; None: it runs, or was killed."""
         return self._machines[host].outcome
 
-    def crash(self, *hosts: int) -> float:
-        """SIGKILL to all that runs there, together; the network resets what it had open. Returns the time before."""
-        at, running = time.time(), [self._machines[host] for host in hosts if self.running(host)]
+    def crash(self, *hosts: int) -> None:
+        """Kill all that runs there, together; the network resets what it had open."""
+        running = [self._machines[host] for host in hosts if self.running(host)]
         for machine in running:
             machine.kill()
         for machine in running:
             machine.wait(WITHIN_S)
-        return at
 
-    def lose_power(self, *hosts: int) -> float:
-        """They crash, and nobody is told."""
-        at = self.cut(*hosts)
+    def lose_power(self, *hosts: int) -> None:
+        """Crash them, and have nobody told."""
+        self.cut(*hosts)
         self.crash(*hosts)
-        return at
 
-    def terminate(self, host: int) -> float:
-        """SIGTERM to the command: the host is told to stop."""
-        at = time.time()
+    def terminate(self, host: int) -> None:
+        """Send SIGTERM to the command: the host is told to stop."""
         self._machines[host].send_signal(signal.SIGTERM)
-        return at
 
     def pids(self, host: int) -> list[int]:
-        """Of all that runs there, the eldest first; as this process sees them."""
+        """Return those of all that runs there, the eldest first, as this process sees them."""
         found: list[tuple[int, int]] = []
         try:
             space = os.readlink(f"/proc/{self._machines[host].init}/ns/pid")
@@ -220,7 +218,7 @@ class Hosts(Network):
         return [pid for _, pid in sorted(found)]
 
     def pid_outside(self, host: int, pid: int) -> int | None:
-        """As this process sees it; pid: as the machine itself counts. None: it has ended."""
+        """Return a pid as this process sees it; None: it has ended. pid: as the machine itself counts"""
         if not self.running(host):
             return None
         for outside in self.pids(host):

@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def watch(child: int, report: Path, orphans_s: float) -> None:
-    """child: the command's process"""
+    """Wait for the command's process, and write what it left behind. child: its pid"""
 
     def pass_on(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -48,7 +48,7 @@ def watch(child: int, report: Path, orphans_s: float) -> None:
 
 
 def _others() -> list[str]:
-    """Who runs beside this process, in words. Whoever has ended is reaped."""
+    """Return who runs beside this process, in words. Whoever has ended is reaped."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

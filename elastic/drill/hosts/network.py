@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from typing_extensions import Self
 
-from elastic.drill.machine.node import Node
+from elastic.drill.machine.hosting import Node
 from elastic.errors import ElasticError
 
 Way = Literal["in", "out"]
@@ -54,7 +53,7 @@ class Network:
             raise
 
     def add(self) -> int:
-        """One host more; its number."""
+        """Add one host; return its number."""
         host = len(self._holder) + 1
         holder = self._holder[host] = self._hold()
         port = self._port[host] = f"v{host}"
@@ -73,55 +72,43 @@ class Network:
         return list(self._holder)
 
     def on(self, host: int, *command: str) -> str:
-        """What a command on this host's network prints; of its machine it sees nothing."""
+        """Return what a command on this host's network prints; of its machine it sees nothing."""
         return _run(*self.inside(host), *command)
 
     def inside(self, host: int) -> list[str]:
-        """What runs a command there, and becomes it."""
+        """Return what runs a command there, and becomes it."""
         return _inside(self._holder[host])
 
     def network(self, host: int) -> str:
-        """The file of its namespace."""
+        """Return the file of its namespace."""
         return _network(self._holder[host])
 
-    def cut(self, *hosts: int) -> float:
-        """Nothing gets in or out, and nobody is told. Returns the time before."""
-        at = time.time()
+    def cut(self, *hosts: int) -> None:
+        """Let nothing in or out, and have nobody told."""
         self._drop({host: {"in": 1.0, "out": 1.0} for host in hosts})
-        return at
 
-    def cut_one_way(self, host: int, way: Way) -> float:
-        at = time.time()
+    def cut_one_way(self, host: int, way: Way) -> None:
         self._drop({host: {way: 1.0}})
-        return at
 
-    def lose_packets(self, host: int, share: float) -> float:
-        """Of those in both directions."""
-        at = time.time()
+    def lose_packets(self, host: int, share: float) -> None:
+        """Lose a share of those in both directions."""
         self._drop({host: {"in": share, "out": share}})
-        return at
 
-    def partition(self, *groups: Collection[int]) -> float:
-        """Each group reaches itself alone, from one moment to the next for each host. Whoever is in none stays as it
-        is."""
-        at = time.time()
+    def partition(self, *groups: Collection[int]) -> None:
+        """Let each group reach itself alone, from one moment to the next for each host. Others stay as they are."""
         for number, group in enumerate(groups):
-            bridge = self._bridge_for(number)
             for host in group:
-                self._plug(host, bridge)
-        return at
+                self._plug(host, self._bridge_for(number))
 
-    def heal(self, *hosts: int) -> float:
-        """These, or all, are as they were at first, but for a delay."""
-        at = time.time()
+    def heal(self, *hosts: int) -> None:
+        """Make these, or all, as they were at first, but for a delay."""
         healed = hosts or tuple(self._holder)
         self._drop({host: {"in": 0.0, "out": 0.0} for host in healed})
         for host in healed:
             self._plug(host, self._bridge_for(0))
-        return at
 
     def delay(self, host: int, seconds: float) -> None:
-        """Each packet is so much later, in both directions, from now on. Once for a host: more has no effect."""
+        """Make each packet so much later, in both directions, from now on. Once for a host: more has no effect."""
         if host in self._delayed:
             return
         self._delayed.add(host)
@@ -145,19 +132,17 @@ class Network:
         self._on_switch("ip", "link", "set", far, "master", self._bridge[host], "up")
 
     def close(self) -> None:
-        """Kills everything. Harmless when repeated."""
+        """Kill everything. Harmless when repeated."""
         self.open.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _hold(self) -> int:
-        """A process that holds a new network namespace."""
+        """Return the pid of a process that holds a new network namespace."""
         process = subprocess.Popen(
             [*DIES_WITH_US, "unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -182,7 +167,7 @@ class Network:
             self._bridge[host] = bridge
 
     def _drop(self, shares: Mapping[int, Mapping[Way, float]]) -> None:
-        """What comes out of a host goes into the switch, and the other way round."""
+        """Drop shares of packets. What comes out of a host goes into the switch, and the other way round."""
         side = {"in": "egress", "out": "ingress"}
         lines = [
             f"filter replace dev v{host} {side[way]} pref 1 handle 1 protocol all bpf da bytecode '{_bytecode(share)}'"
@@ -197,7 +182,7 @@ def name(host: int) -> str:
 
 
 def host_of(worker: str) -> int:
-    """A worker's id begins with its host's name."""
+    """Return a worker's host, with whose name its id begins."""
     return int(worker.partition("-")[0].removeprefix("h"))
 
 
@@ -218,7 +203,7 @@ def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S)
 
 
 def _bytecode(share: float) -> str:
-    """Drops that share: A = random; A >= limit: pass."""
+    """Return a filter that drops that share: A = random; A >= limit: pass."""
     if share in (0.0, 1.0):
         return f"1,6 0 0 {_DROP if share else _PASS},"
     random = 0x1_0000_0000 - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM

@@ -49,8 +49,11 @@ class OnHosts:
 
 
 def left_behind_on(host: int, outcome: Outcome, *, killed: bool = False) -> list[str]:
-    """killed: workers were, of which the next one on that machine removes what their loader processes left; a semaphore
-    that one was about to make is nobody's"""
+    """Return what a machine left that nobody will remove.
+
+    killed  workers were: the next one there removes what their loader processes left, and a semaphore that one was
+            about to make is nobody's
+    """
     loaders = killed and any(OF_LOADERS in what for what in outcome.left_behind)
     found = [what for what in outcome.left_behind if TORCH_S_OWN not in what]
     if killed:

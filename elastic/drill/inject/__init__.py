@@ -3,6 +3,5 @@
 injector           inside a worker, at the exact moment; hooks: how it gets there
 recording_dataset  which example was really read?
 bad_storage        the storage fails
-overrides          what a run does in a drill, whatever its script says
-node_starter       how nodes are started; node_hosting: where; joining_nodes: those that join; latecomer: one of them
+node_starter       how nodes are started; joining_nodes: those that join; latecomer: one of them
 """

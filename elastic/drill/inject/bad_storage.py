@@ -26,7 +26,7 @@ RECORD = "storage-faults.jsonl"
 def behind_faults(
     url: str, options: dict[str, Any] | None, faults: StorageFaults, *, seed: int, record: Path
 ) -> tuple[str, dict[str, Any] | None]:
-    """What makes a script use `url`, a folder or an fsspec URL, with faults between, if there are any."""
+    """Return what makes a script use `url`, a folder or an fsspec URL, with faults between, if there are any."""
     if not faults.any:
         return url, options
     protocol, separator, path = url.partition("://")
@@ -38,15 +38,17 @@ def behind_faults(
 
 
 def summary(record: Path) -> str:
-    """What went wrong with storage, in words: how often, by operation and fault."""
+    """Return what went wrong with storage, in words: how often, by operation and fault."""
     found = Counter((one["operation"], _DID[one["fault"]]) for one in _struck(record))
     words = [f"{counted(count, _NAMES[name])} {did}" for (name, did), count in sorted(found.items())]
     return ", ".join(words) or "nothing failed"
 
 
 def torn(record: Path) -> list[str]:
-    """The names of the checkpoints whose manifest was torn, once for each time: they are listed, and not whole. What
-    lies under a manifest was written whole, though perhaps at the second attempt."""
+    """Return the names of the checkpoints whose manifest was torn, once for each time.
+
+    They are listed, and not whole; what lies under a manifest was written whole, perhaps at the second attempt.
+    """
     paths = [str(one["path"]) for one in _struck(record) if one["fault"] == "TornWrite"]
     ids = [commit_id(_tail(path, 2)) for path in paths]
     return [str(id) for id in ids if id is not None]

@@ -20,7 +20,7 @@ Unhook = Callable[[], None]
 
 
 def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
-    """Inside autograd, when half of the parameters have got their gradient in the next backward pass."""
+    """Act inside autograd, when half of the parameters have got their gradient in the next backward pass."""
     parameters = _parameters(optimizers)
     remaining = max(1, len(parameters) // 2)
     hooks: list[Any] = []
@@ -37,7 +37,7 @@ def backward(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
 
 
 def exchange(act: Act) -> Unhook:
-    """When a collective has been started and is about to be waited for. A worker on its own never waits for one."""
+    """Act when a collective is started and about to be waited for. A worker on its own never waits for one."""
     from elastic.group import form
 
     wait = form.Work.wait
@@ -55,8 +55,10 @@ def exchange(act: Act) -> Unhook:
 
 
 def transfer(act: Act) -> Unhook:
-    """When the parts of a state have begun to leave for a peer, or to come: in the next of what carries them. What
-    carries most of a state to a newcomer does so in a thread of its own."""
+    """Act when the parts of a state have begun to leave for a peer, or to come, in the next of what carries them.
+
+    What carries most of a state to a newcomer does so in a thread of its own.
+    """
     from elastic.group import form
 
     carries = {name: getattr(form.DistributedGroup, name) for name in ("all_to_all", "send", "receive")}
@@ -80,7 +82,7 @@ def transfer(act: Act) -> Unhook:
 
 
 def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
-    """Inside the optimizers' next steps, when half of all parameters, or what one operation writes, are written."""
+    """Act inside the optimizers' next steps, when half of all parameters, or what one operation writes, are written."""
     optimizers = list(optimizers)
     writes = _Writes(_parameters(optimizers), act)
     hooks: list[Any] = []

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elastic.drill.environment import drill_node
-from elastic.drill.faults.base import Fault, Scene
+from elastic.drill.environment import Overrides, drill_node
+from elastic.drill.faults.base import Fault
 from elastic.drill.faults.moments import BEGINS, IN_BACKWARD, IN_EXCHANGE, IN_TRANSFER, IN_UPDATE
 from elastic.drill.faults.plan import Plan, due
+from elastic.drill.faults.scene import Scene
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject import hooks
-from elastic.drill.inject.overrides import Overrides
 from elastic.drill.inject.recording_dataset import RecordingCollate, RecordingDataset, dataset_source
 from elastic.drill.machine.holdings import Holdings
 from elastic.events import drill_schema
@@ -34,7 +34,7 @@ _BEFORE_THE_UPDATE = MOMENTS[: MOMENTS.index("update") + 1]
 
 
 def observer(folder: str) -> Observer:
-    """The observer of the drill in `folder`, which the launcher has put a plan into."""
+    """Return the observer of the drill in `folder`, which the launcher has put a plan into."""
     return Injector(DrillFolder(Path(folder)))
 
 
@@ -50,6 +50,7 @@ class Injector(Observer):
         self._overrides = Overrides.read(drill.path)
         self._run: ObservedRun | None = None
         self._step = 0  # as At.step counts
+        self._applied_in = (0, 0)  # a generation, and how many steps were applied in it
         self._unhook: list[hooks.Unhook] = []
         self._together = any(len(fault.ranks) > 1 for fault in self._plan.faults)
         self._slow_s = 0.0  # in each of the next shares
@@ -119,6 +120,8 @@ class Injector(Observer):
             run.events.emit(Held(last=True, **self._holdings.at_the_end(**view)))
         if moment == "applied" and self._overrides.steps is not None and run.step_index >= self._overrides.steps - 1:
             run.stop(f"{self._overrides.steps} steps were asked for")  # with the exchange of the next one
+        generation, applied = self._applied_in
+        self._applied_in = run.generation, applied * (generation == run.generation) + (moment == "applied")
         for act in self._later.pop(moment, ()):
             act()
         if moment == "applied":
@@ -162,7 +165,7 @@ class Injector(Observer):
         return due(self._plan, phase, rank=run.rank, done=done, here=here, **at)
 
     def _act(self, index: int) -> None:
-        """The fault itself, unless it has happened already."""
+        """Strike, unless the fault has happened already."""
         assert self._run is not None
         fault, run = self._plan.faults[index], self._run
         scene = self._scene(index)
@@ -186,6 +189,7 @@ class Injector(Observer):
             drill=self._drill,
             index=index,
             storage=self._storage,
+            applied=self._applied_in[1],
             joins_await_s=self._overrides.joins_await_s,
             slow_down=self._slow_down,
             hang_reads=self._hang_reads,
@@ -205,8 +209,10 @@ class Injector(Observer):
             self._reading.stuck = True
 
     def _would_repeat(self, fault: Fault) -> bool:
-        """Whether the run would take it for a bug: the same failure at one step, twice. One that may come later does,
-        a few steps on, since a loader's failure shows some steps after it."""
+        """Return whether the run would take it for a bug: the same failure at one step, twice.
+
+        One that may come later does, a few steps on, since a loader's failure shows some steps after it.
+        """
         failure = fault.failure()
         if failure is None or not fault.when.later:
             return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.join import Join
 from elastic.drill.folder import DrillFolder
-from elastic.drill.machine.node import Node
+from elastic.drill.machine.hosting import Node
 
 _ENDS_S = 10.0
 
@@ -32,12 +32,12 @@ class JoiningNodes:
         self._awaited: dict[int, Node] = {}  # by that index
 
     def begin(self, faults: Sequence[Fault], happened: Collection[int]) -> None:
-        """A launch has begun."""
+        """Begin with a launch."""
         self._awaited = {}
         self._stand_ready(faults, happened)
 
     def look(self, faults: Sequence[Fault], happened: Collection[int]) -> list[Node]:
-        """The nodes that have joined since the last look."""
+        """Return the nodes that have joined since the last look."""
         found = []
         for index in set(happened) - self._joined:
             fault = faults[index]
@@ -53,7 +53,7 @@ class JoiningNodes:
         return found
 
     def dismiss(self) -> None:
-        """The node that stands ready is not needed any more."""
+        """End the node that stands ready."""
         if self._standing is not None:
             self._standing[1].kill()
             self._standing[1].wait(timeout=_ENDS_S)
@@ -73,5 +73,5 @@ class JoiningNodes:
             self._standing = index, self._start(fault.workers, self._call(index))
 
     def _call(self, index: int) -> Path:
-        """The file that calls the node of this fault."""
+        """Return the file that calls the node of this fault."""
         return self._drill.path / f"join-{index}"

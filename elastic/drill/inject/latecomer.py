@@ -22,7 +22,7 @@ _IMPORTS = ("agent", "hub.link", "meeting", "workers.logs")
 
 
 def main(argv: Sequence[str], *, preloaded: bool | None = None) -> int:
-    """preloaded: see run_command.main"""
+    """Stand ready, then be `elastic run`. preloaded: see run_command.main"""
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command

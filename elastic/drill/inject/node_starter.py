@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from elastic.drill.inject.node_hosting import NodeHosting
-from elastic.drill.inject.overrides import Overrides
+from elastic.drill.environment import Overrides
 from elastic.drill.machine import processes
-from elastic.drill.machine.node import Node
+from elastic.drill.machine.hosting import Node, NodeHosting
 from elastic.errors import ConfigError
 from elastic.launch.string_hashes import VARIABLE as HASHES
 from elastic.membership.environment import NOTICES
@@ -51,7 +50,7 @@ class NodeStarter:
     _secret: str = field(default_factory=generated_secret, repr=False)
 
     def begin(self) -> None:
-        """The next launch."""
+        """Begin the next launch."""
         self.launches += 1
         self._make_temporary()
         self.overrides.write(self.folder)
@@ -59,7 +58,7 @@ class NodeStarter:
         self.hosting.begin()
 
     def node(self, *, first: bool, workers: int | None = None, called: Path | None = None) -> Node:
-        """Starts one.
+        """Start a node.
 
         first    of its launch. It hosts torchrun's rendezvous store: were it whoever comes first, a node that leaves
                  might take it along, and nobody can join any more
@@ -79,7 +78,7 @@ class NodeStarter:
         return self.folder / f"output-{self.launches}.txt"
 
     def remove_temporary(self) -> None:
-        """Where it lies outside the drill's folder."""
+        """Remove it where it lies outside the drill's folder."""
         if self._temporary.is_symlink():
             shutil.rmtree(self._temporary.resolve(), ignore_errors=True)
             self._temporary.unlink()
@@ -117,7 +116,7 @@ class NodeStarter:
         return {VARIABLE: self._secret, **alike, **os.environ, **of_the_run, **self.hosting.environment(), **self.env}
 
     def _make_temporary(self) -> None:
-        """The launch's TMPDIR. multiprocessing's sockets lie there, whose paths the kernel cuts at 108 characters."""
+        """Make the launch's TMPDIR, for multiprocessing's sockets too, whose paths may have 108 characters."""
         if self._temporary.exists():
             return
         if len(str(self._temporary)) <= TEMPORARY_MAX:

@@ -65,7 +65,7 @@ class RecordingCollate:
 
 
 def dataset_source(dataset: Any) -> Dataset:
-    """Where the code that reads an example stands.
+    """Return where the code that reads an example stands.
 
     Of datasets that only wrap another one (torch's Subset, say) the innermost that is not torch's own.
     """

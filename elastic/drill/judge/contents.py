@@ -29,7 +29,10 @@ class Conflict:
 
 
 def conflicts(events: Sequence[Event], reference: Sequence[Event] = ()) -> Iterator[Conflict]:
-    """reference  an undisturbed run's events, whose version counts as the first"""
+    """Yield each example that had another content before.
+
+    reference  an undisturbed run's events, whose version counts as the first
+    """
     known: dict[tuple[int, int], tuple[str, Event]] = {}
     runs = [[event for event in run if event["event"] == "reads"] for run in (reference, events)]
     twice = _read_twice(runs[0]) | _read_twice(runs[1])
@@ -42,7 +45,7 @@ def conflicts(events: Sequence[Event], reference: Sequence[Event] = ()) -> Itera
 
 
 def _read_twice(reads: Sequence[Event]) -> set[tuple[int, int]]:
-    """(step, index) of what two shares of one step read in one view."""
+    """Return (step, index) of what two shares of one step read in one view."""
     seen: dict[tuple[ViewKey, int, int], tuple[str, int]] = {}
     return {
         (read["step"], index)
@@ -54,7 +57,7 @@ def _read_twice(reads: Sequence[Event]) -> set[tuple[int, int]]:
 
 
 def notes(read: Event) -> list[tuple[int, str]]:
-    """(index, digest) of what one record says; without those that it read twice or has no digest of."""
+    """Return (index, digest) of what one record says; without those that it read twice or has no digest of."""
     indices: list[int] = read["indices"]
     contents: list[Any] = read.get("contents") or []
     return [

@@ -13,7 +13,7 @@ Key = TypeVar("Key")
 
 
 def grouped(events: Iterable[Event], key: Callable[[Event], Key]) -> dict[Key, list[Event]]:
-    """In the order of each group's first event. A group without any is an empty list."""
+    """Return groups, in the order of each one's first event. A group without any is an empty list."""
     groups: dict[Key, list[Event]] = defaultdict(list)
     for event in events:
         groups[key(event)].append(event)
@@ -21,5 +21,5 @@ def grouped(events: Iterable[Event], key: Callable[[Event], Key]) -> dict[Key, l
 
 
 def by_fact(events: Iterable[Event], fact: str) -> dict[str, list[Event]]:
-    """Groups by a fact that all of them have: `event`, `worker`."""
+    """Group by a fact that all of them have: `event`, `worker`."""
     return grouped(events, itemgetter(fact))

@@ -71,11 +71,10 @@ def judge(
     redone_max: int | None = None,
     lost_max: int | None = None,
     may_fall_back: bool = False,
-    cut_off: bool = False,
     one_launch: bool = False,
     misled: Mapping[ViewKey, Misled] | None = None,
 ) -> Verdict:
-    """The verdict on one run, all of its launches together.
+    """Return the verdict on one run, all of its launches together.
 
     epoch_length   examples that an epoch applies, where the order does not visit dataset_length of them
     each           how often an epoch may apply an example: "once", "at most once" or "any"
@@ -86,12 +85,11 @@ def judge(
     redone_max     bound on the number of times that a step was begun again
     lost_max       how many workers were taken from the run against their will; None: who knows
     may_fall_back  checkpoints were damaged on purpose
-    cut_off        workers were cut off from the others, and go on under their old claim until they notice
     one_launch     all events are of one launch, in which no generation comes twice
     misled         what faults made wrong in a worker, for the run to find: see misled.py
     """
     of_kind = by_fact(events, "event")
-    lineage = trace(events, may_fall_back=may_fall_back, cut_off=cut_off)
+    lineage = trace(events, may_fall_back=may_fall_back)
     redone = len(lineage.begun) - len({step for _, step in lineage.begun})
     seen = views(events)
 
@@ -100,7 +98,7 @@ def judge(
     if one_launch:
         violations += _sides(of_kind)
     struck = {generation for _, generation in misled or ()}
-    violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back or cut_off, misled=struck)
+    violations += survival(seen, of_kind, lost_max, may_fall_back=may_fall_back, misled=struck)
     violations += _moved_on(of_kind)
     for step in sorted(lineage.path):
         violations += _shares(lineage.path[step], exact)
@@ -110,7 +108,7 @@ def judge(
     violations += _coverage(lineage, dataset_length, length, batch_size, last_batch, each)
     violations += _epochs(of_kind, length, batch_size, last_batch)
     if each != "once" and reference is not None and not isinstance(reference, str):
-        violations += _drawn(lineage, trace(reference, may_fall_back=False, cut_off=False))
+        violations += _drawn(lineage, trace(reference))
     sound = of_kind if not misled else by_fact(sound_events(events, lineage, misled), "event")
     violations += _agreement(sound, exact)
     violations += _states(sound, lineage)
@@ -138,7 +136,7 @@ def judge(
 
 
 def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
-    """All workers of a view take part in each step, so those of a lost host can end but one without the others."""
+    """Yield who did more alone than the step in hand: all of a view take part in each step."""
     ends = {(event["worker"], event.get("generation") or 0): event for event in of_kind["moved_on"]}
     doers: dict[tuple[ViewKey, int], set[str]] = defaultdict(set)
     finished = (*of_kind["step_applied"], *of_kind["passed_over"])
@@ -181,7 +179,7 @@ def _sides(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
 
 
 def _shares(done: Application, exact: bool) -> Iterator[Violation]:
-    """In fast mode a worker reads its block as one batch, under the number of its first share."""
+    """Check that each was read once. In fast mode a worker reads its block as one batch, as its first share."""
     if not done.reads:
         yield Violation("shares", f"no reads are recorded for step {done.step}: was the run observed?", done.applied)
         return
@@ -213,7 +211,7 @@ def _records(done: Application) -> Iterator[Violation]:
 def _coverage(
     lineage: SurvivingSteps, dataset_length: int, length: int, batch_size: int, last_batch: str, each: str
 ) -> Iterator[Violation]:
-    """The arithmetic of sizes alone: which examples a step reads is what is being judged."""
+    """Check by the arithmetic of sizes alone: which examples a step reads is what is being judged."""
     per_epoch = length - length % batch_size if last_batch == "drop" else length
     steps_per_epoch = -(-per_epoch // batch_size)
     applied: dict[int, Counter[int]] = defaultdict(Counter)
@@ -251,7 +249,7 @@ def _coverage(
 
 
 def _drawn(lineage: SurvivingSteps, undisturbed: SurvivingSteps) -> Iterator[Violation]:
-    """With multiplicity: what one step should read is not to be told from sizes."""
+    """Compare with the undisturbed run, with multiplicity: what a step should read is not to be told from sizes."""
     for step in sorted(lineage.path.keys() & undisturbed.path.keys()):
         ours, theirs = (
             Counter(index for read in run.path[step].reads for index in read["indices"])
@@ -266,8 +264,7 @@ def _drawn(lineage: SurvivingSteps, undisturbed: SurvivingSteps) -> Iterator[Vio
 def _epochs(
     of_kind: Mapping[str, Sequence[Event]], length: int, batch_size: int, last_batch: str
 ) -> Iterator[Violation]:
-    """Of those who load from storage. Whoever takes over from a peer may do so before that one has come to a
-    boundary."""
+    """Check those who load from storage. Whoever takes over from a peer may do so before it is at a boundary."""
     steps_per_epoch = length // batch_size if last_batch == "drop" else -(-length // batch_size)
 
     def epoch_of(step: int) -> int:
@@ -313,8 +310,10 @@ def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[
 
 
 def _states(of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps) -> Iterator[Violation]:
-    """saved, loaded and weights of one lineage name one digest per number of steps applied. What the script has changed
-    by the time of a save is what is saved."""
+    """Check that saved, loaded and weights of one lineage name one digest per number of steps applied.
+
+    What the script has changed by the time of a save is what is saved.
+    """
     at: dict[int, list[tuple[object, Event]]] = defaultdict(list)
     changed = {(event["step"], view_key(event)) for event in of_kind["changed"]}
     for event in (*of_kind["weights"], *of_kind["changed"]):
@@ -360,7 +359,7 @@ def _against(
             ours = [e for e in group if step in lineage.path and lineage.path[step].view == view_key(e)]
             if evidence := differing((e[fact], e) for e in [*undisturbed.get(step, [])[:1], *ours]):
                 yield Violation("reference", f"step {step} differs from the undisturbed run's: {fact}", evidence)
-    there = trace(reference, may_fall_back=False, cut_off=False)
+    there = trace(reference)
     for step in sorted(lineage.path.keys() & there.path.keys()):
         ways = [(path[step].passed_from, path[step].applied[0]) for path in (there.path, lineage.path)]
         if evidence := differing(ways):
@@ -371,7 +370,7 @@ def _against(
 
 
 def _outcome(done: Event) -> int | None:
-    """Of a step on a worker: from which step on it was passed over; None: it was applied."""
+    """Return from which step on a step was passed over; None: it was applied."""
     return done["first"] if done["event"] == "passed_over" else None
 
 

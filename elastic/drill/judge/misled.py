@@ -35,7 +35,7 @@ class Misled:
 
 
 def misled(events: Sequence[Event], faults: Sequence[Fault]) -> dict[ViewKey, Misled]:
-    """By the view in which it was."""
+    """Return who is misled, by the view in which it is."""
     found: dict[ViewKey, Misled] = {}
     for event in events:
         if (fault := _fault(event, faults)) is not None and fault.misleads:
@@ -49,7 +49,7 @@ def _fault(event: Event, faults: Sequence[Fault]) -> Fault | None:
 
 
 def sound_events(events: Sequence[Event], lineage: SurvivingSteps, known: Mapping[ViewKey, Misled]) -> Iterator[Event]:
-    """Without what that worker says from then on, and without the others' records of steps that do not survive."""
+    """Yield what others say, and that worker before; without the others' records of steps that do not survive."""
     for event in events:
         view, step = view_key(event), event.get("step")
         at = known.get(view)
@@ -62,8 +62,7 @@ def sound_events(events: Sequence[Event], lineage: SurvivingSteps, known: Mappin
 
 
 def unnamed(events: Sequence[Event], faults: Sequence[Fault]) -> Iterator[Violation]:
-    """What another worker's error has found, though none names the worker, of which two others say that they are
-    alike."""
+    """Yield what another worker's error has found, though none names the worker, of which two others say they agree."""
     errors = [event for event in events if event["event"] == "error"]
     for struck in events:
         fault = _fault(struck, faults)

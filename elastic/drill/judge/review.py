@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,28 +33,19 @@ def review(
     redone_max: int | None = None,
     lost_max: int | None = None,
     may_fall_back: bool = False,
-    cut_off: bool = False,
     one_launch: bool = False,
     spoilt: Collection[str] = (),
     misled: Mapping[ViewKey, Misled] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on the run at `url`; see judge() for the arguments.
+    """Return the verdict on the run at `url`; see judge() for the arguments.
 
     spoilt  names of checkpoints that were damaged on purpose, which need not be whole
     """
     started = next((event for event in events if event["event"] == "run_started"), None)
     if started is None:
         never = Violation("finished", "the run never started: no worker recorded that it had read its configuration")
-        return Verdict(
-            violations=(never,),
-            steps=0,
-            redone=0,
-            discarded=0,
-            world_sizes=(),
-            examples_applied=Counter(),
-            weights_sha256=None,
-        )
+        return Verdict(violations=(never,))
     sizes = started["config"]
     order = sizes["order"]
     return judge(
@@ -72,7 +62,6 @@ def review(
         redone_max=redone_max,
         lost_max=lost_max,
         may_fall_back=may_fall_back,
-        cut_off=cut_off,
         one_launch=one_launch,
         misled=misled,
     )
@@ -81,7 +70,7 @@ def review(
 def stored(
     url: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
 ) -> list[StoredCheckpoint] | None:
-    """What the run could go on from, newest first, read to the last byte. None: it lived and died with the process."""
+    """Return what the run could go on from, newest first, read to the last byte. None: it died with the process."""
     if url.startswith("memory:"):
         return None
     storage = open_storage(url, storage_options)
@@ -107,7 +96,7 @@ def _stored(storage: Storage, id: CommitId) -> StoredCheckpoint:
 def end_violations(
     *, exit_code: int = 0, output: str = "", left_behind: Sequence[str] = (), late: str | None = None
 ) -> list[Violation]:
-    """What is wrong with the end of a run, beside what it recorded.
+    """Return what is wrong with the end of a run, beside what it recorded.
 
     exit_code    of its last launch
     output       what that printed
@@ -124,7 +113,7 @@ def end_violations(
 def final_states(
     baseline: str, faulted: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
 ) -> list[Violation]:
-    """What differs between the last checkpoints of both runs: weights, optimizer, and all else that survives.
+    """Return what differs between the last checkpoints of both runs: weights, optimizer, all that survives.
 
     but  names of checkpoints that were damaged on purpose: where it is the last one, there is nothing to compare
     """

@@ -32,7 +32,7 @@ class StoredCheckpoint:
 def storage_holds(
     checkpoints: Sequence[StoredCheckpoint], of_kind: Mapping[str, Sequence[Event]], *, may_fall_back: bool
 ) -> Iterator[Violation]:
-    """checkpoints  newest first"""
+    """Yield what storage does not hold of what training had. checkpoints: newest first"""
     for one in checkpoints:
         if one.wrong is not None:
             yield Violation("checkpoint", f"{one.name}: {one.wrong}")

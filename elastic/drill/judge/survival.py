@@ -24,10 +24,11 @@ def survival(
     may_fall_back: bool = False,
     misled: Collection[int] = (),
 ) -> Iterator[Violation]:
-    """
+    """Yield what was taken from survivors, and who was lost beside those whom faults took.
+
     lost_max       how many workers were taken from the run against their will
     may_fall_back  checkpoints were damaged on purpose
-    misled         generations in which a fault made something wrong in a worker: such a view may end with nobody lost
+    misled         generations in which a worker was misled: such a view may end with nobody lost
     """
     yield from _restarted(of_kind["run_started"])
     yield from _storage(seen, of_kind["loaded"])
@@ -47,7 +48,7 @@ def _restarted(started: Sequence[Event]) -> Iterator[Violation]:
 
 
 def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Violation]:
-    """A state that has a digest came from storage, or began there."""
+    """Check who held a state before. One that has a digest came from storage, or began there."""
     loads = by_fact(loaded, "worker")
     views = {(view.generation, worker): view for view in seen for worker in view.workers}
     for worker, own in loads.items():
@@ -87,8 +88,10 @@ def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event], misled: Collection
 
 
 def _thrown_away(seen: Sequence[ViewSeen], of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
-    """Whoever leaves in order, last of its view, takes nothing along that storage does not have. The others of the
-    view left before, or were killed by a fault of the drill's: of those who ended otherwise nobody knows when."""
+    """Check that whoever leaves in order, last of its view, takes nothing along that storage does not have.
+
+    The others of the view left before, or were killed by a fault: of those who ended otherwise nobody knows when.
+    """
     views = {(view.generation, worker): view for view in seen for worker in view.workers}
     gone = {event["worker"]: event for event in (*of_kind["left"], *of_kind["fault"]) if event.get("fatal", True)}
     for leaving in of_kind["left"]:

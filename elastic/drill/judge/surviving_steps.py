@@ -76,20 +76,17 @@ def view_key(event: Event) -> ViewKey:
     return (event.get("claim") or 0, event.get("generation") or 0)
 
 
-def trace(events: Sequence[Event], *, may_fall_back: bool = False, cut_off: bool = False) -> SurvivingSteps:
-    """The lineage of a run's events.
+def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> SurvivingSteps:
+    """Return the lineage of a run's events.
 
     may_fall_back  checkpoints were damaged on purpose, so a load may go behind the newest save
-    cut_off        workers were cut off from the others, and go on under their old claim until they notice
     """
     of_kind = by_fact(events, "event")
     found = SurvivingSteps(violations=_positions(events))
     done = _done(of_kind)
     for event in (*of_kind["reads"], *done):
         found.begun.add((view_key(event), event["step"]))
-    found.violations += _origins(of_kind, may_fall_back)
-    if not cut_off:
-        found.violations += _writers(of_kind)
+    found.violations += [*_origins(of_kind, may_fall_back), *_writers(of_kind)]
 
     everything = _applications(done, of_kind["reads"], of_kind["example_left_out"])
     steps_at: dict[ViewKey, list[int]] = defaultdict(list)
@@ -134,7 +131,7 @@ def _passed(path: Mapping[int, Application]) -> set[int]:
 
 
 def _record(path: Mapping[int, Application], stated: Event) -> Iterator[Violation]:
-    """What a state says was passed over is what its lineage passed over."""
+    """Check that what a state says was passed over is what its lineage passed over."""
     says = {step for first, end in stated.get("passed_over") or () for step in range(first, end)}
     was = _passed(path)
     if says != was:
@@ -145,8 +142,7 @@ def _record(path: Mapping[int, Application], stated: Event) -> Iterator[Violatio
 
 
 def _path_of(claim: int, paths: Mapping[int, dict[int, Application]]) -> dict[int, Application]:
-    """A claim that was taken under way, and under which nothing was applied before all left, holds what the one before
-    it held."""
+    """Return the path of a claim, or of the one before: one that was taken under way may have applied nothing."""
     return paths[max(one for one in paths if one <= claim)] if any(one <= claim for one in paths) else {}
 
 
@@ -166,7 +162,7 @@ def _applications(
 
 
 def _that_count(applied: list[Event], reads: list[Event]) -> list[Event]:
-    """Of each worker, the reads of the attempt that it applied or, if it died before, of its last attempt."""
+    """Return, of each worker, the reads of the attempt that it applied or, if it died before, of its last attempt."""
     attempt: dict[str, int] = {}
     for event in reads:
         attempt[event["worker"]] = max(event["attempt"], attempt.get(event["worker"], 0))
@@ -191,7 +187,7 @@ def _gap(path: dict[int, Application], done: Application) -> Violation:
 
 
 def _positions(events: Iterable[Event]) -> list[Violation]:
-    """Each worker's own steps: load at r, then r, r + 1, …"""
+    """Check each worker's own steps: load at r, then r, r + 1, …"""
     broken = []
     last: dict[str, tuple[int, Event]] = {}
     for event in events:
@@ -210,8 +206,10 @@ def _positions(events: Iterable[Event]) -> list[Violation]:
 
 
 def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Violation]:
-    """Every claim goes on from the newest state that was durable when it was taken, and from no superseded writer's. A
-    claim supersedes with its first save: until then what the one before it had on its way counts."""
+    """Check that each claim goes on from the newest state that was durable, and from no superseded writer's.
+
+    A claim supersedes with its first save: until then what the one before it had on its way counts.
+    """
     origin: dict[int, tuple[int | None, int]] = {}
     first: dict[int, Event] = {}
     for event in of_kind["claimed"]:
@@ -246,8 +244,10 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
 
 
 def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
-    """Claims under which the run went on with what it had in memory, as hosts were lost: with the first step of each.
-    Nobody has loaded anything from storage there."""
+    """Return the first step of each claim under which the run went on with what it had in memory, as hosts were lost.
+
+    Nobody has loaded anything from storage there.
+    """
     read = {event["claim"] for event in of_kind["loaded"] if event["from_claim"] != event["claim"]}
     begun: dict[int, int] = {}
     for event in _done(of_kind):
@@ -259,7 +259,7 @@ def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
 
 
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
-    """A claim is taken from one that is gone, or is going: the step in hand is the last that it applies."""
+    """Check that who lost its claim applied no more than the step in hand."""
     for newer in of_kind["claimed"]:
         went_on = [
             done for done in _done(of_kind) if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]
@@ -271,7 +271,7 @@ def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
 
 
 def _bounds(origin: dict[int, tuple[int | None, int]], claim: int) -> dict[int | None, float]:
-    """Ancestor -> up to which of its steps a successor of `claim` may go on from it."""
+    """Return ancestor -> up to which of its steps a successor of `claim` may go on from it."""
     bounds: dict[int | None, float] = {claim: inf}
     at: int | None = claim
     while at in origin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic.events.event import Event
 
@@ -43,12 +43,12 @@ class Verdict:
     """
 
     violations: tuple[Violation, ...]
-    steps: int
-    redone: int
-    discarded: int
-    world_sizes: tuple[int, ...]
-    examples_applied: Counter[int]
-    weights_sha256: str | None
+    steps: int = 0
+    redone: int = 0
+    discarded: int = 0
+    world_sizes: tuple[int, ...] = ()
+    examples_applied: Counter[int] = field(default_factory=Counter)
+    weights_sha256: str | None = None
     checkpoints: int = 0
     passed_over: tuple[int, ...] = ()
 
@@ -57,7 +57,7 @@ class Verdict:
         return not self.violations
 
     def broken(self) -> set[str]:
-        """The names of the invariants that do not hold."""
+        """Return the names of the invariants that do not hold."""
         return {violation.invariant for violation in self.violations}
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def differing(values: Iterable[tuple[object, Event]]) -> tuple[Event, ...]:
-    """One event for each distinct value; nothing where all values are equal."""
+    """Return one event for each distinct value; nothing where all values are equal."""
     first: dict[object, Event] = {}
     for value, event in values:
         first.setdefault(json.dumps(value, sort_keys=True), event)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from elastic.drill.judge.grouping import by_fact, grouped
+from elastic.drill.judge.surviving_steps import ViewKey, view_key
 from elastic.drill.judge.verdict import Violation
 from elastic.drill.machine.processes import writer_processes
 from elastic.events.event import Event
@@ -47,11 +48,11 @@ class Holdings:
         self._given_up = 0
 
     def hear(self, event: Event) -> None:
-        """An EventLog's listener."""
+        """Hear an event, as an EventLog's listener."""
         self._given_up += collectives_given_up([event])
 
     def after_step(self, *, generation: int, world_size: int, rank: int) -> dict[str, int] | None:
-        """What is to be recorded now, if it is time for a look."""
+        """Return what is to be recorded now, if it is time for a look."""
         if generation != self._generation:
             self._generation, self._steps = generation, 0
         self._steps += 1
@@ -62,7 +63,7 @@ class Holdings:
         return found
 
     def at_the_end(self, *, generation: int, world_size: int, rank: int) -> dict[str, int]:
-        """The group of the view before ends in the background: a moment is waited for that, where it matters."""
+        """Return what is held once the group of the view before has ended, which it does in the background."""
         deadline = time.monotonic() + _SETTLED_S
         kept = OF_A_GROUP * self._given_up
         first = _comparable(self._looks, {"generation": generation, "world_size": world_size})
@@ -77,22 +78,30 @@ class Holdings:
 
 
 def here() -> dict[str, int]:
-    """Of this process."""
+    """Count what this process holds."""
     links = [link for link in linux.descriptors().values() if not link.startswith(_SHARED)]
     sockets, writers = sum(link.startswith("socket:") for link in links), len(writer_processes())
     return {"descriptors": len(links), "sockets": sockets, "threads": linux.thread_count(), "writers": writers}
 
 
-def collectives_given_up(events: Sequence[Event]) -> int:
-    """How many losses may have left a collective in flight, each with what gloo keeps of it."""
-    return sum(e["event"] == "peer_lost" and any(of in e["error"] for of in GIVEN_UP) for e in events)
+def collectives_given_up(events: Sequence[Event], misled: Collection[ViewKey] = ()) -> int:
+    """Count the losses that may have left a collective in flight, each with what gloo keeps of it."""
+    lost = [event for event in events if event["event"] == "peer_lost"]
+    return sum(view_key(one) in misled or any(of in one["error"] for of in GIVEN_UP) for one in lost)
 
 
-def leaks(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: bool = False) -> list[Violation]:
-    """What workers held more of at the end than they may, with the looks that show it.
+def leaks(
+    events: Sequence[Event],
+    baseline: Sequence[Event] = (),
+    *,
+    store: bool = False,
+    misled: Collection[ViewKey] = (),
+) -> list[Violation]:
+    """Return what workers held more of at the end than they may, with the looks that show it.
 
-    baseline   of the undisturbed run: what the script comes to hold by itself
-    store  the run lives in an object store
+    baseline  of the undisturbed run: what the script comes to hold by itself
+    store     the run lives in an object store
+    misled    views in which a worker was misled: a collective that others were not in is given up, too
     """
     by_itself = dict.fromkeys(KINDS, 0)
     formed = [event for event in events if event["event"] == "view_formed"]
@@ -110,7 +119,8 @@ def leaks(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: boo
         first = _comparable(looks, last)
         if not last["last"] or not first:
             continue
-        kept = OF_A_GROUP * collectives_given_up([event for event in events if event["worker"] == worker])
+        own = [event for event in events if event["worker"] == worker]
+        kept = OF_A_GROUP * collectives_given_up(own, misled)
         for kind in KINDS:
             more, before = min((_more(kind, look, last) - of_streams(kind, look, last), look[kind]) for look in first)
             if more > kept + by_itself[kind] + (OF_A_STORE[kind] if store else 0):
@@ -123,7 +133,7 @@ def leaks(events: Sequence[Event], baseline: Sequence[Event] = (), *, store: boo
 
 
 def _more(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Than before, but for what a coordinator has."""
+    """Return how many more than before, but for what a coordinator has."""
     of_writers = OF_A_WRITER[kind] * max(0, after["writers"] - before["writers"])
     of_a_claim = OF_A_CLAIM[kind] if after.get("rank") == 0 and before.get("rank") != 0 else 0
     return int(after[kind] - before[kind] - of_writers - of_a_claim)
@@ -134,7 +144,7 @@ def _looks(events: Sequence[Event]) -> dict[str, list[Event]]:
 
 
 def _comparable(looks: Sequence[Event], last: Event) -> list[Event]:
-    """Of the first earlier view of as many workers, else of more: there is a connection to each.
+    """Return the looks of the first earlier view of as many workers, else of more: there is a connection to each.
 
     A view of one step does not count: a peer that dies meanwhile takes its connection with it before the look.
     """

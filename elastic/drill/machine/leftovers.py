@@ -35,11 +35,11 @@ class Snapshot:
 
     @classmethod
     def take(cls, folder: Path) -> Snapshot:
-        """folder  the drill's, whose tmp/ is the launch's TMPDIR"""
+        """Look. folder: the drill's, whose tmp/ is the launch's TMPDIR"""
         return cls(_names(SHARED_MEMORY), _names(folder / "tmp"))
 
     def new(self, folder: Path, pids: Collection[int], *, killed: bool = False) -> list[str]:
-        """What is there now and was not, in words.
+        """Return what is there now and was not, in words.
 
         killed  workers were: what each of them kept for its loader processes' sockets, and what those left in shared
                 memory, is removed by the next worker that starts on the machine (data/scratch.py), so it is no leak
@@ -56,7 +56,7 @@ class Snapshot:
         return temporary + [f"shared memory {SHARED_MEMORY / name}" for name in shared if name not in held]
 
     def remove(self, pids: Collection[int]) -> None:
-        """The shared memory that names these processes, which have ended, and was not there before."""
+        """Remove the shared memory that names these processes, which have ended, and was not there before."""
         for name in self._shared_of(pids):
             (SHARED_MEMORY / name).unlink(missing_ok=True)
 
@@ -71,7 +71,7 @@ def _names(folder: Path) -> frozenset[str]:
 
 
 def _next_worker_removes(path: Path) -> bool:
-    """Whether the next worker that starts will remove it: a folder for sockets that nobody holds any more."""
+    """Return whether the next worker removes it: a folder for sockets that nobody holds any more."""
     if not path.name.startswith(OF_LOADERS):
         return False
     try:
@@ -88,13 +88,13 @@ def _next_worker_removes(path: Path) -> bool:
 
 
 def pid_in_name(name: str) -> int | None:
-    """Who has made this file in shared memory: torch_<pid>_<random>_<number> is torch's. None: nobody can tell."""
+    """Return who has made this file in shared memory, as torch's tell: torch_<pid>_<random>_<number>; else None."""
     named = _NAMED.match(name)
     return int(named[1]) if named is not None else None
 
 
 def _held() -> set[str]:
-    """The names in shared memory that living processes map or have open."""
+    """Return the names in shared memory that living processes map or have open."""
     held = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():

@@ -32,7 +32,7 @@ class Lifeline:
         self._process: subprocess.Popen[bytes] | None = None
 
     def hold(self) -> None:
-        """From now on. Harmless when repeated."""
+        """Hold it from now on. Harmless when repeated."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "elastic.drill.machine.lifeline", *self._arguments],
@@ -42,7 +42,7 @@ class Lifeline:
             )
 
     def let_go(self) -> None:
-        """Nothing of the drill runs any more. Harmless when repeated."""
+        """Let go: nothing of the drill runs any more. Harmless when repeated."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -21,12 +21,12 @@ MARK = "ELASTIC_DRILL"  # set to the drill's folder for everything that the dril
 
 
 def pid_in(worker: str) -> int:
-    """A worker's id holds its process id, as its own machine counts."""
+    """Return the process id in a worker's id, as its own machine counts."""
     return int(worker.rsplit("-", 2)[1])
 
 
 def marked(folder: Path) -> list[int]:
-    """The pids of the drill in `folder` that still run (zombies do not), this process excepted."""
+    """Return the pids of the drill in `folder` that still run (zombies do not), this process excepted."""
     mark = f"{MARK}={folder}".encode()
     own = str(os.getpid())
     found = []
@@ -39,7 +39,7 @@ def marked(folder: Path) -> list[int]:
 
 
 def kill_marked(folder: Path) -> list[int]:
-    """SIGKILL to all of them. They are stopped first, so that none sees another's death. Returns whom it hit."""
+    """Kill all of them, stopped first, so that none sees another's death. Return whom it hit."""
     stopped: set[int] = set()
     while new := set(marked(folder)) - stopped:  # what was forked before its parent stopped
         for pid in new:
@@ -51,7 +51,7 @@ def kill_marked(folder: Path) -> list[int]:
 
 
 def wait_until_gone(folder: Path, *, within_s: float) -> list[int]:
-    """Waits until none is left; returns those that are there at the deadline."""
+    """Wait until none is left; return those that are there at the deadline."""
     deadline = time.monotonic() + within_s
     while (alive := marked(folder)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -59,7 +59,7 @@ def wait_until_gone(folder: Path, *, within_s: float) -> list[int]:
 
 
 def describe(pid: int) -> str:
-    """One line on a process: its pid, state, command and the ports on which it listens."""
+    """Return one line on a process: its pid, state, command and the ports on which it listens."""
     if (stat := linux.process_stat(pid)) is None:
         return f"{pid} (ended)"
     command = linux.command_line(pid).replace(b"\0", b" ").decode(errors="replace").strip()
@@ -68,7 +68,7 @@ def describe(pid: int) -> str:
 
 
 def listening(pid: int) -> list[int]:
-    """The TCP ports on which a process listens."""
+    """Return the TCP ports on which a process listens."""
     sockets = set(linux.descriptors(pid).values())
     ports = set()
     for table in ("tcp", "tcp6"):
@@ -85,17 +85,17 @@ def children(parent: int) -> list[int]:
 
 
 def loader_processes() -> list[int]:
-    """This process's own forks."""
+    """Return this process's own forks."""
     own = linux.command_line(os.getpid())
     return [pid for pid in children(os.getpid()) if linux.command_line(pid) == own]
 
 
 def writer_processes() -> list[int]:
-    """Of this process's checkpoints."""
+    """Return those of this process's checkpoints."""
     return [pid for pid in children(os.getpid()) if WRITER in linux.command_line(pid)]
 
 
 def warm_processes() -> list[int]:
-    """That this worker's agent forks workers from."""
+    """Return those that this worker's agent forks workers from."""
     found = linux.children(os.getppid()).items()
     return [pid for pid, stat in found if not stat.is_dead and stat.name == WARM]

@@ -17,13 +17,12 @@ from elastic.drill.faults.registry import NAMED
 OF_A_SCRIPT_S_STEP = tuple(phase for phase in OF_A_STEP if phase in OF_THE_SCRIPT)
 FIRST = 0.5  # of the faults of hosts strike the first one's: it has the hub, and where the nodes meet
 SPARED = 0.12  # of the steps, the last: a fault there might find the run finished
-_LAST_STEPS = 3  # of a worker whose agent was killed, at most
 
 
 def draw_faults(
     seed: int, *, kinds: Sequence[str], rate: float, steps: int, workers: int, nodes: int, resume_workers: int
 ) -> tuple[Fault, ...]:
-    """rate × steps faults, at least one, at distinct steps, in order.
+    """Return rate × steps faults, at least one, at distinct steps, in order.
 
     kinds  names in NAMED, each in turn as often as the others; where the last worker or node would leave, it is killed
     """
@@ -35,19 +34,21 @@ def draw_faults(
     there, sizes = workers, Sizes(nodes, workers // nodes, resume_workers)
     earliest = 0
     for drawn, name in zip(sorted(draw.sample(range(last), count)), dealt, strict=False):
-        step = max(drawn, earliest)
-        chosen = NAMED[name] if NAMED[name].kind.remaining(there, sizes) > 0 else NAMED["kill"]
+        if (step := max(drawn, earliest)) >= steps:
+            break
+        kind = NAMED[name].kind
+        chosen = NAMED[name if kind.remaining(there, sizes) > 0 and there >= kind.workers_min else "kill"]
         kind = chosen.kind
         phase = draw.choice(OF_A_SCRIPT_S_STEP if kind.in_script or there < 2 else OF_A_STEP)
         worker = 0 if kind.needs_hosts and draw.random() < FIRST else draw.randrange(there)
         found.append(chosen.fault(worker, At(step, kind.usual_phase or phase, later=True)))
         there = kind.remaining(there, sizes)
-        earliest = step + (_LAST_STEPS if kind.orphans else 1)
+        earliest = step + kind.settles
     return tuple(found)
 
 
 def _dealt(draw: random.Random, kinds: Sequence[str], count: int) -> list[str]:
-    """So many, in order; what takes time to show comes in the first half."""
+    """Return so many kinds, in order; what takes time to show comes in the first half."""
     dealt: list[str] = []
     while len(dealt) < count:
         dealt += draw.sample(list(kinds), len(kinds))

@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from elastic.drill.faults.base import Fault
-from elastic.drill.faults.documents import decoded, document_of, fault_of
-from elastic.drill.faults.partition import Partition
+from elastic.drill.faults.host_faults import Partition
 from elastic.drill.faults.plan import Plan
+from elastic.drill.faults.registry import decoded, document_of, fault_of
 from elastic.drill.hosts.network import HOSTS_MAX
 from elastic.errors import ConfigError
 from elastic.events.words import counted
@@ -118,7 +118,7 @@ class DrillPlan:
             raise ConfigError("nobody would be left: fewer hosts may be lost for good than there are")
 
     def joining(self) -> int:
-        """How many workers come with all nodes that join."""
+        """Return how many workers come with all nodes that join."""
         return sum(fault.joining(self.workers // self.nodes) for fault in self.faults)
 
     def for_workers(self) -> Plan:
@@ -130,7 +130,7 @@ class DrillPlan:
 
     @classmethod
     def from_json(cls, text: str) -> DrillPlan:
-        """The plan that to_json wrote. ConfigError says where it is none."""
+        """Return the plan that to_json wrote. ConfigError says where it is none."""
         try:
             document = json.loads(text)
         except ValueError as error:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elastic.drill.faults.base import Fault
-from elastic.drill.faults.heal import Heal
-from elastic.drill.faults.host_fault import NetworkFault
+from elastic.drill.faults.host_faults import Heal, NetworkFault
 from elastic.drill.faults.moments import BEFORE_STEPS, OF_A_SHARE, At, order_in_step
 from elastic.drill.faults.registry import NAMED
 from elastic.errors import ConfigError
@@ -15,8 +14,10 @@ _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer
 
 
 def faults_from(asked: Mapping[str, Sequence[str]]) -> tuple[Fault, ...]:
-    """All that `--name text` asks for, in order. What happens to the network lasts until the next --heal, if there is
-    one, unless it says seconds=."""
+    """Return all that `--name text` asks for, in order.
+
+    What happens to the network lasts until the next --heal, if there is one, unless it says seconds=.
+    """
     said = [(fault_from(name, text), "seconds=" in text) for name, texts in asked.items() for text in texts]
     said.sort(key=lambda one: _order(one[0]))
     last_heal = max((at for at, (fault, _) in enumerate(said) if isinstance(fault, Heal)), default=0)
@@ -27,7 +28,7 @@ def faults_from(asked: Mapping[str, Sequence[str]]) -> tuple[Fault, ...]:
 
 
 def fault_from(name: str, text: str) -> Fault:
-    """The fault that `--name text` asks for."""
+    """Return the fault that `--name text` asks for."""
     try:
         return _fault(name, text)
     except ConfigError as wrong:
@@ -85,7 +86,7 @@ def _whole(text: str, what: str) -> int:
 
 
 def _value(text: str, *, like: float) -> float:
-    """Of the type that a field's default has."""
+    """Return it with the type of a field's default."""
     if isinstance(like, int):
         return _whole(text, "expected a number")
     try:
@@ -95,8 +96,7 @@ def _value(text: str, *, like: float) -> float:
 
 
 def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """By step, and of one step in the order in which a step passes its phases. A view that is formed at a step follows
-    a fault in it."""
+    """Sort by step, and in one step by phase. A view that is formed at a step follows a fault in it."""
     return tuple(sorted(faults, key=_order))
 
 

@@ -1,9 +1,11 @@
-"""The flags of `elastic drill`, and its help. What they mean together is options.py's."""
+"""The flags of `elastic drill`, and its help; and what any command has that drills a script. Meanings: options.py."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from elastic.drill.faults.moments import PHASES
 from elastic.drill.faults.registry import NAMED
@@ -36,91 +38,81 @@ exit status  0 every invariant holds   1 one is broken   130 interrupted
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    phases = ", ".join(PHASES)
+def script_parser(command: str, **said: Any) -> Parser:
+    """Return the parser of a command that drills a script."""
     made = Parser(
-        prog="elastic drill",
-        usage="elastic drill [options] SCRIPT [-- arguments of the script]\n       elastic drill [options] -m MODULE …",
-        description=_DESCRIPTION,
-        epilog=_EPILOG.format(phases=phases.replace("loaded, ", "loaded,\n  ")),
+        prog=command,
+        usage=f"{command} [options] SCRIPT [-- arguments of the script]\n       {command} [options] -m MODULE …",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         hint="the script's own flags follow after --",
+        **said,
     )
     made.add_argument("script", metavar="SCRIPT", help="a training script, or with -m a module")
     made.add_argument("args", nargs="*", default=[], metavar="ARG", help=argparse.SUPPRESS)
     made.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
-    who = made.add_argument_group("on how many workers")
-    who.add_argument(
-        "--workers", type=int, metavar="N", help="in the run with faults (default 4; with --hosts one on each)"
-    )
-    who.add_argument(
-        "--nodes",
-        type=int,
-        metavar="N",
-        help="agents, all on this machine (default 1; with --trace one for each worker)",
-    )
-    who.add_argument(
-        "--hosts",
-        type=int,
-        metavar="N",
-        help="agents, each on a host of its own: Linux namespaces on a network of the drill's. Root only",
-    )
-    who.add_argument("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
-    who.add_argument(
-        "--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)"
-    )
-    drawing = made.add_argument_group("faults drawn from a seed")
-    drawing.add_argument("--seed", type=int, metavar="S", help="(default: one that is drawn, and printed)")
-    drawing.add_argument(
-        "--faults",
-        metavar="KINDS",
-        help=f"of {', '.join(NAMED)}, with commas between (where no fault is named: {DEFAULT_FAULTS}; on hosts "
-        f"{DEFAULT_HOST_FAULTS})",
-    )
-    drawing.add_argument("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
-    recorded = made.add_argument_group("machines that went and came, as they were recorded")
-    recorded.add_argument(
-        "--trace",
-        metavar="NAME",
-        help="agents of nodes are killed, and nodes join; a CSV file with the columns t_s,op,node, or one of "
-        f"{', '.join(recorded_names())}",
-    )
-    recorded.add_argument(
-        "--speedup", type=float, metavar="N", help="seconds of it in a second of the run (default: all of it fits)"
-    )
+    return made
+
+
+def parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Return what is given: everything behind `--` is the script's."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_intermixed_args(argv[:cut])
+    given.args += argv[cut + 1 :]
+    return given
+
+
+def parser() -> Parser:
+    phases = ", ".join(PHASES)
+    epilog = _EPILOG.format(phases=phases.replace("loaded, ", "loaded,\n  "))
+    made = script_parser("elastic drill", description=_DESCRIPTION, epilog=epilog)
+
+    # fmt: off
+    add = made.add_argument_group("on how many workers").add_argument
+    add("--workers", type=int, metavar="N", help="in the run with faults (default 4; with --hosts one on each)")
+    add("--nodes", type=int, metavar="N",
+        help="agents, all on this machine (default 1; with --trace one for each worker)")
+    add("--hosts", type=int, metavar="N",
+        help="agents, each on a host of its own: Linux namespaces on a network of the drill's. Root only")
+    add("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
+    add("--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)")
+
+    add = made.add_argument_group("faults drawn from a seed").add_argument
+    add("--seed", type=int, metavar="S", help="(default: one that is drawn, and printed)")
+    add("--faults", metavar="KINDS", help=f"of {', '.join(NAMED)}, with commas between (where no fault is named: "
+        f"{DEFAULT_FAULTS}; on hosts {DEFAULT_HOST_FAULTS})")
+    add("--rate", type=float, metavar="R", help=f"faults per step (default {DEFAULT_RATE})")
+
+    add = made.add_argument_group("machines that went and came, as they were recorded").add_argument
+    add("--trace", metavar="NAME", help="agents of nodes are killed, and nodes join; a CSV file with the columns "
+        f"t_s,op,node, or one of {', '.join(recorded_names())}")
+    add("--speedup", type=float, metavar="N", help="seconds of it in a second of the run (default: all of it fits)")
+
     named = made.add_argument_group("faults at moments that you name (each may be given several times)")
     of_hosts = made.add_argument_group("faults of the whole host that a worker is on, likewise; with --hosts")
     for name, one in NAMED.items():
         group, shape = of_hosts if one.kind.needs_hosts else named, "W@…" if one.flag.of_worker else "@…"
         group.add_argument(f"--{name}", action="append", default=[], metavar=shape, help=one.flag.what)
     named.add_argument("--grace", type=float, metavar="SECONDS", help="for --leave (default 30)")
-    storage = made.add_argument_group("storage, and what it suffers: probabilities, per operation")
-    storage.add_argument("--storage-errors", type=float, metavar="P", help="it fails, and may work when tried again")
-    storage.add_argument("--storage-stalls", type=float, metavar="P", help="it takes 2 s longer")
-    storage.add_argument("--torn-writes", type=float, metavar="P", help="a write leaves half of the object")
-    storage.add_argument("--stale-listings", type=float, metavar="P", help="a listing shows what the last one showed")
-    storage.add_argument("--storage", metavar="URL", help="both runs live below it, in folders of their own that go")
-    add_storage_option(storage.add_argument)
-    storage.add_argument(
-        "--save-every",
-        metavar="N|TIME|script",
-        help="steps, a time such as 5s, or script: what the script says (default, unless all is lost before its first "
-        "save)",
-    )
-    how = made.add_argument_group("the drill")
-    how.add_argument("--plan", type=Path, metavar="FILE", help="replay a plan: it says workers, nodes and all faults")
-    how.add_argument("--folder", type=Path, help="where both runs go: absent or empty (default: a temporary folder)")
-    how.add_argument("--keep", action="store_true", help="keep both runs; those of a failed drill are kept anyway")
-    how.add_argument(
-        "--within", type=float, default=WITHIN_S, metavar="SECONDS", help=f"for each run (default {WITHIN_S:g})"
-    )
-    how.add_argument("--stop-after", type=int, metavar="N", help="both runs are stopped after so many steps")
-    how.add_argument(
-        "--cross-check",
-        type=float,
-        metavar="PART",
-        help="so large a part of all shares is passed by two workers, 1 for all (default: as the script says)",
-    )
-    how.add_argument("--hang-limit", type=float, metavar="SECONDS", help="as for elastic run (default 30)")
+
+    add = made.add_argument_group("storage, and what it suffers: probabilities, per operation").add_argument
+    add("--storage-errors", type=float, metavar="P", help="it fails, and may work when tried again")
+    add("--storage-stalls", type=float, metavar="P", help="it takes 2 s longer")
+    add("--torn-writes", type=float, metavar="P", help="a write leaves half of the object")
+    add("--stale-listings", type=float, metavar="P", help="a listing shows what the last one showed")
+    add("--storage", metavar="URL", help="both runs live below it, in folders of their own that go")
+    add_storage_option(add)
+    add("--save-every", metavar="N|TIME|script", help="steps, a time such as 5s, or script: what the script says "
+        "(default, unless all is lost before its first save)")
+
+    add = made.add_argument_group("the drill").add_argument
+    add("--plan", type=Path, metavar="FILE", help="replay a plan: it says workers, nodes and all faults")
+    add("--folder", type=Path, help="where both runs go: absent or empty (default: a temporary folder)")
+    add("--keep", action="store_true", help="keep both runs; those of a failed drill are kept anyway")
+    add("--within", type=float, default=WITHIN_S, metavar="SECONDS", help=f"for each run (default {WITHIN_S:g})")
+    add("--stop-after", type=int, metavar="N", help="both runs are stopped after so many steps")
+    add("--cross-check", type=float, metavar="PART",
+        help="so large a part of all shares is passed by two workers, 1 for all (default: as the script says)")
+    add("--hang-limit", type=float, metavar="SECONDS", help="as for elastic run (default 30)")
+    # fmt: on
     return made

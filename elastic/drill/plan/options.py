@@ -11,13 +11,12 @@ import difflib
 import os
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.drill.faults.base import Fault
-from elastic.drill.faults.heal import Heal
-from elastic.drill.faults.host_fault import NetworkFault
+from elastic.drill.faults.host_faults import Heal, NetworkFault
 from elastic.drill.faults.registry import NAMED
 from elastic.drill.hosts.hosts import missing
 from elastic.drill.location import StorageRoot
@@ -25,10 +24,22 @@ from elastic.drill.plan import saves
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.fault_argument import faults_from, in_order
-from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_HOST_FAULTS, DEFAULT_RATE, WITHIN_S, parser
+from elastic.drill.plan.flags import DEFAULT_FAULTS, DEFAULT_HOST_FAULTS, DEFAULT_RATE, WITHIN_S, parsed, parser
 from elastic.drill.plan.replay import Replay, from_first
 from elastic.errors import ConfigError
 from elastic.plan import trace
+
+_OF_THE_PLAN = (
+    *("workers", "nodes", "hosts", "resume_workers", "seed", "faults", "rate", "grace", "trace", "save_every"),
+    *("storage_errors", "storage_stalls", "torn_writes", "stale_listings"),
+)
+_BOUNDS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (("within", "hang_limit", "undisturbed_workers", "grace", "speedup"), lambda value: value > 0, "above 0"),
+    (("workers", "nodes", "hosts", "resume_workers"), lambda value: value >= 1, "1 or more"),
+    (("stop_after",), lambda value: value >= 2, "2 or more"),
+    (("cross_check",), lambda value: 0 <= value <= 1, "a part of all shares, from 0 to 1"),
+    (("rate",), lambda value: 0 < value <= 1, "faults per step, above 0 and up to 1"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +75,7 @@ class Options:
     replay_of: Replay | None = None
 
     def plan(self, steps: int, step_s: float = 1.0) -> DrillPlan:
-        """The plan for a run of so many steps.
+        """Return the plan for a run of so many steps.
 
         step_s  seconds of one of them without faults, for a replay with a speed-up
         """
@@ -81,61 +92,49 @@ class Options:
         return replace(asked, faults=in_order((*asked.faults, *found)))
 
     def replay(self, plan: Path) -> str:
-        """The command that strikes the same faults again."""
+        """Return the command that strikes the same faults again."""
         script = ["-m"] * self.module + [self.script]
+        said = {
+            "undisturbed-workers": None if self.undisturbed_workers == 1 else self.undisturbed_workers,
+            "hang-limit": self.hang_s,
+            "within": None if self.within_s == WITHIN_S else self.within_s,
+            "stop-after": self.steps,
+            "cross-check": self.cross_check,
+        }
+        options = [] if self.storage_root is None else self.storage_root.replay()
+        options += [f"--{name}={value:g}" for name, value in said.items() if value is not None]
         rest = ["--", *self.args] if self.args else []
-        undisturbed = [] if self.undisturbed_workers == 1 else [f"--undisturbed-workers={self.undisturbed_workers}"]
-        hang = [] if self.hang_s is None else [f"--hang-limit={self.hang_s:g}"]
-        within = [] if self.within_s == WITHIN_S else [f"--within={self.within_s:g}"]
-        steps = [] if self.steps is None else [f"--stop-after={self.steps}"]
-        checks = [] if self.cross_check is None else [f"--cross-check={self.cross_check:g}"]
-        where = [] if self.storage_root is None else self.storage_root.replay()
-        options = [*where, *undisturbed, *hang, *within, *steps, *checks]
         return shlex.join(["elastic", "drill", *script, "--plan", str(plan), *options, *rest])
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Raises ConfigError; prints and raises SystemExit for --help and what argparse refuses."""
-    argv = list(argv)
-    cut = argv.index("--") if "--" in argv else len(argv)
-    made = parser()
-    given = made.parse_intermixed_args(argv[:cut])
+    """Return what is asked for. Raise ConfigError; SystemExit for --help and what argparse refuses."""
+    given = parsed(parser(), [*argv])
     if not given.module and not os.path.isfile(given.script):
         raise ConfigError(f"there is no script {given.script} (from {os.getcwd()}); for a module, use -m")
-    for name in ("within", "hang_limit", "undisturbed_workers", "grace"):
-        value = getattr(given, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"--{_flag(name)} must be above 0; found {value}")
-    for name in ("workers", "nodes", "hosts", "resume_workers"):
-        count = getattr(given, name)
-        if count is not None and count < 1:
-            raise ConfigError(f"--{_flag(name)} must be 1 or more; found {count}")
+    for names, holds, bound in _BOUNDS:
+        for name in names:
+            if (value := getattr(given, name)) is not None and not holds(value):
+                raise ConfigError(f"--{_flag(name)} must be {bound}; found {value:g}")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         raise ConfigError(f"--folder {given.folder}: it is not empty, and a drill wants fresh storage")
-    if given.stop_after is not None and given.stop_after < 2:
-        raise ConfigError(f"--stop-after must be 2 or more; found {given.stop_after}")
-    if given.cross_check is not None and not 0 <= given.cross_check <= 1:
-        raise ConfigError(f"--cross-check is a part of all shares, from 0 to 1; found {given.cross_check:g}")
-    kinds, rate = _kinds(given), given.rate if given.rate is not None else DEFAULT_RATE
-    if not 0 < rate <= 1:
-        raise ConfigError(f"--rate is faults per step, above 0 and up to 1; found {rate}")
+    kinds = _kinds(given)
     plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
     if given.storage_option and given.storage is None:
         raise ConfigError("--storage-option is one of --storage URL, which is not given")
     storage_root = StorageRoot.asked(given.storage, given.storage_option) if given.storage is not None else None
-    named_kinds = {**{fault.name: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}}
-    for kind in set(named_kinds.values()):
-        kind.check_machine()
-    _check_hosts(plan, named_kinds)
-    if storage_root is not None:
-        _check_elsewhere(named_kinds, hosts=plan.hosts)
+    _check_kinds(
+        {**{fault.name: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}},
+        hosts=plan.hosts,
+        elsewhere=storage_root is not None,
+    )
     return Options(
         script=given.script,
         module=given.module,
-        args=(*given.args, *argv[cut + 1 :]),
+        args=tuple(given.args),
         asked=plan,
         kinds=kinds,
-        rate=rate,
+        rate=given.rate if given.rate is not None else DEFAULT_RATE,
         undisturbed_workers=given.undisturbed_workers,
         folder=given.folder,
         keep=given.keep,
@@ -156,30 +155,29 @@ def _replay(given: argparse.Namespace, plan: DrillPlan) -> Replay | None:
         return None
     if plan.hosts:
         raise ConfigError("--trace is of nodes on one machine: use --nodes N instead of --hosts")
-    if given.speedup is not None and not given.speedup > 0:
-        raise ConfigError(f"--speedup must be above 0; found {given.speedup:g}")
     found = Replay(trace.read(given.trace), given.speedup)
     from_first(found.trace, plan.nodes)
     return found
 
 
-def _check_hosts(plan: DrillPlan, kinds: Mapping[str, type[Fault]]) -> None:
-    """That this machine can have some, and what strikes them. kinds: by the names that the user knows them by"""
-    if plan.hosts and (why := missing()) is not None:
+def _check_kinds(kinds: Mapping[str, type[Fault]], *, hosts: bool, elsewhere: bool) -> None:
+    """Raise ConfigError if one cannot strike on this machine, on hosts, or where the run lives.
+
+    kinds  by the names that the user knows them by
+    """
+    for kind in set(kinds.values()):
+        kind.check_machine()
+    if hosts and (why := missing()) is not None:
         raise ConfigError(f"--hosts {why}")
-    if found := [name for name, kind in kinds.items() if kind.needs_hosts and not plan.hosts]:
+    if found := [name for name, kind in kinds.items() if kind.needs_hosts and not hosts]:
         raise ConfigError(f"{min(found)} strikes a whole host: it needs --hosts N, and root")
-    if found := [name for name, kind in kinds.items() if plan.hosts and not kind.on_hosts]:
+    if found := [name for name, kind in kinds.items() if hosts and not kind.on_hosts]:
         raise ConfigError(
             f"{min(found)} cannot strike hosts, only nodes of one machine: use --nodes N instead of --hosts"
         )
-
-
-def _check_elsewhere(kinds: Mapping[str, type[Fault]], *, hosts: bool) -> None:
-    """What needs a folder of this machine."""
-    if hosts:
+    if hosts and elsewhere:
         raise ConfigError("--hosts have a network of their own, which reaches no object store; leave out --storage")
-    if found := [name for name, kind in kinds.items() if kind.in_folder]:
+    if found := [name for name, kind in kinds.items() if kind.in_folder and elsewhere]:
         raise ConfigError(
             f"{min(found)} needs a run in a folder of this machine; leave out --storage, or use --torn-writes"
         )
@@ -207,17 +205,13 @@ def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _replayed(given: argparse.Namespace) -> DrillPlan:
-    of_the_plan = ["workers", "nodes", "hosts", "resume_workers", "seed", "faults", "rate", "grace", "trace"]
-    of_the_plan += ["save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"]
-    both = [name for name in of_the_plan if getattr(given, name) is not None]
+    both = [name for name in _OF_THE_PLAN if getattr(given, name) is not None]
     both += [name for name in map(_attribute, NAMED) if getattr(given, name)]
     if both:
         raise ConfigError(f"--plan says all that goes wrong and on how many workers; leave out --{_flag(both[0])}")
     try:
         return DrillPlan.from_json(given.plan.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--plan {given.plan}: {error}") from error
-    except ConfigError as error:
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"--plan {given.plan}: {error}") from error
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.join import Join
-from elastic.drill.faults.kill_agent import KillAgent
-from elastic.drill.faults.kill_all import KillAll
 from elastic.drill.faults.moments import At
+from elastic.drill.faults.signals import KillAgent, KillAll
 from elastic.drill.plan.draw import SPARED
 from elastic.errors import ConfigError
 from elastic.plan.trace import Trace
@@ -32,7 +31,7 @@ class Replay:
     speedup: float | None
 
     def faults(self, *, nodes: int, of_a_node: int, steps: int, step_s: float) -> tuple[Fault, ...]:
-        """In order, each _APART steps behind the one before at least; what comes too late for the run is left out.
+        """Return them in order, each _APART steps behind the one before at least; none that is too late for the run.
 
         step_s  seconds of a step of the run without faults
         Raises ConfigError where the fleet never has so many.
@@ -66,7 +65,7 @@ class Replay:
 
 
 def from_first(trace: Trace, nodes: int) -> Trace:
-    """What a run with room for so many nodes sees from when it first has them all. Raises ConfigError."""
+    """Return what a run with room for so many nodes sees from when it first has them all. Raise ConfigError."""
     seen = trace.limited(nodes)
     t_s = 0.0
     for seconds, there in seen.stretches():

@@ -19,7 +19,7 @@ _TIME = re.compile(r"\d+(\.\d+)?\s*(s|min|h)")
 
 
 def asked(text: str) -> str | None:
-    """None: as the script says. Raises ConfigError."""
+    """Return what --save-every asks for; None: as the script says. Raise ConfigError."""
     text = text.strip()
     if text == THE_SCRIPT_S:
         return None
@@ -32,7 +32,7 @@ def asked(text: str) -> str | None:
 
 
 def with_saves(plan: DrillPlan, *, steps: int, saved: Sequence[int]) -> DrillPlan:
-    """The plan with a cadence of its own, where all is lost before the script would have saved.
+    """Return the plan with a cadence of its own, where all is lost before the script would have saved.
 
     saved  steps of the undisturbed run's checkpoints
     """
@@ -43,7 +43,7 @@ def with_saves(plan: DrillPlan, *, steps: int, saved: Sequence[int]) -> DrillPla
 
 
 def in_words(plan: DrillPlan) -> str | None:
-    """None: as the script says."""
+    """Return how often; None: as the script says."""
     every = plan.save_every
     if every is None:
         return None

@@ -191,27 +191,31 @@ class Hooked(Habit):
 
 
 class Annealed(nn.Module):
-    """What its forward pass gives follows from plain attributes, one of which it counts up itself."""
+    """What its forward pass gives follows from a plain attribute, its extra state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.by, self.passes = 1.0, 0
+        self.by = 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.passes += 1
-        return x * self.by / (1 + 0.01 * self.passes)
+        return x * self.by
+
+    def get_extra_state(self) -> float:
+        return self.by
+
+    def set_extra_state(self, state: float) -> None:
+        self.by = state
 
 
 class Annealing(Habit):
-    """A plain attribute falls in each update, and the probability of dropout between steps."""
+    """A module's extra state falls in each update, and the probability of dropout with the number of steps."""
 
     def model(self, model: nn.Sequential) -> nn.Sequential:
         return _inserted(model, Annealed())
 
-    def after(self, run: elastic.Run, step: elastic.Step) -> None:
+    def before(self, run: elastic.Run, step: elastic.Step) -> None:
         dropout = next(module for module in run.model if isinstance(module, nn.Dropout))
-        dropout.p *= 0.95
+        dropout.p = 0.2 * 0.95**step.index
 
     def apply(self, run: elastic.Run, step: elastic.Step) -> None:
         run.model[2].by *= 0.98

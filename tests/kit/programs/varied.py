@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--habit", choices=tuple(HABITS))
     parser.add_argument("--evaluate-every", type=int, help="steps")
     parser.add_argument("--stop-after", type=int, help="steps, by run.stop()")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds that a collective may take")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
     options = parser.parse_args()
 
@@ -92,6 +93,7 @@ def main() -> None:
         mode=options.mode,
         num_workers=options.num_workers,
         save_failures_max=1000,  # with a save after each of these steps, ten are less than a second of a full disk
+        timeout_s=options.timeout,
         extra=extra,
     ) as run:
         if options.average:

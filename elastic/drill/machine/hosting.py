@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from elastic.drill.machine.node import Node
 from elastic.drill.machine.processes import pid_in
 from elastic.errors import ConfigError
 from elastic_checkpoint.linux import first_ephemeral_port
@@ -19,35 +18,47 @@ _FIRST, _LAST = 10_000, 60_000
 _TRIES = 200
 
 
-class NodeHosting(Protocol):
-    """Of one run, for all its launches."""
+class Node(Protocol):
+    """A launcher's process that a drill starts and ends, as subprocess.Popen has it."""
 
-    def begin(self) -> None:
-        """The next launch."""
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+class NodeHosting(Protocol):
+    """What starts the nodes of one run, in all its launches."""
 
     @property
     def endpoint(self) -> str:
         """--rdzv-endpoint of this launch."""
 
+    def begin(self) -> None:
+        """Begin the next launch."""
+
     def environment(self) -> Mapping[str, str]:
-        """What all nodes have beside that of the run."""
+        """Return what all nodes have beside that of the run."""
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Node:
-        """A node."""
+        """Start a node."""
 
     def pid(self, worker: str) -> int:
-        """Of the worker that has this id, as this process sees it; 0: it has ended."""
+        """Return that of the worker that has this id, as this process sees it; 0: it has ended."""
 
     def left_behind(self, *, killed: bool) -> list[str]:
-        """What this launch left on machines of its own, in words. killed: workers were"""
+        """Return what this launch left on machines of its own, in words. killed: workers were"""
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
+        """End what hosts them."""
 
 
 class ThisMachine:
-    def __init__(self) -> None:
-        self.endpoint = ""
+    endpoint = ""
 
     def begin(self) -> None:
         self.endpoint = f"127.0.0.1:{free_port()}"
@@ -72,10 +83,10 @@ class ThisMachine:
 
 
 def free_port() -> int:
-    """One for agents of several nodes, which must be told it before any of them listens.
+    """Return one for agents of several nodes, which must be told it before any of them listens.
 
     Nobody listens there, and it is below those that the kernel gives to whoever asks for any: of these another program
-    may have it by then. Raises ConfigError where no port is to be had.
+    may have it by then. Raise ConfigError if no port is to be had.
     """
     below = range(_FIRST, first_ephemeral_port()) or range(_FIRST, _LAST)
     for _ in range(_TRIES):
