@@ -20,7 +20,7 @@ from elastic.status.console import Console
 
 
 class HubNotice:
-    """url, options: of the run's storage"""
+    """Writes to the run's storage who has the hub; url, options: of that storage."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None, console: Console) -> None:
         self._url = url
@@ -34,7 +34,8 @@ class HubNotice:
         self._moved: object = None
 
     def write(self, beacon: Mapping[str, Any] | None, claim: elastic_checkpoint.Claim | None) -> None:
-        """
+        """Write what is new of the hub and its beacon, in the background.
+
         beacon  of the agent that has the hub, as in a view (hub.py): "nonce", "endpoint", "hub"
         claim   that the run writes under; None: as far as is known here it names that beacon
         """
@@ -50,10 +51,12 @@ class HubNotice:
         return self._news_of_hub() is not None or self._news_of_beacon() is not None
 
     def _news_of_hub(self) -> Mapping[str, Any] | None:
+        """Return where the hub is, if the storage does not say so yet."""
         hub = self._beacon.get("hub") if self._beacon is not None else None
         return hub if hub != self._hub_written else None
 
     def _news_of_beacon(self) -> tuple[elastic_checkpoint.Claim, str, Mapping[str, Any]] | None:
+        """Return the claim, and who answers for it, if neither the claim nor the storage says so yet."""
         if self._beacon is None or self._claim is None:
             return None
         nonce, claim = self._beacon["nonce"], self._claim
@@ -62,7 +65,7 @@ class HubNotice:
         return claim, nonce, self._beacon["endpoint"]
 
     def _write(self) -> None:
-        """One after the other, and each the newest."""
+        """Write the newest that is known, one thread after the other."""
         with self._writing:
             with self._state:
                 hub, moved = self._news_of_hub(), self._news_of_beacon()

@@ -28,7 +28,8 @@ class LateReading:
         self._ended = threading.Event()
 
     def begin(self, sees: Callable[[], bool], tell: Callable[[], None]) -> None:
-        """
+        """Look for the claim from now on, and for none that was asked for before.
+
         sees  whether the claim is there. Raises CheckpointError
         tell  the hub, that it is
         """
@@ -38,11 +39,12 @@ class LateReading:
         threading.Thread(target=_tries, args=arguments, name="elastic-late-reading", daemon=True).start()
 
     def end(self) -> None:
-        """Nobody needs it any more. A try that has begun is left to itself, and nobody is told of it."""
+        """Stop looking: a try that has begun is left to itself, and nobody is told of it."""
         self._ended.set()
 
 
 def _tries(sees: Callable[[], bool], tell: Callable[[], None], ended: threading.Event) -> None:
+    """Look for the claim until the storage answers; tell the hub if it is there."""
     retrying = Retrying(
         retry=retry_if_exception_type(CheckpointError),
         wait=wait_exponential(multiplier=_FIRST_S, max=_LONGEST_S),

@@ -1,5 +1,7 @@
-"""What the first step behind a save has read, which gradients that gave, and which weights: whoever goes on from that
-save computes it again, and finds out whether the data, the script and the machine are those that the run had.
+"""What the first step behind a save has read, which gradients that gave, and which weights.
+
+Whoever goes on from that save computes the step again, and finds out whether the data, the script and the machine are
+those that the run had.
 
     data/c00000007/s000001200-<nonce>/note.json
         {"step": 1200, "digest": …, "shares": 8, "batches": 8, "gradients": …, "weights": …, …}
@@ -37,7 +39,8 @@ _CLOSE_S = 5.0  # for a last word; a run whose last one is missing has nothing t
 
 @dataclass(frozen=True)
 class NextStep:
-    """
+    """What is known of a step, for whoever computes it again.
+
     digest     of all batches of the step, a sum of 40 bits of each
     shares     that they are of; 0: they were not all digested
     batches    into which these were put
@@ -59,7 +62,7 @@ class NextStep:
 
     @classmethod
     def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int, first: Sequence[int]) -> NextStep:
-        """Return what a step that was exchanged has given. read, first: see Agreed"""
+        """Return what a step that was exchanged has given; read, first: see Agreed."""
         digest, shares, batches = read if read and read[1] == len(plan.sizes) else (0, 0, 0)
         first_batch, first_gradients = first or (0, 0)
         return cls(
@@ -73,7 +76,7 @@ class NextStep:
 
     @classmethod
     def of(cls, note: object) -> NextStep | None:
-        """As it lies beside a commit; None: it is none."""
+        """Return the note that lies beside a commit; None: it is none."""
         if not isinstance(note, dict) or not all(type(value) is int for value in note.values()):
             return None
         with suppress(TypeError):
@@ -81,7 +84,7 @@ class NextStep:
         return None
 
     def check(self, found: NextStep, *, where: str) -> None:
-        """Raise IdentityMismatch where that is not the same, of the same step, cut alike; weights once they are known.
+        """Raise IdentityMismatch where `found` is another, of the same step, cut alike; weights once they are known.
 
         where: who knows it, for the error
         """
@@ -162,7 +165,7 @@ class NextStep:
 
 
 class Notes:
-    """Of one coordinator. url, options: of the run's storage"""
+    """Writes what the coordinator knows of the step behind a save beside the commit; url, options: of the storage."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
         self._url = url
@@ -175,12 +178,12 @@ class Notes:
         self._thread: threading.Thread | None = None
 
     def committed(self, commit: elastic_checkpoint.Commit) -> None:
-        """The newest one."""
+        """Take the newest commit."""
         self._commit = commit
         self._match()
 
     def computed(self, read: NextStep) -> None:
-        """The step that was exchanged last."""
+        """Take what is known of the step that was exchanged last."""
         self.newest = read
         self._match()
 
@@ -190,6 +193,7 @@ class Notes:
             thread.join(_CLOSE_S)
 
     def _match(self) -> None:
+        """Begin to write in a thread, where commit and step belong together and it is not written yet."""
         commit, read = self._commit, self.newest
         if commit is None or read is None or commit.step != read.step or self._written == (commit, read):
             return
@@ -217,7 +221,7 @@ class Notes:
 
 
 def reads_otherwise(step: int) -> str:
-    """What is said of the last step of a run that is made longer."""
+    """Return what is said where the last step of a run that is made longer reads other values."""
     return (
         f"step {step}, read once more, gives other values than when the run ended there\n"
         "  found  the data itself, its transforms, the collate function, or what these depend on (the number of an "

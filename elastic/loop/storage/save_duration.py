@@ -1,8 +1,7 @@
-"""How long will a save take until it is durable? As long as the last one, after what is being written now. And may
-that stay first, where a deadline is near?
+"""How long will a save take until it is durable? As long as the last one, after what is being written now.
 
-It travels with what is saved: a coordinator that goes on after another one, or after a restart, has made no save
-itself.
+And may that stay first, where a deadline is near? How long the last one took travels with what is saved: a coordinator
+that goes on after another one, or after a restart, has made no save itself.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ _ANEW_S = 3.0  # for another writer process, on a busy machine
 
 
 class SaveDuration:
-    """seconds  of the last save, this worker's or another's; None: nobody knows"""
+    """How long saves take.
+
+    seconds  of the last save, this worker's or another's; None: nobody knows
+    """
 
     def __init__(self) -> None:
         self.seconds: float | None = None
@@ -29,24 +31,24 @@ class SaveDuration:
         self.seconds = seconds
 
     def meta(self) -> dict[str, float]:
-        """For a commit."""
+        """Return what a commit's meta says of it."""
         return {} if self.seconds is None else {_KEY: self.seconds}
 
     def learn(self, meta: Mapping[str, Any]) -> None:
-        """From a commit, unless one was measured here meanwhile."""
+        """Learn it from a commit's meta, unless one was measured here meanwhile."""
         said = meta.get(_KEY)
         if self.seconds is None and isinstance(said, float):
             self.seconds = said
 
     def look_up(self, newest: Callable[[], Mapping[str, Any]]) -> None:
-        """Once, and in the background: nobody waits for that. newest: reads the newest commit's meta, if it can"""
+        """Learn it once, in the background: nobody waits for it. newest: reads the newest commit's meta, if it can."""
         if self.seconds is None and not self._looked:
             self._looked = True
             threading.Thread(target=lambda: self.learn(newest()), name="elastic-save-duration", daemon=True).start()
 
 
 def likely_s(took_s: float | None, under_way_s: Sequence[float]) -> float | None:
-    """Until a save that begins now is durable; None: nobody knows.
+    """Return how long it takes until a save that begins now is durable; None: nobody knows.
 
     took_s       by the last one
     under_way_s  how long ago those were begun that are not done, the oldest first: it is being written, and one that
@@ -59,7 +61,7 @@ def likely_s(took_s: float | None, under_way_s: Sequence[float]) -> float | None
 
 @dataclass(frozen=True)
 class UploadOrder:
-    """Of an older save that is being uploaded, and the newest.
+    """Which goes first: an older save that is being uploaded, or the newest.
 
     newest_first  the older one is given up for it
     both          are likely to be done in time, the older one first; or nobody knows
@@ -72,7 +74,7 @@ class UploadOrder:
 
 
 def older_left_s(as_it_goes_s: float | None, begun_s: float, took_s: float | None) -> float | None:
-    """How long a save is likely to be uploaded yet; None: nobody knows.
+    """Return how long a save is likely to be uploaded yet; None: nobody knows.
 
     as_it_goes_s  see elastic_checkpoint.Saving.likely_left_s; None: nothing of it is stored yet
     begun_s       how long ago it was begun
@@ -84,7 +86,7 @@ def older_left_s(as_it_goes_s: float | None, begun_s: float, took_s: float | Non
 
 
 def upload_order(older_s: float | None, newest_s: float | None, left_s: float) -> UploadOrder:
-    """Which of the two goes first.
+    """Decide which of the two goes first.
 
     older_s    until the one that is being uploaded is durable; None: nobody knows
     newest_s   how long the newest takes, once it has the network to itself; None: nobody knows
@@ -105,7 +107,7 @@ def upload_order(older_s: float | None, newest_s: float | None, left_s: float) -
 
 
 def too_late(likely_left_s: float | None, left_s: float, newest: str) -> str | None:
-    """What people are told of a save that goes on too slowly for the time that its node is still there; None: nothing.
+    """Return what people are told of a save that goes on too slowly for the time that its node has; None: nothing.
 
     likely_left_s  as it goes; None: nobody knows yet
     newest         what is saved, in words

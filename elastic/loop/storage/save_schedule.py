@@ -1,5 +1,6 @@
-"""When is the coordinator's next save due, by its clocks? What plan/save_rules.py and plan/cadence.py decide, with what
-saves cost here.
+"""When the coordinator's next save is due, by its clocks.
+
+That is what plan/save_rules.py and plan/cadence.py decide, with what saves cost here.
 
 What it says reaches the other workers with a step's exchange (Wish.SAVE): they save after the same step. A coordinator
 that takes over measures anew, and knows what the run has lost, which travels with the state.
@@ -21,7 +22,8 @@ _MEMORY = 5  # saves: one that a busy machine stretched is outvoted
 
 
 class SaveSchedule:
-    """
+    """Says when the next save is due.
+
     losses  what the run has seen by now
     last_s    when the last save was begun, on `clock`
     owes_one  a save that was begun has come to nothing, through no fault of the storage: one is due at once
@@ -60,13 +62,14 @@ class SaveSchedule:
         return any(one.passed(now_t - since_s, now_t) for one in self._rules.times)
 
     def committed(self, *, stall_s: float, durable_s: float) -> None:
-        """A save has stopped training for so long, and was durable so long after its begin."""
+        """Learn from a save that has stopped training for so long, and was durable so long after its begin."""
         self._stalls_s.append(stall_s)
         self._durable_s.append(durable_s)
         if self._rules.auto:
             self._decide()
 
     def _decide(self) -> None:
+        """Decide anew how long to train between two saves, and record it if that has changed."""
         stall_s, durable_s = _median(self._stalls_s), _median(self._durable_s)
         losses = self._losses()
         interval = cadence.decide(stall_s=stall_s, durable_s=durable_s, losses=losses)
@@ -88,8 +91,10 @@ class SaveSchedule:
 
 
 class SoonSave:
-    """A save that somebody has asked for, because a machine is at risk: one that fails is begun again, some times,
-    until one is committed. Pure: time comes in."""
+    """A save that somebody has asked for, because a machine is at risk.
+
+    One that fails is begun again, some times, until one is committed. Pure: time comes in.
+    """
 
     def __init__(self) -> None:
         self._wanted_at: int | None = None  # the step
@@ -97,20 +102,21 @@ class SoonSave:
         self._again_s: float | None = None
 
     def asked(self, step: int) -> None:
-        """For what is held after so many steps."""
+        """Ask for a save of what is held after so many steps."""
         self._wanted_at, self._failures = step, 0
 
     def begun(self) -> bool:
-        """A save, of that or of what came later. Returns whether one is wanted soon."""
+        """Note that a save has begun, of that or of what came later; return whether one is wanted soon."""
         self._again_s = None
         return self._wanted_at is not None
 
     def committed(self, step: int) -> None:
+        """Take the request as fulfilled, if what was committed is of that step or later."""
         if self._wanted_at is not None and step >= self._wanted_at:
             self._wanted_at, self._again_s = None, None
 
     def failed(self, now_s: float) -> bool:
-        """Returns whether it is a failure of its own: one of a save that was begun again is the same one as before."""
+        """Plan another try; return whether the failure counts by itself: that of a save begun again does not."""
         if self._wanted_at is None:
             return True
         self._failures += 1
@@ -125,5 +131,5 @@ class SoonSave:
 
 
 def _median(times_s: deque[float]) -> float | None:
-    """The upper one of two; the module that has it takes a while to load."""
-    return sorted(times_s)[len(times_s) // 2] if times_s else None
+    """Return the middle one, the upper of two; None: there are none."""
+    return sorted(times_s)[len(times_s) // 2] if times_s else None  # `statistics` takes a while to load

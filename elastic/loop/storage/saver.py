@@ -58,7 +58,7 @@ _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, nev
 
 
 class Saver:
-    """Only the coordinator has one.
+    """The coordinator's hand on the run's storage; no other worker has one.
 
     schedule  when the next save is due
     duration  of a save
@@ -129,15 +129,17 @@ class Saver:
         )
 
     def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> elastic_checkpoint.Claim:
-        """nodes: of the view. answers_for_others: see Checkpointer.claim. Raises ClaimHeld where another job
-        is alive on this URL, or others of this one are."""
+        """Claim the run's storage. nodes: of the view; answers_for_others: see Checkpointer.claim.
+
+        Raises ClaimHeld where another job is alive on this URL, or others of this one are.
+        """
         world = {"world_size": self.world_size, "nodes": sorted(nodes)}
         return self._claimed(self._checkpoints.claim(world=world, answers_for_others=answers_for_others))
 
     def succeed(
         self, to: elastic_checkpoint.Claim, *, answers: tuple[str, dict[str, Any]], nodes: Sequence[str]
     ) -> elastic_checkpoint.Claim:
-        """The next claim, for those of the run's nodes that are here. Raises ClaimLost, StorageError."""
+        """Take the next claim, for those of the run's nodes that are here. Raises ClaimLost, StorageError."""
 
         def ours(claim: elastic_checkpoint.Claim) -> bool:
             return may_succeed(to=to.number, nodes=nodes, newest=claim.number, its_nodes=nodes_of(claim.document()))
@@ -147,7 +149,7 @@ class Saver:
 
     @property
     def can_exclude(self) -> bool:
-        """Whether the storage lets one of several claims win."""
+        """Return whether the storage lets one of several claims win."""
         return self._checkpoints.exclusive
 
     def _claimed(self, claim: elastic_checkpoint.Claim) -> elastic_checkpoint.Claim:
@@ -157,13 +159,16 @@ class Saver:
         return claim
 
     def adopt(self, claim: elastic_checkpoint.Claim) -> None:
-        """Goes on under a claim that another worker of the run has taken: the coordinator before this one, which is
-        gone; or one that was asked for it, for a view that this worker is in, too."""
+        """Go on under a claim that another worker of the run has taken.
+
+        That was the coordinator before this one, which is gone; or one that was asked for it, for a view that this
+        worker is in, too.
+        """
         self._claim = claim.number
         self._checkpoints.adopt(claim)
 
     def read(self) -> tuple[Position, Tree, int] | None:
-        """The newest whole state, its position and its claim; None for a new run.
+        """Return the newest whole state, its position and its claim; None for a new run.
 
         Raises IdentityMismatch, and elastic_checkpoint.NoCheckpoint when there are checkpoints and none is whole.
         """
@@ -217,17 +222,19 @@ class Saver:
         return position, found.tree, found.commit.claim
 
     def note(self, step: NextStep) -> None:
-        """Of the first step behind the newest save, beside it."""
+        """Note the first step behind the newest save beside it."""
         self._notes.computed(step)
 
     def note_settings(self, step: int, digest: Callable[[], int]) -> None:
-        """Of optimizers and schedules, as the step behind that one begins."""
+        """Note what optimizers and schedules are set to as the step behind that one begins."""
         if (noted := self._notes.newest) is not None and noted.step == step - 1 and noted.shares:
             self._notes.computed(replace(noted, settings=digest()))
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
-        """The newest save of this run after a multiple of `every` steps, at most `step`, that is whole: (its steps, its
-        state). Waits for one that is under way. Raises elastic_checkpoint.StorageError, where patience did not help.
+        """Return the newest whole save of this run after a multiple of `every` steps: (its steps, its state).
+
+        It has at most `step` steps; None: there is none. Waits for one that is under way. Raises
+        elastic_checkpoint.StorageError, where patience did not help.
         """
         for one in self._under_way:
             if one.position.step <= step:
@@ -252,7 +259,7 @@ class Saver:
         return self._checkpoints.url  # credentials removed
 
     def holds(self, step: int, stopped: str | None) -> bool:
-        """Whether the newest save or the state that was read is just this one. Waits for one that is under way.
+        """Return whether the newest save or the state that was read is just this one. Waits for one that is under way.
 
         Raises Evicted.
         """
@@ -264,7 +271,7 @@ class Saver:
         return self._saved == (step, stopped)
 
     def look(self) -> None:
-        """At each boundary: what has become of saves under way; and makes ready for them, once the run is going.
+        """Look, at each boundary, what has become of saves under way; make ready for them, once the run is going.
 
         Raises Evicted.
         """
@@ -293,14 +300,14 @@ class Saver:
                 self._failed(one.position, failure)
 
     def check(self, position: Position) -> None:
-        """Before more is computed. Raises SavesFailed, where too many saves have failed since the last commit."""
+        """Raise SavesFailed, before more is computed, where too many saves have failed since the last commit."""
         most = self._config.save_failures_max
         if most is not None and self._failures >= most:
             what = f"{self._failures} saves in a row failed, and the run stops before more work is at risk"
             raise self._saves_failed(position, self.rescue(position), what) from self._last_failure
 
     def likely_s(self, step: int, *, left_s: float | None = None) -> float | None:
-        """How long it will be until what is held after so many steps is durable; None: nobody knows.
+        """Return how long it will be until what is held after so many steps is durable; None: nobody knows.
 
         left_s  that this node is there: what is being uploaded may be given up for it
         """
@@ -316,7 +323,7 @@ class Saver:
         return likely_s(took_s, under_way_s)
 
     def _newest_meta(self) -> dict[str, Any]:
-        """In a thread of its own. Empty where the storage cannot be read."""
+        """Return the newest commit's meta; called in a thread of its own. Empty where the storage cannot be read."""
         with suppress(elastic_checkpoint.CheckpointError):
             options = self._config.storage_options or None
             with elastic_checkpoint.Checkpointer(self._config.url, storage_options=options) as storage:
@@ -325,18 +332,17 @@ class Saver:
         return {}
 
     def save_soon(self, step: int) -> None:
-        """Somebody's machine is at risk: a save of what is held after so many steps is begun now, and again until one
-        is committed."""
+        """Have the next save of so many steps or more begun again until one is committed: a machine is at risk."""
         self._soon.asked(step)
 
     @property
     def is_due(self) -> bool:
-        """A save, by the cadence of time, or because one failed that was wanted soon."""
+        """Return whether a save is due, by the cadence of time, or because one failed that was wanted soon."""
         return self.schedule.is_due() or self._soon.is_due(self._clock())
 
     @property
     def newest(self) -> str:
-        """What is saved, in words."""
+        """Return what is saved, in words."""
         return f"step {self._saved[0]}" if self._saved is not None else "no checkpoint of this run"
 
     def _log(self, line: str) -> None:
@@ -346,12 +352,13 @@ class Saver:
     def patiently(
         self, what: str, act: Callable[[], T], *, by_s: float | None = None, again_for_s: float | None = None
     ) -> T:
-        """What `act` gives, which is tried again for a while where the storage or the writer process fails: a disk that
-        is full for a moment costs no run.
+        """Return what `act` gives; try again for a while where the storage or the writer process fails.
 
         by_s         by the clock, after which nobody is there to try again
         again_for_s  so long, of what has failed, and was told of, before
-        Raises StorageError or WriterDied where every attempt failed, and whatever else `act` raises.
+
+        A disk that is full for a moment costs no run. Raises StorageError or WriterDied where every attempt failed, and
+        whatever else `act` raises.
         """
         until_s, wait_s = self._clock() + (PATIENCE_S if again_for_s is None else again_for_s), 1.0
         until_s = until_s if by_s is None else min(until_s, by_s)
@@ -373,7 +380,7 @@ class Saver:
             self._is_patient = False
 
     def save_last(self, position: Position) -> None:
-        """Of the run: nobody would save later. It is tried for long, and a copy is put elsewhere before.
+        """Make the run's last save: nobody would save later. It is tried for long, after a copy is put elsewhere.
 
         Raises Evicted; SavesFailed, which says where the copy is.
         """
@@ -393,8 +400,10 @@ class Saver:
         raise failed
 
     def rescue(self, position: Position) -> str | None:
-        """Puts what is held elsewhere, as a run of its own, unless another worker of this machine has; returns where,
-        and how it is loaded. None: nothing takes it."""
+        """Put what is held elsewhere, as a run of its own, unless another worker of this machine has.
+
+        Returns where it lies, and how it is loaded; None: nothing takes it.
+        """
         run = xxhash.xxh3_64_hexdigest(self.where.encode())[:6]
         name = f"{os.path.basename(self.where.rstrip('/')) or 'run'}-{run}-step-{position.step}"
         for folder in self._rescues_to:
@@ -419,6 +428,7 @@ class Saver:
         return None
 
     def _meta(self, position: Position, *, ended: bool) -> dict[str, Any]:
+        """Return a checkpoint's meta; ended: it is its launch's last."""
         meta = {
             "position": asdict(position),
             "identity": self._identity,
@@ -433,10 +443,11 @@ class Saver:
         return meta
 
     def save(self, position: Position, *, must: bool, by_s: float | None = None) -> None:
-        """Saves the live state.
+        """Save the live state.
 
         must  it is committed on return, and a failure ends the run
         by_s  by the clock, after which this node is gone: that it comes too late is said as soon as it shows
+
         Raises Evicted; CheckpointError where it must.
         """
         self.look()
@@ -477,19 +488,20 @@ class Saver:
             self.save(position, must=must, by_s=by_s)
 
     def _unfit(self, step: int) -> str | None:
-        """What the checkpoint says of its weights, where they are not finite: then it does not count among those to
-        keep. With `on_bad` it is not saved at all."""
+        """Return what the checkpoint says of weights that are not finite; None: nothing."""
+        # One that says so does not count among those to keep. With `on_bad` it is not saved at all.
         trained = {name: p for name, p in self._config.parameters().items() if p.requires_grad}
         found = not_finite(trained) if self._config.on_bad is None else None
         return None if found is None else f"after {step} steps, {found}"
 
     def _older_than(self, step: int) -> UnderWay | None:
-        """What is being uploaded of another step, if it may be given up. Not where bad steps go back to saves: what
-        they go back to must not depend on how fast one is uploaded."""
+        """Return what is being uploaded of another step, if it may be given up."""
+        # Not where bad steps go back to saves: what is there must not depend on how fast a save is uploaded.
         older = next((one for one in self._under_way if not one.saving.done), None)
         return None if older is None or older.position.step == step or self._config.goes_back else older
 
     def _order(self, older: UnderWay, left_s: float) -> UploadOrder:
+        """Decide whether the older save or the newest is uploaded first."""
         took_s, begun_s = self.duration.seconds, self._clock() - older.begun_s
         older_s = older_left_s(older.saving.likely_left_s, begun_s, took_s)
         if took_s is None and older_s is not None:
@@ -497,9 +509,11 @@ class Saver:
         return upload_order(older_s, took_s, left_s)
 
     def _give_way(self, step: int, by_s: float | None) -> bool:
-        """Whether what was being uploaded, and all behind it, was given up for this step. Raises Evicted.
+        """Give up what is being uploaded, and all behind it, if this step's save is to go first; return whether it was.
 
         by_s  by the clock, after which this node is gone; None: nobody says, so all is uploaded
+
+        Raises Evicted.
         """
         older = self._older_than(step) if by_s is not None else None
         if older is None or by_s is None:
@@ -519,8 +533,8 @@ class Saver:
         return order.newest_first
 
     def _lent(self) -> list[torch.Tensor]:
-        """What is copied while training goes on. Nothing where bad steps go back to saves: which of them are there must
-        not depend on what the script wrote to meanwhile."""
+        """Return what is copied while training goes on."""
+        # Nothing where bad steps go back to saves: which are there must not depend on what the script writes meanwhile.
         return [] if self._config.goes_back else self._train_state.staging.lend()
 
     def _tell_staged(self, one: UnderWay) -> None:
@@ -528,13 +542,15 @@ class Saver:
             self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
 
     def _has_saved(self) -> float:
-        """The time, from which the next save is counted."""
+        """Return the time, from which the next save is counted."""
         self.schedule.last_s, self.schedule.owes_one = self._clock(), False
         return self.schedule.last_s
 
     def _await(self, saving: elastic_checkpoint.Saving, by_s: float | None) -> bool:
-        """If this process is killed meanwhile, the writer process commits it all the same. False: an older one was
-        given up for it, and it is to be made anew."""
+        """Wait until a save is committed; False: an older one was given up for it, and it is to be made anew.
+
+        If this process is killed meanwhile, the writer process commits it all the same.
+        """
         said = False
         while by_s is not None and not saving.done:
             with suppress(elastic_checkpoint.CheckpointError, TimeoutError):
@@ -553,7 +569,7 @@ class Saver:
         return True
 
     def close(self, *, abruptly: bool = False) -> None:
-        """abruptly  what is under way is left to the writer process: others wait for this one's end"""
+        """Close the storage; abruptly: the writer process finishes what is under way, as others wait for this one."""
         if not abruptly:
             with suppress(elastic_checkpoint.CheckpointError):  # logged
                 self._checkpoints.wait()
@@ -570,6 +586,7 @@ class Saver:
         stall_s: float,
         unfit: str | None,
     ) -> None:
+        """Count anew from a save that is committed, and record it."""
         self.duration.measured(took_s)
         self._notes.committed(commit)
         self._saved = position.step, position.stopped
@@ -602,7 +619,7 @@ class Saver:
         )
 
     def _saves_failed(self, position: Position, rescued: str | None, what: str) -> SavesFailed:
-        """rescued: see `rescue`"""
+        """Return the error that says what is at risk; rescued: see `rescue`."""
         step, saved = position.step, self._saved[0] if self._saved is not None else None
         since = "everything since the newest checkpoint there" if saved is None else f"steps {saved} to {step}"
         goes_on = "its newest checkpoint" if saved is None else f"step {saved}"

@@ -12,11 +12,11 @@ class VainUploads:
         self._in_a_row = 0
 
     def committed(self) -> None:
-        """A save was."""
+        """Begin to count anew: a save was committed."""
         self._in_a_row = 0
 
     def came_too_late(self, *, took_s: float, newest: str) -> str | None:
-        """Another one. What people are told, if anything.
+        """Count another one; return what people are told, if anything.
 
         took_s  from its beginning to its end
         newest  what is saved, in words
