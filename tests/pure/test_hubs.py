@@ -26,8 +26,8 @@ from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import Hello, NewView, Ready, Started
 from elastic.membership.messages.wire import Lines
 from elastic.membership.succession.node_report import NodeReport
+from elastic_checkpoint.net.listener import LEAST
 from elastic_checkpoint.net.secured import client_side
-from elastic_checkpoint.net.strangers import LEAST
 from elastic_checkpoint.net.transport import Transport, TransportError
 
 NONCE = "known to the run"

@@ -17,10 +17,9 @@ from elastic.launch.node_rules import ThisNode
 from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net import tls
-from elastic_checkpoint.net.certificate import context, identity
 from elastic_checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_run
 from elastic_checkpoint.net.secured import client_side, prepare, server_side
-from elastic_checkpoint.net.tls import Tls
+from elastic_checkpoint.net.tls import Tls, context, identity
 from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
 
 SECRET, OTHER = "s" * 40, "t" * 40

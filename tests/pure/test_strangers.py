@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_checkpoint.net.strangers import LEAST, Strangers, most_strangers
+from elastic_checkpoint.net.listener import LEAST, Strangers, most_strangers
 
 
 def test_who_opens_too_many_connections_shuts_out_itself() -> None:

@@ -20,8 +20,8 @@ from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Message, WireError
 from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.listener import Strangers, most_strangers
 from elastic_checkpoint.net.secured import server_side
-from elastic_checkpoint.net.strangers import Strangers, most_strangers
 from elastic_checkpoint.net.transport import SAME_FOR_ALL
 
 HELLO_S = 10.0  # for one that connects, to say who it is
