@@ -33,7 +33,7 @@ cli           the command; command_line: how all commands refuse an argument
 testing       storage that fails as planned
 
 errors        what can go wrong; arguments: what is wrong with one
-linux         processes and signals, as Linux has them; mounts: what is mounted where
+linux         processes, signals and mounts, as Linux has them
 memory        how much there is, and files that are mapped; forks: what a forked child must not keep
 """
 
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
     from elastic_checkpoint.format.manifest import Commit
     from elastic_checkpoint.format.marks import PerRank
     from elastic_checkpoint.format.tree import encode
+    from elastic_checkpoint.load.integrity import Verified
     from elastic_checkpoint.load.loaded import Loaded
     from elastic_checkpoint.load.reader import Checkpoint
-    from elastic_checkpoint.load.verify import Verified
-    from elastic_checkpoint.runs.claims import Claim
+    from elastic_checkpoint.runs.claim_record import Claim
     from elastic_checkpoint.save.handle import Saving
     from elastic_checkpoint.storage.base import Storage
 

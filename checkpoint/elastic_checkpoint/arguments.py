@@ -13,14 +13,15 @@ from elastic_checkpoint.errors import CheckpointError
 
 
 def refuse(*wrong: str | None) -> None:
-    """Raises CheckpointError for the first that says something."""
+    """Raise CheckpointError for the first that says something."""
     for text in wrong:
         if text is not None:
             raise CheckpointError(f"{text}\n  state  nothing was read or written")
 
 
 def count(name: str, given: Any, meaning: str, *, none: bool = False, bound: bool = False) -> str | None:
-    """
+    """Return what is wrong with a count, or None.
+
     none   whether it may be None
     bound  it is only compared with: 8e9 is as good as 8 * 10**9 then, and so is infinity
     """
@@ -31,7 +32,10 @@ def count(name: str, given: Any, meaning: str, *, none: bool = False, bound: boo
 
 
 def seconds(name: str, given: Any, *, zero: bool = True) -> str | None:
-    """zero  whether it may be 0"""
+    """Return what is wrong with a number of seconds, or None.
+
+    zero  whether it may be 0
+    """
     is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
     if is_number and (given > 0 or (zero and given == 0)):
         return None
@@ -39,7 +43,7 @@ def seconds(name: str, given: Any, *, zero: bool = True) -> str | None:
 
 
 def choice(name: str, given: Any, *choices: str) -> str | None:
-    """One of these."""
+    """Return what is wrong with a choice, or None."""
     if isinstance(given, str) and given in choices:
         return None
     *others, last = map(repr, choices)
@@ -47,12 +51,13 @@ def choice(name: str, given: Any, *choices: str) -> str | None:
 
 
 def flag(name: str, given: Any) -> str | None:
-    """NumPy's are taken, too. Anything else is likely to mean the opposite: "no" is true."""
+    """Return what is wrong with a flag, or None. NumPy's are taken, too. Anything else is likely to mean the opposite:
+    "no" is true."""
     return None if type(given).__name__ in ("bool", "bool_") else f"{name}={given!r:.60}; expected True or False"
 
 
 def step(name: str, given: Any) -> str | None:
-    """Which checkpoint."""
+    """Return what is wrong with the step of a checkpoint, or None."""
     wrong = whole(name, given)
     if wrong is None and (given is None or given >= 0):
         return None
@@ -60,7 +65,7 @@ def step(name: str, given: Any) -> str | None:
 
 
 def whole(name: str, given: Any) -> str | None:
-    """An integer, or None."""
+    """Return what is wrong with an integer that may be None, or None."""
     if not isinstance(given, bool) and (given is None or isinstance(given, numbers.Integral)):
         return None
     return f"{name}={given!r:.60}; expected an integer, or None"
@@ -71,7 +76,7 @@ def some(name: str, given: Any, what: str) -> str | None:
 
 
 def keeping(keep: Any, keep_every: Any, keep_multiple: Any = None) -> str | None:
-    """Which checkpoints stay."""
+    """Return what is wrong with the arguments that say which checkpoints stay, or None."""
     return (
         count("keep", keep, "how many checkpoints stay")
         or count("keep_every", keep_every, "a number of steps, of which the first checkpoint stays for good", none=True)
@@ -80,7 +85,7 @@ def keeping(keep: Any, keep_every: Any, keep_multiple: Any = None) -> str | None
 
 
 def options(name: str, given: Any) -> str | None:
-    """Shows none of them: they may be confidential."""
+    """Return what is wrong with storage options, or None; show none of them, for they may be confidential."""
     if given is None or (isinstance(given, Mapping) and all(isinstance(key, str) for key in given)):
         return None
     return f"{name}={type(given).__name__}; expected a dict from names to values"

@@ -20,26 +20,24 @@ from elastic_checkpoint.format.marks import Patterns
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.shards import SHARD_BYTES
 from elastic_checkpoint.load.cast import Cast
+from elastic_checkpoint.load.integrity import Search, Verified, none_whole, verify
 from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded, Skipped
-from elastic_checkpoint.load.newest import Search, none_whole
 from elastic_checkpoint.load.reader import Checkpoint, read_commit
-from elastic_checkpoint.load.verify import Verified, verify
 from elastic_checkpoint.local import LocalProcess
 from elastic_checkpoint.net.framing import Message
-from elastic_checkpoint.runs.claims import Claim, read_claim
-from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest
-from elastic_checkpoint.runs.moved_beacon import NamedBeacon, write_beacon
-from elastic_checkpoint.runs.note import read_note, write_note
+from elastic_checkpoint.runs.beacon import NamedBeacon, write_beacon
+from elastic_checkpoint.runs.claim_record import Claim, read_claim
+from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest, read_note, write_note
 from elastic_checkpoint.runs.retention import UNFIT, Sweeper
 from elastic_checkpoint.runs.sweeps import Sweeps
 from elastic_checkpoint.runs.tenure import Tenure
 from elastic_checkpoint.save.handle import Saving
 from elastic_checkpoint.save.in_flight import Rules, WhenBusy
-from elastic_checkpoint.save.opening import opening_of
 from elastic_checkpoint.save.pipeline import SavePipeline
 from elastic_checkpoint.save.planner import Planner
 from elastic_checkpoint.save.ranks import Context
+from elastic_checkpoint.save.resources import opening_of
 from elastic_checkpoint.storage import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -90,7 +88,7 @@ class Checkpointer:
         replicas: Literal["compared", "trusted"] = "compared",
         per_rank_resized: Literal["refuse", "keep"] = "refuse",
     ) -> None:
-        """Contacts nothing yet.
+        """Contact nothing yet.
 
         Of a group, what is no DTensor counts as the same on all ranks, and so does each part of a DTensor that several
         hold; RanksDiffer names what is not. `per_rank` and `rank0` name what is meant to differ.
@@ -204,11 +202,11 @@ class Checkpointer:
 
     @property
     def url(self) -> str:
-        """Where this reads and writes, without credentials."""
+        """Return where this reads and writes, without credentials."""
         return self._storage.url
 
     def claim(self, *, world: dict[str, Any] | None = None, answers_for_others: bool = False) -> Claim:
-        """The claim of this process, taken now if it has none yet.
+        """Return the claim of this process, taken now if it has none yet.
 
         Args:
             world: Is written into it, for people and for the caller's own rules; nothing here reads it.
@@ -228,7 +226,7 @@ class Checkpointer:
         return self._tenure.claim(world, answers_for_others=answers_for_others)
 
     def adopt(self, claim: Claim) -> None:
-        """Goes on under a claim that another process of this job took and gave up: by its death, or by handing it on.
+        """Go on under a claim that another process of this job took and gave up: by its death, or by handing it on.
 
         Nothing is asked or written. That the other one is gone must be certain: two writers under one claim would
         overwrite what the other sweeps.
@@ -247,7 +245,7 @@ class Checkpointer:
         world: dict[str, Any],
         ours: Callable[[Claim], bool],
     ) -> Claim:
-        """Takes the next claim of a run that lost some of its machines, without asking anybody: of those who try, on
+        """Take the next claim of a run that lost some of its machines, without asking anybody: of those who try, on
         whichever side of a cut network, the storage lets one win, where it creates exclusively (`exclusive`).
 
         Waits for no save of this process that is under way. One that is committed before the claim is taken belongs to
@@ -269,7 +267,7 @@ class Checkpointer:
         return claim
 
     def move_beacon(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
-        """Says that this beacon answers for the claim from now on, since the one that the claim names goes.
+        """Write that this beacon answers for the claim from now on, since the one that the claim names goes.
 
         A process of the holder's job calls it, with or without the claim. Without that, whoever starts on this URL
         finds the holder gone.
@@ -285,13 +283,13 @@ class Checkpointer:
         write_beacon(self._storage, claim.number, NamedBeacon(*answers))
 
     def newest_claim(self) -> Claim | None:
-        """The newest claim in storage, whoever holds it; None where there is none, or it cannot be read."""
+        """Return the newest claim in storage, whoever holds it; None where there is none, or it cannot be read."""
         newest = read_history(self._storage, self._log).newest_claim
         return read_claim(self._storage, newest, self._log) if newest else None
 
     def sees(self, claim: Claim) -> bool:
-        """Whether this very claim, which another process has taken, lies in this storage: whether both write to one
-        place. Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which
+        """Return whether this very claim, which another process has taken, lies in this storage: whether both write to
+        one place. Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which
         a beacon that answers for a whole job gives to each of them.
 
         Raises:
@@ -301,12 +299,12 @@ class Checkpointer:
 
     @property
     def exclusive(self) -> bool:
-        """Whether of any number of writers who create one object here exactly one succeeds. The first time it is
+        """Return whether of any number of writers who create one object here exactly one succeeds. The first time it is
         tried."""
         return self._storage.exclusive()
 
     def warm(self, state: Tree) -> None:
-        """Makes ready for saves of `state` with blocking=False, in the background, so that the first one is not slow.
+        """Make ready for saves of `state` with blocking=False, in the background, so that the first one is not slow.
 
         Takes the claim, starts the writer process, and allocates twice the state's bytes of shared memory. Call it
         once the state has its full size: for most optimizers, after their first step. With a group, all ranks call it,
@@ -325,7 +323,7 @@ class Checkpointer:
         self._here().pipeline().warm(state, self._context(None))
 
     def give_up_saves(self) -> None:
-        """Ends what is under way of saves with blocking=False, so that the next one has the storage to itself.
+        """End what is under way of saves with blocking=False, so that the next one has the storage to itself.
 
         They are dropped, but for one that is committed by then. What they have stored is removed as after a crash, and
         the next save starts another writer process. Not for a group's saves.
@@ -341,7 +339,8 @@ class Checkpointer:
 
     @property
     def warmed(self) -> bool:
-        """Whether a save with blocking=False takes no longer now than it ever will: what `warm` began is done."""
+        """Return whether a save with blocking=False takes no longer now than it ever will: what `warm` began is
+        done."""
         saves = self._here().saves
         return saves is not None and saves.ready
 
@@ -381,7 +380,7 @@ class Checkpointer:
         blocking: bool = True,
         steady: Iterable[torch.Tensor] = (),
     ) -> Commit | Saving:
-        """Commits `state` as the checkpoint of `step`.
+        """Commit `state` as the checkpoint of `step`.
 
         With a group, all ranks call this, in the same way, and each stores its share; what comes of it, the commit or
         the error, is the same for all.
@@ -428,7 +427,7 @@ class Checkpointer:
         return commit
 
     def read(self, *, step: int | None = None, fit: bool = False) -> Checkpoint:
-        """The newest whole checkpoint of the lineage (or that of `step`), every byte verified.
+        """Return the newest whole checkpoint of the lineage (or that of `step`), every byte verified.
 
         A damaged one is passed over, with its reason logged, for the next older one.
 
@@ -459,7 +458,7 @@ class Checkpointer:
         default: int | None = None,
         resume: bool = True,
     ) -> Loaded:
-        """Reads a checkpoint as `read` does, applies it to the objects and tensors in `state`, and returns its step.
+        """Read a checkpoint as `read` does, apply it to the objects and tensors in `state`, and return its step.
 
         Before, it waits for writer processes on this machine that still finish what a process that died had staged, and
         for saves of this process that are under way.
@@ -506,14 +505,17 @@ class Checkpointer:
     def _load(
         self, state: Tree, step: int | None, strict: bool, cast: Cast, loaded: Callable[[CommitId, CommitId], None]
     ) -> Loaded:
-        """loaded  gets what was loaded, and what the newest commit was then"""
+        """Load as `load` does, by this process alone or with its group.
+
+        loaded  gets what was loaded, and what the newest commit was then
+        """
         rules = LoadRules(
             step, strict, cast, self._resized, self._log, prepare=self._prepare, search=self._search, loaded=loaded
         )
         return self._here().load(state, rules)
 
     def latest(self) -> Commit | None:
-        """The newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies.
+        """Return the newest commit of the lineage whose manifest is whole. Its data is not read; `read` verifies.
 
         What is to be gone on from, `load` knows better: it waits for what is still being finished.
         """
@@ -523,11 +525,12 @@ class Checkpointer:
             return None
 
     def list(self) -> list[Commit]:
-        """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
+        """Return every commit with a whole manifest, newest first; those outside the lineage are marked and come
+        last."""
         return list_commits(self._storage, self._history(), self._log)
 
     def note(self, commit: Commit, note: dict[str, Any]) -> None:
-        """Writes a small word beside a checkpoint, once: what its saver came to know only after it. It is removed with
+        """Write a small word beside a checkpoint, once: what its saver came to know only after it. It is removed with
         the checkpoint, which is whole without it.
 
         Args:
@@ -542,7 +545,7 @@ class Checkpointer:
         write_note(self._storage, commit.id, note)
 
     def noted(self, commit: Commit) -> dict[str, Any] | None:
-        """What `note` has written beside this checkpoint; None: nothing, or nothing that is whole.
+        """Return what `note` has written beside this checkpoint; None: nothing, or nothing that is whole.
 
         Raises:
             StorageError: The storage failed.
@@ -550,22 +553,22 @@ class Checkpointer:
         return read_note(self._storage, commit.id)
 
     def verify(self, *, step: int | None = None) -> Sequence[Verified]:
-        """Reads every byte of every commit (or of those of `step`), newest first, and says what is damaged."""
+        """Read every byte of every commit (or of those of `step`), newest first, and say what is damaged."""
         arguments.refuse(arguments.step("step", step))
         return verify(self._storage, self._history(), step=step)
 
     def sweep(self) -> Sequence[str]:
-        """Removes what runs/retention.py says, and returns its names. Nothing where this process holds no claim."""
+        """Remove what runs/retention.py says, and return its names. Nothing where this process holds no claim."""
         return self._sweeps.sweep()
 
     def wait(self) -> None:
-        """Returns when no save is under way. Raises what the newest one failed of."""
+        """Wait until no save is under way. Raises what the newest one failed of."""
         for saves in self._saves():
             saves.wait()
         self._sweeps.join(self._rules.finish_s)
 
     def close(self, *, finish: bool = True) -> None:
-        """Finishes the saves that are under way; gives up the claim's endpoint and the storage's connections.
+        """Finish the saves that are under way; gives up the claim's endpoint and the storage's connections.
 
         Idempotent; nothing can be saved afterwards. What fails is logged; `wait` before this raises it.
 
@@ -595,11 +598,11 @@ class Checkpointer:
             raise CheckpointError(f"this Checkpointer of {self._storage.url} is closed; make a new one")
 
     def _history(self) -> History:
-        """As the claim of this process sees it, if there is one."""
+        """Return the run's history, as the claim of this process sees it, if there is one."""
         return read_history(self._storage, self._log, under=self._tenure.number)
 
     def _settle(self) -> None:
-        """Returns when no save of this process is under way, whatever came of them."""
+        """Wait until no save of this process is under way, whatever came of them."""
         for saves in self._saves():
             saves.settle()
 
@@ -611,7 +614,7 @@ class Checkpointer:
         return [one.saves for one in (self._local, self._distributed) if one is not None and one.saves is not None]
 
     def _here(self) -> LocalProcess | GroupMember:
-        """Who saves and loads now."""
+        """Return who saves and loads now."""
         return self._group() or self._local
 
     def _group(self) -> GroupMember | None:
@@ -622,13 +625,17 @@ class Checkpointer:
         return Search(self._history, step=step, none=functools.partial(none_whole, self.url), log=self._log)
 
     def _context(self, step: int | None, meta: Mapping[str, Any] = MappingProxyType({})) -> Context:
-        """step  to be saved; None: nothing is"""
+        """Return what a save needs of this object.
+
+        step  to be saved; None: nothing is
+        """
         claim = self.claim if step is None else functools.partial(self._claim_for, step)
         committed = functools.partial(self._sweeps.saved_beside, unfit=UNFIT in meta)
         return Context(claim, self._save_time_s, committed, self._sweeper.sparing)
 
     def _claim_for(self, step: int) -> Claim:
-        """To save this step under; what is under way of an older one counts if it was committed before."""
+        """Return the claim to save this step under. What is under way of an older one counts if it was committed
+        before."""
         before = self._tenure.number
         claim = self._tenure.for_step(step)
         if before not in (None, claim.number):
@@ -636,12 +643,13 @@ class Checkpointer:
         return claim
 
     def _save_time_s(self) -> float:
-        """Now, but later than at the last save, so that of two saves of one step the second is the newer."""
+        """Return the time, but a later one than at the last save, so that of two saves of one step the second is the
+        newer."""
         self._saved_s = max(time.time(), self._saved_s + 0.001)
         return self._saved_s
 
     def _prepare(self) -> None:
-        """What is still being saved is there, or has failed."""
+        """Wait until what is still being saved is there, or has failed."""
         if self._tenure.held is None:  # else it has waited for them
             self._tenure.wait_for_orphans()
         self._settle()
@@ -659,14 +667,14 @@ def _outrun(step: int, lost: ClaimLost) -> SaveDropped:
 
 
 def _opened(url: str | os.PathLike[str] | Storage, options: dict[str, Any] | None, retry_s: float) -> Storage:
-    """What is neither is refused as a URL."""
+    """Return the storage that was given, or the one at the URL; what is neither is refused as a URL."""
     if not isinstance(url, str | os.PathLike) and hasattr(url, "put_new"):
         return url
     return open_storage(cast(str, url), options, retry_s=retry_s)
 
 
 def _told(log: Callable[[str], None], line: str) -> None:
-    """A log that takes nothing ends no save and no thread of ours."""
+    """Log the line, whatever the log does: one that fails ends no save, and no thread of ours."""
     with contextlib.suppress(Exception):
         log(line)
 
@@ -676,7 +684,7 @@ def _ignored(*what: object, **how: object) -> None:
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """The method of an object that may go with its last other user."""
+    """Return the method of an object that may go with its last other user."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -689,7 +697,7 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
 def _reopening(
     opening: Message | str, options: dict[str, Any] | None, retry_s: float
 ) -> Callable[[str], Storage] | None:
-    """Opens other URLs alike; None where this one is no other process's business."""
+    """Return what opens other URLs alike; None where this one is no other process's business."""
     if isinstance(opening, str):
         return None
     return lambda url: open_storage(url, options, retry_s=min(retry_s, _LOOK_S))

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         self._given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Here already, for of a subcommand's flags its own parser knows the nearest."""
+        """Refuse unknown flags here already, for of a subcommand's flags its own parser knows the nearest."""
         self._given = list(args or ())
         found, rest = super().parse_known_args(args, namespace)
         self._refuse_unknown([one for one in rest if one.startswith("-")])
@@ -83,7 +83,8 @@ def storage_options(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _storage_option(text: str) -> StorageOption:
-    """The value is text, but for true, false and a JSON object; or a file's, behind an @."""
+    """Return the option that this text gives: its value is text, but for true, false and a JSON object; or a file's,
+    behind an @."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError("expected KEY=VALUE")  # what was found may be a secret

@@ -33,7 +33,7 @@ Group = dist.ProcessGroup | Literal["auto"]
 
 
 def check_group(given: Any) -> None:
-    """Raises CheckpointError for what is none."""
+    """Raise CheckpointError for what is none."""
     expected = "'auto', a process group of torch.distributed that this process is in, or None"
     arguments.refuse(
         None if given == "auto" or isinstance(given, dist.ProcessGroup) else f"group={given!r}; expected {expected}"
@@ -75,7 +75,7 @@ class GroupMember:
 
     @property
     def active(self) -> bool:
-        """Whether there is a group: with "auto", only where torch.distributed is initialised.
+        """Return whether there is a group: with "auto", only where torch.distributed is initialised.
 
         Raises CheckpointError where it was, and is no more: each rank would go on alone, on one URL.
         """
@@ -96,21 +96,21 @@ class GroupMember:
 
     @property
     def saves(self) -> SavePipeline | None:
-        """Those of this group; None where this rank has made none."""
+        """Return the saves of this group; None where this rank has made none."""
         return None if self._present is None else self._present.pipeline
 
     def pipeline(self) -> SavePipeline:
-        """To save with. Collective, where the group is another than before."""
+        """Return what saves are made with. Collective, where the group is another than before."""
         return self._joined().pipeline
 
     def load(self, state: Tree, rules: LoadRules) -> Loaded:
-        """See `load_together`."""
+        """Load as `load_together` says."""
         channel = self._joined().channel
         with channel.reporting_errors():
             return load_together(channel, self._storage, state, rules)
 
     def close(self, *, finish: bool) -> None:
-        """Finishes what is staged, or leaves it to the writer process; hangs up on the other ranks. Idempotent."""
+        """Finish what is staged, or leaves it to the writer process; hangs up on the other ranks. Idempotent."""
         self._forget_what_is_the_parents()
         self._leave()
         if finish:
@@ -132,13 +132,13 @@ class GroupMember:
         return self._present
 
     def _forget_what_is_the_parents(self) -> None:
-        """In a forked child."""
+        """Forget, in a forked child, what is its parent's."""
         if self._present is not None and self._present.channel.pid != os.getpid():
             self._present = None
             self._former = []
 
     def _leave(self) -> None:
-        """What is under way ends by itself, for the others of that group may be gone."""
+        """Leave the group. What is under way ends by itself, for the others of that group may be gone."""
         if self._present is not None:
             self._former.append(self._present.pipeline)
             self._present.channel.close()
@@ -154,7 +154,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class _Membership:
-    """In one process group."""
+    """This rank's membership in one process group."""
 
     channel: RankChannel
     pipeline: SavePipeline

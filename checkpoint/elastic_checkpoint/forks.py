@@ -20,19 +20,19 @@ from typing import Protocol
 
 class OfOneProcess(Protocol):
     def close_in_child(self) -> None:
-        """Closes descriptors, and nothing else: threads and processes are the parent's."""
+        """Close descriptors, and nothing else: threads and processes are the parent's."""
 
 
 _open: weakref.WeakSet[OfOneProcess] = weakref.WeakSet()
 
 
 def close_in_children(one: OfOneProcess) -> None:
-    """From now on, in every child that is forked."""
+    """Close this one in every child that is forked from now on."""
     _open.add(one)
 
 
 def forget(one: OfOneProcess) -> None:
-    """It is closed."""
+    """Close it in children no more, since it is closed here."""
     _open.discard(one)
 
 
@@ -79,7 +79,7 @@ _collector = _Collector()
 
 
 def leave_garbage_to_parents() -> None:
-    """From now on, in every child that is forked."""
+    """Freeze what a child inherits, in every child that is forked from now on."""
     _collector.in_child = True
 
 

@@ -1,4 +1,4 @@
-"""What Linux alone knows and does: processes as /proc shows them, and signals that a process gets at another's end.
+"""What Linux alone knows and does: processes as /proc shows them, signals at another process's end, mounts.
 
 Where there is no /proc, nothing is known of any process. Imports nothing that takes time: a worker starts with it.
 """
@@ -6,6 +6,7 @@ Where there is no /proc, nothing is known of any process. Imports nothing that t
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ class ProcessStat(NamedTuple):
 
 
 def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
-    """None: there is no such process."""
+    """Return what /proc says of a process; None: there is no such process."""
     try:
         with open(proc / str(pid) / "stat", "rb") as file:
             before, _, after = file.read().rpartition(b")")  # the name, in brackets, may hold anything
@@ -43,7 +44,8 @@ def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
 
 
 def exit_status(pid: int) -> int | None:
-    """Of a process whose end has begun, as waitpid(2) gives it: it may take the kernel long to take it apart.
+    """Return the status of a process whose end has begun, as waitpid(2) gives it: the kernel may take long to take it
+    apart.
 
     None: it has not begun, or this process may not know.
     """
@@ -56,7 +58,7 @@ def exit_status(pid: int) -> int | None:
 
 
 def peak_bytes(pid: int) -> int | None:
-    """The most memory that it has had so far; None: it has none any more, or /proc does not say."""
+    """Return the most memory that it has had so far; None: it has none any more, or /proc does not say."""
     with suppress(OSError, ValueError, IndexError):
         for line in (_PROC / str(pid) / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -65,16 +67,16 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def data_bytes() -> int:
-    """The memory of its own that this process has asked for, as the kernel counts it against RLIMIT_DATA, and its
-    stack. 0 where nobody says."""
+    """Return the memory of its own that this process has asked for, as the kernel counts it against RLIMIT_DATA, and
+    its stack. 0 where nobody says."""
     with suppress(OSError, IndexError, ValueError):
         return int((_PROC / "self" / "statm").read_text().split()[5]) * os.sysconf("SC_PAGESIZE")
     return 0
 
 
 def held_up_s(pid: int) -> float:
-    """For how long its first thread could have run since it began, and other processes had the processor. 0 where the
-    kernel does not count that."""
+    """Return for how long its first thread could have run since it began, and other processes had the processor. 0
+    where the kernel does not count that."""
     try:
         with open(_PROC / str(pid) / "schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9
@@ -83,7 +85,7 @@ def held_up_s(pid: int) -> float:
 
 
 def children(*parents: int) -> dict[int, ProcessStat]:
-    """Of any of them, by process id; those that ended and wait to be reaped, too."""
+    """Return the children of any of them, by process id; those that ended and wait to be reaped, too."""
     found = {}
     for name in os.listdir(_PROC):
         if name.isdigit() and (stat := process_stat(name)) is not None and stat.parent in parents:
@@ -92,14 +94,15 @@ def children(*parents: int) -> dict[int, ProcessStat]:
 
 
 def command_line(pid: int) -> bytes:
-    """Its arguments, with a NUL after each; empty: there is no such process, or it has ended."""
+    """Return its arguments, with a NUL after each; empty: there is no such process, or it has ended."""
     with suppress(OSError):
         return (_PROC / str(pid) / "cmdline").read_bytes()
     return b""
 
 
 def descriptors(pid: int | str = "self") -> dict[int, str]:
-    """Number -> what it leads to: a path, "socket:[123]", "pipe:[456]". Complete before anything is done with one."""
+    """Return number -> what it leads to: a path, "socket:[123]", "pipe:[456]". Complete before anything is done with
+    one."""
     folder, found = f"{_PROC}/{pid}/fd", {}
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -109,7 +112,7 @@ def descriptors(pid: int | str = "self") -> dict[int, str]:
 
 
 def keep_only(*fds: int) -> None:
-    """Of this process's descriptors, beside the standard streams; nothing is read from stdin."""
+    """Close all of this process's descriptors but these and the standard streams; nothing is read from stdin."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for number in descriptors():
@@ -119,13 +122,13 @@ def keep_only(*fds: int) -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """To a process that may have ended meanwhile."""
+    """Send a signal to a process that may have ended meanwhile."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def caught_signals() -> set[int]:
-    """The signals for which this process has a handler, whoever has put it there; empty where nobody says."""
+    """Return the signals for which this process has a handler, whoever has put it there; empty where nobody says."""
     with suppress(OSError, ValueError):
         status = (_PROC / "self" / "status").read_text()
         mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
@@ -134,7 +137,7 @@ def caught_signals() -> set[int]:
 
 
 def first_ephemeral_port() -> int:
-    """Of the ports that the kernel gives to whoever asks for any."""
+    """Return the first of the ports that the kernel gives to whoever asks for any."""
     return int((_PROC / "sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
@@ -143,7 +146,7 @@ def thread_count(pid: int | str = "self") -> int:
 
 
 def signal_at_parents_end(number: int) -> None:
-    """The kernel sends this process that signal when the *thread* that started it ends; 0: none any more.
+    """Have the kernel send this process that signal when the *thread* that started it ends; 0: none any more.
 
     Whose parent has ended already gets none: look at os.getppid() afterwards. Elsewhere than on Linux nothing happens.
     """
@@ -151,7 +154,7 @@ def signal_at_parents_end(number: int) -> None:
 
 
 def open_standard_streams() -> None:
-    """Those that the caller has closed (`2>&-`) lead to nothing from now on.
+    """Have the streams that the caller has closed (`2>&-`) lead to nothing from now on.
 
     Else the next file or socket would have the number of one of them, and be sent what is printed. Before anything is
     opened.
@@ -166,7 +169,7 @@ def open_standard_streams() -> None:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a terminal whose keys send signals."""
+    """Return whether this process has a terminal whose keys send signals."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -175,7 +178,7 @@ def has_terminal() -> bool:
 
 
 def lead_group() -> None:
-    """This process, just forked, leads a group of its own, which a terminal's Ctrl-C does not reach.
+    """Make this process, just forked, lead a group of its own, which a terminal's Ctrl-C does not reach.
 
     Where there is no terminal it stays in its parent's session: the kernel then wakes it, by SIGHUP and SIGCONT, if it
     is stopped as its parent ends (setpgid(2) and _exit(2), of newly orphaned groups). Nothing else would, and a signal
@@ -189,18 +192,18 @@ def lead_group() -> None:
 
 
 def leading_group() -> dict[str, Any]:
-    """The same for a program, as arguments of subprocess.Popen, which cannot do it before Python 3.11."""
+    """Return the same for a program, as arguments of subprocess.Popen, which cannot do it before Python 3.11."""
     in_session = sys.version_info >= (3, 11) and not has_terminal()
     return {"process_group": 0} if in_session else {"start_new_session": True}
 
 
 def name_process(name: str) -> None:
-    """As `top` and `ps -o comm` show this process from now on; 15 characters. Forks inherit it."""
+    """Set the name by which `top` and `ps -o comm` show this process from now on; 15 characters. Forks inherit it."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
 def adopt_orphans() -> None:
-    """What descendants of this process leave behind become its children."""
+    """Make what descendants of this process leave behind its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -210,3 +213,27 @@ def _prctl(option: int, value: int | bytes) -> None:
 
         if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+class Mount(NamedTuple):
+    """device  "major:minor"   folder  where it is   kind  of filesystem   source  what is mounted, by its own name"""
+
+    device: str
+    folder: str
+    kind: str
+    source: str
+
+
+def mounts() -> list[Mount]:
+    """Return all mounts that this process sees. Raises OSError where there is no /proc."""
+    found = []
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
+        before, _, after = line.partition(" - ")
+        _, _, device, _, folder, *_ = before.split()
+        kind, source, *_ = after.split()
+        found.append(Mount(device, re.sub(r"\\([0-7]{3})", _character, folder), kind, source))
+    return found
+
+
+def _character(octal: re.Match[str]) -> str:
+    return chr(int(octal[1], 8))

@@ -29,11 +29,11 @@ class LocalProcess:
 
     @property
     def saves(self) -> SavePipeline | None:
-        """Those of this process; None where it has made none."""
+        """Return the saves of this process; None where it has made none."""
         return self._pipeline if self._pid == os.getpid() else None
 
     def pipeline(self) -> SavePipeline:
-        """To save with."""
+        """Return what saves are made with."""
         found = self.saves
         if found is None:
             found = SavePipeline(OneRank(self._planner), self._storage, self._opening, self._rules, log=self._log)
@@ -42,10 +42,10 @@ class LocalProcess:
         return found
 
     def load(self, state: Tree, rules: LoadRules) -> Loaded:
-        """See `load_alone`."""
+        """Load as `load_alone` says."""
         return load_alone(self._storage, state, rules)
 
     def close(self, *, finish: bool) -> None:
-        """Finishes what is staged, or leaves it to the writer process. Idempotent."""
+        """Finish what is staged, or leaves it to the writer process. Idempotent."""
         if (saves := self.saves) is not None:
             saves.close() if finish else saves.let_go()

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastic_checkpoint.mounts import mounts
+from elastic_checkpoint.linux import mounts
 
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: what cannot be read is an error here, and no SIGBUS later
 
@@ -33,7 +33,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(fd: int, size: int, flags: int, advice: int) -> Any:
-    """The file's first bytes, to read and to write, as a ctypes array; unmapped when nothing refers to it any more.
+    """Return the file's first bytes, to read and to write, as a ctypes array; unmapped when nothing refers to it any
+    more.
 
     flags, advice  of mmap(2) and madvise(2). Python's mmap would keep a descriptor of its own for each, and unmap in a
                    forked child what is not the child's
@@ -50,7 +51,7 @@ def mapped(fd: int, size: int, flags: int, advice: int) -> Any:
 
 
 def on_this_machine(fd: int) -> bool:
-    """Whether the file lies on a filesystem of this machine, as far as its mounts say."""
+    """Return whether the file lies on a filesystem of this machine, as far as its mounts say."""
     device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -61,7 +62,7 @@ def on_this_machine(fd: int) -> bool:
 
 
 def free_bytes() -> int:
-    """How much memory can still be had: of the machine, and of the control groups that this process is in."""
+    """Return how much memory can still be had: of the machine, and of the control groups that this process is in."""
     found = {line.split(":")[0]: line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines()}
     free = int(found["MemAvailable"]) * 1024
     return max(0, min([free, *(limit.most - limit.used for limit in group_limits())]))
@@ -75,7 +76,7 @@ class GroupLimit(NamedTuple):
 
 
 def group_limits(filesystem: Path = Path("/")) -> list[GroupLimit]:
-    """Those that the control groups of this process have, of either version, from its own up to the root.
+    """Return those that the control groups of this process have, of either version, from its own up to the root.
 
     filesystem  its root, for tests
     """
@@ -99,7 +100,8 @@ def group_limits(filesystem: Path = Path("/")) -> list[GroupLimit]:
 
 
 def control_groups(filesystem: Path = Path("/")) -> list[tuple[str, str, str]]:
-    """(hierarchy, controllers, path) of each that this process is in; hierarchy 0 is the second version's.
+    """Return (hierarchy, controllers, path) of each control group that this process is in; hierarchy 0 is the second
+    version's.
 
     filesystem  its root, for tests
     """

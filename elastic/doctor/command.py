@@ -17,7 +17,7 @@ from elastic.launch.net.addresses import port_range
 from elastic.membership import environment
 from elastic_checkpoint.cli.screen import escaped
 from elastic_checkpoint.command_line import Parser, add_storage_option, storage_options
-from elastic_checkpoint.storage.answering import answer_within
+from elastic_checkpoint.storage.reads import answer_within
 
 WRONG, USAGE = 1, 2
 _ANSWER_S = 60.0  # for one look; client libraries wait as long as they like

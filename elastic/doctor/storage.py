@@ -15,7 +15,7 @@ from elastic.events.sinks import local_folder
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format.names import CLAIMS
 from elastic_checkpoint.storage import AlreadyThere, Storage, open_storage, written_at
-from elastic_checkpoint.storage.retry import answered_at
+from elastic_checkpoint.storage.failures import answered_at
 
 _RETRY_S = 5.0
 _CLOCK_S = 60.0  # S3 refuses requests that are 15 minutes off

@@ -20,7 +20,7 @@ import elastic
 import elastic_checkpoint
 from elastic.errors import IdentityMismatch
 from elastic.loop.storage.next_step import NextStep
-from elastic_checkpoint.format.envelope import unseal
+from elastic_checkpoint.format.hashing import unseal
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
 

@@ -23,7 +23,7 @@ import elastic_checkpoint
 from elastic.loop.storage import saver
 from elastic.state import trained
 from elastic.state.train_state import TrainState
-from elastic_checkpoint.save import copying, steady
+from elastic_checkpoint.save import copying
 
 STEPS = 6
 WITHIN_S = 240
@@ -41,8 +41,8 @@ def late_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of a network as small as this one, too, and from the first save on."""
     with monkeypatch.context() as patched:
         patched.setattr(copying.threading, "Thread", _NoThread)
-        patched.setattr(steady, "_SMALL_BYTES", 1)
-        patched.setattr(steady, "_WORTH_BYTES", 1)
+        patched.setattr(copying, "_SMALL_BYTES", 1)
+        patched.setattr(copying, "_WORTH_BYTES", 1)
         patched.setattr(saver, "_WARM_AFTER_S", 0.0)
         yield
 
@@ -118,7 +118,7 @@ def test_every_save_is_the_state_between_two_steps(tmp_path: Path, train: Callab
     lent: list[Any] = []
 
     def versions_of(*asked: Any) -> Any:
-        lent.append(steady.versions_of(*asked))
+        lent.append(copying.versions_of(*asked))
         return lent[-1]
 
     one = Trained(tmp_path)

@@ -38,7 +38,7 @@ ALLOWED = (
         "the count of writes to a tensor",
         "_version",
         "elastic/data/dataset_changes.py elastic/state elastic/group/snapshot.py elastic/loop/script_variables.py "
-        "checkpoint/elastic_checkpoint/save/steady.py",
+        "checkpoint/elastic_checkpoint/save/copying.py",
     ),
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
@@ -126,7 +126,7 @@ ALLOWED = (
     Allowed(
         "threads that an interpreter's end would wait for",
         "_threads_queues",
-        "checkpoint/elastic_checkpoint/storage/answering.py",
+        "checkpoint/elastic_checkpoint/storage/reads.py",
     ),
     Allowed(
         "glibc's, declared in nss.h: a process that asks no name server",

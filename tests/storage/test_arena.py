@@ -16,7 +16,7 @@ import torch
 
 from elastic_checkpoint.format.tensors import DTYPES, pack, writable_bytes
 from elastic_checkpoint.memory import GroupLimit, group_limits
-from elastic_checkpoint.runs.claims import Claim
+from elastic_checkpoint.runs.claim_record import Claim
 from elastic_checkpoint.save import arena as arenas
 from elastic_checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, offsets
 from elastic_checkpoint.save.planner import Planner, Save

@@ -233,7 +233,8 @@ def test_an_arena_that_became_too_small_is_kept_by_nobody(tmp_path: Path, checkp
 def test_where_memory_cannot_be_pinned_training_waits_and_the_log_says_why(
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_checkpoint.save.pipeline.on_gpu", lambda tensors: True)
+    for where in ("pipeline", "readiness"):
+        monkeypatch.setattr(f"elastic_checkpoint.save.{where}.on_gpu", lambda tensors: True)
     lines: list[str] = []
     runs = checkpointer(tmp_path, log=lines.append)
     for step in (1, 2):

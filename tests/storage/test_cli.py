@@ -551,7 +551,7 @@ def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsy
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("s3://user:hush@host/x")
 
-    monkeypatch.setattr("elastic_checkpoint.cli.commands.compare", broken)
+    monkeypatch.setattr("elastic_checkpoint.cli.comparisons.compare", broken)
     assert main(["diff", str(run), "10", "20"]) == 2
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from elastic_checkpoint import Checkpointer
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.dtypes import STORED
-from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.load.diff import count
 
 Capture = pytest.CaptureFixture[str]

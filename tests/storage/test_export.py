@@ -24,7 +24,7 @@ from torch.distributed import checkpoint as dcp
 from elastic_checkpoint import Checkpointer, CorruptCheckpoint, digest
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.cli.export import split
-from elastic_checkpoint.load import pieces, stream
+from elastic_checkpoint.load import stream
 from elastic_checkpoint.storage import open_storage
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
@@ -152,7 +152,7 @@ def test_every_shape_and_dtype_arrives_bit_by_bit(
     form: str, kept: int, tmp_path: Path, checkpointer: Make, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each tensor is cut into pieces, and read again after it was verified, or kept from then."""
-    monkeypatch.setattr(pieces, "KEPT_BYTES", kept)
+    monkeypatch.setattr(stream, "KEPT_BYTES", kept)
     with checkpointer(tmp_path / "run", shard_bytes=40) as runs:
         runs.save(1, {"model": {**ODD, "array": np.arange(4, dtype=">f8"), "note": "text", "none": {}}})
     assert export(tmp_path / "run", tmp_path / "out", "--to", form, "--json") == 0
@@ -297,8 +297,8 @@ def test_memory_is_needed_for_one_object_and_one_tensor(
     """Of 32 MB in 64 tensors, sharded over two ranks; the numbers of NumPy and Python, to the byte."""
     with checkpointer(tmp_path / "run", shard_bytes=2**20) as runs:
         runs.save(1, {"model": {f"w{i}": torch.randn(2**17) for i in range(64)}})
-    monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
-    monkeypatch.setattr(pieces, "READ_AHEAD_BYTES", 2**16)
+    monkeypatch.setattr(stream, "KEPT_BYTES", 0)
+    monkeypatch.setattr(stream, "READ_AHEAD_BYTES", 2**16)
     out = [str(tmp_path / "out")] if command[0] == "export" else []
     arguments = [command[0], str(tmp_path / "run"), *out, *command[1:]]
     main(["verify", str(tmp_path / "run")])  # imports
@@ -312,7 +312,7 @@ def test_memory_is_needed_for_one_object_and_one_tensor(
 
 
 def test_what_changes_between_the_two_reads_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
+    monkeypatch.setattr(stream, "KEPT_BYTES", 0)
     with Checkpointer(run) as runs:
         found = stream.Stream(open_storage(run), runs.list()[0].id)
     for shard in (run / "data").glob("*/s000000020-*/*"):
@@ -329,7 +329,7 @@ def test_a_digest_is_that_of_the_state_however_its_names_are_ordered(
     kept: int, tmp_path: Path, checkpointer: Make, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within a part, "[3]" comes before "x", and within the whole tree after ".x"."""
-    monkeypatch.setattr(pieces, "KEPT_BYTES", kept)
+    monkeypatch.setattr(stream, "KEPT_BYTES", kept)
     tied = torch.randn(5, 3)
     part = {"x": torch.randn(3), 3: torch.randn(2), "y": {1: tied, "a": tied, "é": torch.randn(2, 2).t()}}
     state = {"part": part, "b": {"z": tied, "array": np.arange(6, dtype=">i2")}, "alone": torch.ones(2), "n": {"k": 1}}

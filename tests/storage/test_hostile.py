@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, StateMismatch, decode
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.dtypes import STORED
-from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.format.manifest import parse
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.tensors import DTYPES

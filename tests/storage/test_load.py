@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elastic_checkpoint import Checkpointer, NoCheckpoint, StateMismatch, UnsupportedValue, digest
-from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.hashing import seal, unseal
 
 Make = Callable[..., Checkpointer]
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

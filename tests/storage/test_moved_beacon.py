@@ -12,8 +12,17 @@ import torch
 
 from elastic_checkpoint import Checkpointer, ClaimHeld
 from elastic_checkpoint.cli.housekeeping import sweep_as_claimant
-from elastic_checkpoint.runs.beacon import Alive, Answer, Beacon, Gone, Refused, Unknown
-from elastic_checkpoint.runs.moved_beacon import NamedBeacon, ask_both, read_beacon
+from elastic_checkpoint.runs.beacon import (
+    Alive,
+    Answer,
+    Beacon,
+    Gone,
+    NamedBeacon,
+    Refused,
+    Unknown,
+    ask_both,
+    read_beacon,
+)
 from elastic_checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]
@@ -106,7 +115,7 @@ def test_what_is_no_beacon_keeps_nobody_out(tmp_path: Path, checkpointer: Make, 
 def test_of_two_answers_the_one_that_leaves_more_doubt_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Answer] = [Alive("run"), Unknown("silent"), Refused("refuses"), Gone("ended")]
     by_nonce: dict[str, Any] = {}
-    monkeypatch.setattr("elastic_checkpoint.runs.moved_beacon.ask", lambda endpoint, nonce, timeout_s: by_nonce[nonce])
+    monkeypatch.setattr("elastic_checkpoint.runs.beacon.ask", lambda endpoint, nonce, timeout_s: by_nonce[nonce])
     for doubt, own in enumerate(answers):
         for other, moved in enumerate(answers):
             by_nonce |= {FIRST: own, NEXT: moved}

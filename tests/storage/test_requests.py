@@ -14,11 +14,11 @@ import torch
 
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import main
-from elastic_checkpoint.format.envelope import seal
+from elastic_checkpoint.format.hashing import seal
 from elastic_checkpoint.format.names import CommitId, claim_key, new_nonce
-from elastic_checkpoint.load import pieces
+from elastic_checkpoint.load import stream
 from elastic_checkpoint.load.stream import Stream
-from elastic_checkpoint.runs.claims import Claim
+from elastic_checkpoint.runs.claim_record import Claim
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import open_storage
 from elastic_checkpoint.storage.local import LocalStorage
@@ -65,8 +65,8 @@ def test_a_digest_reads_what_lies_elsewhere_once_if_a_quarter_of_the_free_memory
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pieces, "KEPT_BYTES", 2**20)
-    monkeypatch.setattr(pieces, "free_bytes", lambda: free_mib * MIB)
+    monkeypatch.setattr(stream, "KEPT_BYTES", 2**20)
+    monkeypatch.setattr(stream, "free_bytes", lambda: free_mib * MIB)
     url, options = run
     state = {"a": torch.randn(6 * MIB), "b": torch.randn(5 * MIB)}
     size = checkpointer(url, storage_options=options, shard_bytes=32 * MIB).save(1, state).bytes

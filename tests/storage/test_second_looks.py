@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint
-from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.runs.fence import withdraw
 from elastic_checkpoint.runs.history import read_history

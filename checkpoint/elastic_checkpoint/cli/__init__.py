@@ -12,10 +12,9 @@ Only `import` and `sweep` change anything at a URL, and only where no job holds 
 asks for: 0 yes, 1 no, 2 it could not be found out (usage.py says what that is for each command).
 
 usage         how it is called, and what each exit status means; screen: how answers reach people and scripts
-commands      what each command does
+commands      what each command does; comparisons: digest and diff
 opened_run    the URL that a person gave
-digests       of a checkpoint that is read one tensor at a time
-export        for other tools; export_dcp: in torch's format; importing: of other tools
+export        for other tools; export_dcp: in torch's format; new_folder: that it appears whole; importing: of others
 housekeeping  sweeping by a person
 """
 
@@ -27,20 +26,19 @@ import traceback
 from collections.abc import Sequence
 
 from elastic_checkpoint.cli.screen import Screen
-from elastic_checkpoint.cli.usage import parse
+from elastic_checkpoint.cli.usage import NO, UNKNOWN, parse
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from elastic_checkpoint.storage import redact
 
-NO, UNKNOWN = 1, 2
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports SIGINT and SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
+    """Run one command and return its exit status."""
     asked = parse(arguments)
     screen = Screen()
     try:
-        from elastic_checkpoint.cli.commands import COMMANDS  # only now: --help needs none of it
+        from elastic_checkpoint.cli.commands import COMMANDS
 
         status = COMMANDS[asked.command](asked, screen)
         sys.stdout.flush()

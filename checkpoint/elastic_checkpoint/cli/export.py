@@ -8,26 +8,15 @@ safetensors  model.safetensors; beyond `max_shard_bytes` model-00001-of-00003.sa
 dcp          what torch.distributed.checkpoint.load reads, tensors and plain values, below the parts' names:
              `dcp.load({"model": model.state_dict()}, checkpoint_id=folder)`. The format holds pickles.
 
-The folder appears whole or not at all: everything is written under a temporary name beside it, fsynced, then renamed.
-A crash before leaves a folder `.<name>.<12 digits>.tmp`; the next export to this name removes it. One that is being
-written is locked, by a lock that goes with its process.
-
 Tensors are read one at a time (stream.py), so memory is needed for one object or one tensor of the checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import json
 import math
-import os
-import re
-import secrets
-import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,24 +25,20 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from elastic_checkpoint.cli.new_folder import ExportFailed
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format.decoding import decode
 from elastic_checkpoint.format.document import TAG, Document
 from elastic_checkpoint.format.dtypes import StoredDtype
 from elastic_checkpoint.format.leaves import Array, children, is_mapping
 from elastic_checkpoint.format.tensors import torch_dtype
-from elastic_checkpoint.load.pieces import Bytes
-from elastic_checkpoint.load.stream import Stream
+from elastic_checkpoint.load.stream import Bytes, Stream
 
 MAX_SHARD_BYTES = 5 * 10**9
 
 _WEIGHTS = "model"
 
 Form = tuple[str, list[int]]  # safetensors' name of a dtype, and its shape
-
-
-class ExportFailed(CheckpointError):
-    """Nothing was exported: the folder is not there, or is as it was."""
 
 
 @dataclass(frozen=True)
@@ -74,75 +59,8 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-@contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """An empty folder to write into, which becomes `out` if the block ends well and goes if it does not.
-
-    Raises `ExportFailed` where `out` is anything but absent or an empty folder, or cannot be made.
-    """
-    target = Path(os.path.realpath(out.expanduser()))
-    if os.path.lexists(target) and not target.is_dir():
-        raise _refused(target, "is a file", "a new name, or an empty folder")
-    try:
-        if target.is_dir() and any(target.iterdir()):
-            raise _refused(target, f"holds {sum(1 for _ in target.iterdir())} files", "a new name, or an empty folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_remains(target)
-        folder, lock = _locked_folder(target)
-    except OSError as error:
-        raise _refused(target, f"cannot be made: {error.strerror or error}", "a folder that may be written") from error
-    try:
-        yield folder
-        _publish(folder, target)
-    except OSError as error:
-        raise _failed(target, error) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing is there any more if it was renamed
-        os.close(lock)
-
-
-def _remove_remains(target: Path) -> None:
-    """Folders of exports to this name whose processes are gone. One that cannot be locked is left alone."""
-    made_by_us = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}\.tmp")
-    for folder in target.parent.iterdir():
-        if made_by_us.fullmatch(folder.name):
-            with contextlib.suppress(OSError), _locked(folder):
-                shutil.rmtree(folder)
-
-
-def _locked_folder(target: Path) -> tuple[Path, int]:
-    """A new folder, and what holds its lock until it is closed."""
-    while True:
-        folder = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.exists():
-                return folder, lock
-        except BlockingIOError:
-            pass  # another export takes it for remains, and removes it
-        except OSError as error:
-            if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                os.close(lock)
-                raise
-            return folder, lock  # this filesystem has no locks, so nobody removes what is left on it
-        os.close(lock)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Raises OSError where another process has it, or where it cannot be known."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(lock)
-
-
 def select(stream: Stream, parts: Sequence[str], where: str) -> dict[str, Document]:
-    """These top-level parts of a checkpoint's tree. Raises `ExportFailed` that lists those there are.
+    """Return these top-level parts of a checkpoint's tree. Raises `ExportFailed` that lists those there are.
 
     where  names the checkpoint in the error
     """
@@ -161,7 +79,7 @@ def select(stream: Stream, parts: Sequence[str], where: str) -> dict[str, Docume
 def write_safetensors(
     stream: Stream, parts: dict[str, Document], folder: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Exported:
-    """Writes the parts' tensors into `folder` in Hugging Face's layout. Raises ExportFailed, OSError, and what reading
+    """Write the parts' tensors into `folder` in Hugging Face's layout. Raises ExportFailed, OSError, and what reading
     them raises."""
     tensors, left_out = _named_tensors(stream, parts)
     kept, tied = _untie(tensors)
@@ -182,7 +100,7 @@ def write_safetensors(
 def _write_file(
     stream: Stream, path: Path, tensors: dict[str, Array], forms: dict[str, Form], metadata: dict[str, str]
 ) -> None:
-    """One safetensors file. Widest elements first, as its own library has them, so that each lies aligned."""
+    """Write one safetensors file. Widest elements first, as its own library has them, so that each lies aligned."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": metadata}
     position = 0
@@ -200,7 +118,7 @@ def _write_file(
 
 
 def write_dcp(stream: Stream, parts: dict[str, Document], folder: Path) -> Exported:
-    """Writes the parts into `folder` as torch.distributed.checkpoint does from one process.
+    """Write the parts into `folder` as torch.distributed.checkpoint does from one process.
 
     raises  ExportFailed, OSError, and what reading the tensors raises
     """
@@ -238,7 +156,7 @@ def write_dcp(stream: Stream, parts: dict[str, Document], folder: Path) -> Expor
 
 
 def _without_strides(document: Document) -> Document:
-    """The same tree; its tensors lie in row-major order, as they do in storage."""
+    """Return the same tree; its tensors lie in row-major order, as they do in storage."""
     if isinstance(document, list):
         return [_without_strides(item) for item in document]
     if not isinstance(document, dict):
@@ -249,7 +167,7 @@ def _without_strides(document: Document) -> Document:
 
 
 def split(sizes: dict[str, int], limit: int) -> list[list[str]]:
-    """Names in groups of at most `limit` bytes each, in their order; what is larger is a group of its own. Pure."""
+    """Name in groups of at most `limit` bytes each, in their order; what is larger is a group of its own. Pure."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -286,7 +204,7 @@ def _named_tensors(stream: Stream, parts: dict[str, Document]) -> tuple[dict[str
 
 
 def _torch_dtype(leaf: Array) -> torch.dtype | None:
-    """None for text, times and whatever else torch has no dtype for."""
+    """Return the dtype in torch; None for text, times and whatever else it has none for."""
     if isinstance(leaf.dtype, StoredDtype):
         return torch_dtype(leaf.dtype)
     try:
@@ -296,7 +214,7 @@ def _torch_dtype(leaf: Array) -> torch.dtype | None:
 
 
 def _native(data: Bytes, leaf: Array) -> Bytes:
-    """An array's bytes in the order that torch has them in."""
+    """Return an array's bytes in the order that torch has them in."""
     if isinstance(leaf.dtype, StoredDtype) or leaf.dtype.isnative:
         return data
     return data.view(leaf.dtype).astype(leaf.dtype.newbyteorder("=")).view(np.uint8)
@@ -307,7 +225,7 @@ def _bytes(leaf: Array) -> int:
 
 
 def _untie(tensors: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]:
-    """Those to write, and other name -> name. A checkpoint's tied tensors are stored once."""
+    """Return those to write, and other name -> name. A checkpoint's tied tensors are stored once."""
     first: dict[str, str] = {}
     tied = {
         name: kept
@@ -318,7 +236,8 @@ def _untie(tensors: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]
 
 
 def _forms(tensors: dict[str, Array]) -> dict[str, Form]:
-    """Each tensor's dtype and shape as safetensors has them. Raises `ExportFailed` where it has no such dtype."""
+    """Return each tensor's dtype and shape as safetensors has them. Raises `ExportFailed` where it has no such
+    dtype."""
     found, bad = {}, []
     for name, leaf in tensors.items():
         form = _form(leaf)
@@ -336,7 +255,7 @@ def _forms(tensors: dict[str, Array]) -> dict[str, Form]:
 
 
 def _form(leaf: Array) -> Form | None:
-    """What safetensors can hold, and how, depends on its version, so it is asked, about nothing of this shape."""
+    """Return how safetensors holds this; it is asked, about nothing of this shape, for that depends on its version."""
     try:
         data = safetensors.torch.save({"x": torch.empty((0, *leaf.shape), dtype=_torch_dtype(leaf))})
     except KeyError:
@@ -355,37 +274,6 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
-def _publish(folder: Path, target: Path) -> None:
-    """Makes the folder visible under its name, in one instant and for good."""
-    for path in [*folder.iterdir(), folder]:
-        _fsync(path)
-    os.rename(folder, target)  # replaces an empty folder, and fails if somebody has filled it meanwhile
-    _fsync(target.parent)
-
-
-def _fsync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def _inside(stream: Stream, part: Document) -> str:
     count = sum(isinstance(leaf, Array) for _, leaf in stream.entries(part))
     return f"{count} tensor{'' if count == 1 else 's'}" if count else "no tensors"
-
-
-def _refused(target: Path, found: str, expected: str) -> ExportFailed:
-    return ExportFailed(
-        f"{target} {found}\n  expected  {expected}\n"
-        "  state     nothing was read or written\n  next      give another OUT, or remove what is there"
-    )
-
-
-def _failed(target: Path, error: OSError) -> ExportFailed:
-    return ExportFailed(
-        f"{target} could not be written: {error}\n"
-        f"  state  nothing of it is left; the checkpoint is as it was\n"
-        f"  next   see whether {target.parent} has room and may be written, then export again"
-    )

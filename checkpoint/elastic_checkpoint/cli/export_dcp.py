@@ -54,7 +54,10 @@ class Lazily(DefaultSavePlanner):
 
 
 def _give_back_what_is_freed() -> None:
-    """glibc puts ever larger blocks into its heap once it has seen some come and go; between what torch keeps for each
-    tensor, a third of a state of 1 GiB stayed there as holes (2026-11). With a fixed threshold each one is mapped."""
+    """Have glibc map each large block by itself, and unmap it when it is freed.
+
+    It puts ever larger blocks into its heap once it has seen some come and go; between what torch keeps for each
+    tensor, a third of a state of 1 GiB stayed there as holes (2026-11).
+    """
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)

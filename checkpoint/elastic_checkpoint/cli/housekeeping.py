@@ -14,21 +14,19 @@ as seldom as it can, and a person who sweeps may be about to remove the last cop
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.names import DATA, CommitId
-from elastic_checkpoint.load.verify import verify_commit
-from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown
-from elastic_checkpoint.runs.claims import Claim, claim_held, new_claim_nonce, take
+from elastic_checkpoint.load.integrity import verify_commit
+from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask_both, read_beacon
+from elastic_checkpoint.runs.claim_record import Claim, claim_held, new_claim_nonce
+from elastic_checkpoint.runs.claims import take
 from elastic_checkpoint.runs.history import History, Log, read_history
-from elastic_checkpoint.runs.moved_beacon import ask_both, read_beacon
 from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
-from elastic_checkpoint.runs.retention import Sweeper, by_owner, read_contents, removable
+from elastic_checkpoint.runs.retention import Sweeper, by_owner
 from elastic_checkpoint.storage import Storage
 
 JOB = "elastic checkpoint sweep"
@@ -47,40 +45,24 @@ class Removal:
     bytes: int
 
 
-def plan(
-    storage: Storage,
-    log: Log,
-    *,
-    keep: int,
-    keep_every: int | None = None,
-    orphan_grace_s: float,
-    verified: Callable[[CommitId], bool] | None = None,
-) -> list[Removal]:
-    """What a sweep would remove now, in order. Reads only. Unfinished uploads, which no listing shows, are left out.
-
-    verified  see Verification
-    """
-    history = read_history(storage, log)
-    objects = by_owner(storage.list(DATA))
-    verified = verified or Verification(storage, log)
-    contents = functools.cache(functools.partial(read_contents, storage))
-
-    def whole(id: CommitId) -> bool:
-        try:
-            return contents(id).sizes.items() <= objects.get(id, {}).items() and verified(id)
-        except CorruptCheckpoint:
-            return False
-
-    chosen = removable(
-        history,
-        whole=whole,
-        unfit=lambda id: contents(id).unfit,
-        owners=objects,
+def sweeper(storage: Storage, log: Log, *, keep: int, keep_every: int | None = None, orphan_grace_s: float) -> Sweeper:
+    """Return a sweeper for a person, who has what counts as whole verified to the byte."""
+    return Sweeper(
+        storage,
         keep=keep,
         keep_every=keep_every,
-        grace_s=orphan_grace_s,
-        now_s=time.time(),
+        orphan_grace_s=orphan_grace_s,
+        once=True,
+        verified=Verification(storage, log),
+        log=log,
     )
+
+
+def plan(storage: Storage, log: Log, sweeper: Sweeper) -> list[Removal]:
+    """Return what a sweep would remove now, in order; unfinished uploads, which no listing shows, are left out."""
+    history = read_history(storage, log)
+    objects = by_owner(storage.list(DATA))
+    chosen = sweeper.victims(history, objects, claim=0, now_s=time.time())  # no claim: none of its saves is under way
     return [Removal(str(id), id.step, _why(id, history), sum(objects.get(id, {}).values())) for id in chosen]
 
 
@@ -94,7 +76,7 @@ def sweep_as_claimant(
     insist: bool,
     deadline_s: float,
 ) -> tuple[list[Removal], list[str]]:
-    """Takes the next claim and sweeps. Returns what was planned, and the names of what is gone.
+    """Take the next claim and sweep. Returns what was planned, and the names of what is gone.
 
     insist  claims the URL from a holder that is silent; never from one that answers
     raises  ClaimHeld, with nothing changed; StorageError
@@ -117,18 +99,8 @@ def sweep_as_claimant(
         log=log,
         deadline_s=deadline_s,
     )
-    verified = Verification(storage, log)
-    planned = plan(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s, verified=verified)
-    sweeper = Sweeper(
-        storage,
-        keep=keep,
-        keep_every=keep_every,
-        orphan_grace_s=orphan_grace_s,
-        once=True,
-        verified=verified,
-        log=log,
-    )
-    return planned, sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
+    one = sweeper(storage, log, keep=keep, keep_every=keep_every, orphan_grace_s=orphan_grace_s)
+    return plan(storage, log, one), one.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
 
 
 class Verification:
@@ -154,7 +126,7 @@ def _why(id: CommitId, history: History) -> str:
 
 
 def _refusing_endpoint(nonce: str) -> dict[str, Any] | None:
-    """Where nobody answers, which tells whoever asks that the holder is gone."""
+    """Return an endpoint where nobody answers, which tells whoever asks that the holder is gone."""
     try:
         beacon = Beacon(nonce=nonce, job=JOB)
     except OSError:

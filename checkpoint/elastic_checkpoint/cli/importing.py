@@ -25,8 +25,8 @@ from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.shards import SHARD_BYTES
 from elastic_checkpoint.runs.history import Log, read_history
 from elastic_checkpoint.save.commit import commit
-from elastic_checkpoint.save.foreground import write_all
 from elastic_checkpoint.save.planner import Planner, documents
+from elastic_checkpoint.save.ranks import write_all
 from elastic_checkpoint.sources.source import Source
 
 JOB = "elastic checkpoint import"
@@ -61,7 +61,7 @@ def import_state(
     screen: Screen,
     origin: str,
 ) -> Imported:
-    """Commits the source's state. Raises NotImported, UnsupportedValue, ClaimHeld, ClaimLost, StorageError, BadSource.
+    """Commit the source's state. Raises NotImported, UnsupportedValue, ClaimHeld, ClaimLost, StorageError, BadSource.
 
     holder     takes the claim on the run's storage, as a job does
     part       the name under which the state holds what the source does; None: see `as_state`
@@ -83,8 +83,8 @@ def import_state(
 
 
 def as_state(tree: Tree, part: str | None) -> Tree:
-    """What is saved. A source whose top level holds dicts, such as {"model": ..., "optimizer": ..., "epoch": 3}, is a
-    state already; any other is a model's own state_dict()."""
+    """Return what is saved. A source whose top level holds dicts, such as {"model": ..., "optimizer": ..., "epoch": 3},
+    is a state already; any other is a model's own state_dict()."""
     if part is None:
         extra = "_extra_state"
         has_parts = isinstance(tree, dict) and any(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from elastic_checkpoint.cli.screen import Advance, Screen
+from elastic_checkpoint.command_line import storage_options
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
-from elastic_checkpoint.load.newest import Search, none_whole
+from elastic_checkpoint.load.integrity import Search, Verified, none_whole, verify
 from elastic_checkpoint.load.stream import Stream
-from elastic_checkpoint.load.verify import Verified, verify
 from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest
 from elastic_checkpoint.sources.source import some
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
@@ -32,7 +33,7 @@ class BadUrl(CheckpointError):
 
 @contextlib.contextmanager
 def opened(url: str, options: dict[str, Any], *, retry_s: float, screen: Screen) -> Iterator[OpenedRun]:
-    """What lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`."""
+    """Return what lies at `url`, for as long as the block lasts. Raises `BadUrl`, `StorageError`."""
     _check(url, options)
     inner = open_storage(url, options, retry_s=retry_s, answer_s=max(ANSWER_S, retry_s))
     try:
@@ -49,6 +50,11 @@ def opened(url: str, options: dict[str, Any], *, retry_s: float, screen: Screen)
         inner.close()
 
 
+def asked_run(url: str, asked: argparse.Namespace, screen: Screen) -> contextlib.AbstractContextManager[OpenedRun]:
+    """Return `opened` with what the command's arguments say."""
+    return opened(url, storage_options(asked), retry_s=asked.retry_s, screen=screen)
+
+
 class OpenedRun:
     """A run's URL, its storage and its commits."""
 
@@ -61,11 +67,11 @@ class OpenedRun:
 
     @property
     def url(self) -> str:
-        """Without credentials."""
+        """Return the URL without credentials."""
         return self.storage.url
 
     def need(self, step: int | None) -> None:
-        """Raises `NoCheckpoint`, with what there is, where there is no commit, or none of `step`."""
+        """Raise `NoCheckpoint`, with what there is, where there is no commit, or none of `step`."""
         if not self.commits:
             self._history()  # which refuses a run whose commits are gone
             raise self.nothing_here()
@@ -78,15 +84,15 @@ class OpenedRun:
             )
 
     def list(self) -> list[Commit]:
-        """Every commit with a whole manifest, newest first; those outside the lineage come last."""
+        """Return every commit with a whole manifest, newest first; those outside the lineage come last."""
         return list_commits(self.storage, self._history(), self._screen.warn)
 
     def verify(self, step: int | None) -> Sequence[Verified]:
-        """Every commit, or those of `step`, byte by byte."""
+        """Return every commit, or those of `step`, byte by byte."""
         return verify(self.storage, self._history(), step=step)
 
     def find(self, step: int | None) -> CommitId:
-        """The newest commit, or that of `step`; one outside the lineage only where no other has this step."""
+        """Return the newest commit, or that of `step`; one outside the lineage only where no other has this step."""
         self.need(step)
         history = self._history()
         inside = [id for id in history.lineage if step is None or id.step == step]
@@ -96,13 +102,13 @@ class OpenedRun:
         return (inside or outside)[0]
 
     def stream(self, step: int | None) -> Stream:
-        """The newest whole checkpoint, or that of `step`, verified while a bar shows how far; its tensors are then read
-        one at a time. A damaged one is passed over, as `Checkpointer.read` does; raises as that does."""
+        """Return the newest whole checkpoint, or that of `step`, verified while a bar shows how far; its tensors are
+        then read one at a time. A damaged one is passed over, as `Checkpointer.read` does; raises as that does."""
         self.need(step)
         return Search(self._history, step=step, none=self._none, log=self._screen.warn).first_whole(self._verified)
 
     def nothing_here(self) -> NoCheckpoint:
-        """The error for a URL without commits: what lies there instead, and what was probably meant."""
+        """Return the error for a URL without commits: what lies there instead, and what was probably meant."""
         found, advice = _instead(self._url)
         return NoCheckpoint(
             f"no checkpoint in {self.url}\n"
@@ -156,7 +162,7 @@ class WatchedStorage:
 
     @contextlib.contextmanager
     def counting(self, advance: Advance) -> Iterator[None]:
-        """Calls `advance` with the bytes of each of them while the block lasts."""
+        """Call `advance` with the bytes of each of them while the block lasts."""
         before, self._advance = self._advance, advance
         try:
             yield
@@ -165,7 +171,7 @@ class WatchedStorage:
 
 
 def _check(url: str, options: dict[str, Any]) -> None:
-    """Raises `BadUrl` for what can be judged without contacting anything."""
+    """Raise `BadUrl` for what can be judged without contacting anything."""
     if (wrong := refusal(url, options)) is not None:
         raise BadUrl(str(wrong.error()))
     path = _local(url)
@@ -183,7 +189,7 @@ def _check(url: str, options: dict[str, Any]) -> None:
 
 
 def _instead(url: str) -> tuple[str, str]:
-    """What lies at a URL without commits, and what to do."""
+    """Return what lies at a URL without commits, and what to do."""
     path = _local(url)
     if path is None:
         if url.startswith("memory:"):

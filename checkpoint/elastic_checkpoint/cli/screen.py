@@ -33,33 +33,34 @@ class Screen:
         self._warned: set[str] = set()
 
     def say(self, text: str, *, bad: bool = False) -> None:
-        """One line, or several, of the answer."""
+        """Print one line, or several, of the answer."""
         self._out.print(escaped(text), style="red" if bad else None)
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
-        """Columns as wide as their widest cell, two spaces apart."""
+        """Print columns as wide as their widest cell, two spaces apart."""
         cells = [[one_line(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             self.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def document(self, value: object) -> None:
-        """The answer as one line of JSON. What JSON has no word for (NaN, infinity, other types) becomes a string."""
+        """Print the answer as one line of JSON. What JSON has no word for (NaN, infinity, other types) becomes a
+        string."""
         sys.stdout.write(json.dumps(_as_json(value), allow_nan=False) + "\n")
 
     def warn(self, text: str) -> None:
-        """Something remarkable; said once, however often it is met."""
+        """Print something remarkable, once, however often it is met."""
         if text not in self._warned:
             self._warned.add(text)
             self._err.print(escaped(text), style="yellow")
 
     def fail(self, text: str) -> None:
-        """Why the command could not answer."""
+        """Print why the command could not answer."""
         self._err.print(escaped(text), style="red")
 
     @contextlib.contextmanager
     def progress(self, doing: str, total_bytes: int | None) -> Iterator[Advance]:
-        """A bar on a terminal, for work that takes a while; it is gone when the block ends.
+        """Show a bar on a terminal, for work that takes a while; it is gone when the block ends.
 
         total_bytes  None: nobody knows
         """
@@ -90,12 +91,12 @@ class Screen:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """rich would exit with status 1 here, which is an answer of this command."""
+        """Raise BrokenPipeError: rich would exit with status 1 here, which is an answer of this command."""
         raise BrokenPipeError
 
 
 def human_bytes(count: int) -> str:
-    """Three digits and a unit: `1.21 GB`, in powers of 1000."""
+    """Return three digits and a unit: `1.21 GB`, in powers of 1000."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
     while size >= 999.5 and len(units) > 1:
         size /= 1000
@@ -104,7 +105,8 @@ def human_bytes(count: int) -> str:
 
 
 def human_age(age_s: float) -> str:
-    """`12 s`, `3 min`, `5 h`, `4 d`: rounded down, and `?` where the clocks disagree or the time makes no sense."""
+    """Return `12 s`, `3 min`, `5 h` or `4 d`, rounded down; `?` where the clocks disagree or the time makes no
+    sense."""
     if not -60 <= age_s < 2**37:
         return "?"
     for unit, seconds, up_to in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):
@@ -113,15 +115,20 @@ def human_age(age_s: float) -> str:
     return f"{int(age_s // 86400)} d"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 tensor`, `2 tensors`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def escaped(text: str) -> str:
-    """The text with everything that could steer a terminal shown as an escape; line breaks stay."""
+    """Return the text with everything that could steer a terminal shown as an escape; line breaks stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def one_line(text: str) -> str:
-    """The text as `escaped` gives it, on one line."""
+    """Return the text as `escaped` gives it, on one line."""
     return escaped(text).replace("\n", "\\n")
 
 

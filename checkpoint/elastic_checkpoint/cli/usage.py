@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from elastic_checkpoint.command_line import Parser, add_storage_option
 
+YES, NO, UNKNOWN = 0, 1, 2  # exit statuses
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kMGT]i?)?B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -78,7 +80,7 @@ _MORE = {
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked, with the command's name in `command`. Exits with status 2 where it makes no sense."""
+    """Return what was asked, with the command's name in `command`. Exits with status 2 where it makes no sense."""
     parser = Parser(
         prog="elastic checkpoint",
         description="Looks at a run's checkpoints, in a folder or at any fsspec URL. Only sweep and import change any.",

@@ -6,7 +6,6 @@ leaves     what a tree consists of, from its document alone
 manifest   what a commit consists of; pieces: of all its tensors, in columns
 draft      a save before its objects were written; shards: which piece of which tensor lies where
 names      the keys of a run's folder
-envelope   a document that hashes itself; hashing: with what
-dtypes     of stored tensors; kinds: what a value of a state is. Neither needs torch
-tensors    torch's, seen as bytes; dtensor: one rank's part of a DTensor
+hashing    hashes, and documents that hash themselves
+dtypes     of stored tensors, without torch; tensors: torch's, seen as bytes
 """

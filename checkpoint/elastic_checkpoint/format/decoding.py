@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_checkpoint.errors import CorruptCheckpoint
-from elastic_checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree
+from elastic_checkpoint.format.document import (
+    DEPTH_MAX,
+    PER_RANK,
+    TAG,
+    Document,
+    Tree,
+    has_fixed_meaning,
+    is_dense,
+    is_sharded,
+)
 from elastic_checkpoint.format.dtypes import name_of
-from elastic_checkpoint.format.kinds import has_fixed_meaning, is_dense, is_sharded
 from elastic_checkpoint.format.marks import PerRank
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ _NUMPY_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\d*(\[\w+\])?")  # as dtype.str gives
 
 
 def decode(document: Document, tensors: dict[str, torch.Tensor], *, arrays: dict[int, str] | None = None) -> Tree:
-    """The tree that `encode` was given.
+    """Return the tree that `encode` was given.
 
     Args:
         document: As `encode` gave it.
@@ -135,8 +143,8 @@ class _Decoder:
         return pairs
 
     def _hashed(self, items: list[Document], depth: int) -> list[Any]:
-        """What is to be the members of a set or the keys of a dict. Raises ValueError where so many have the same hash
-        that making it would take time in the square of their number, in C, where no Ctrl-C is heard."""
+        """Return what is to be the members of a set or the keys of a dict. Raises ValueError where so many have the
+        same hash that making it would take time in the square of their number, in C, where no Ctrl-C is heard."""
         before = self._frozensets
         members = [self.value(item, depth + 1) for item in items]
         by_hash = Counter(map(hash, members))
@@ -201,7 +209,7 @@ def _of_torch(kind: str, document: dict[str, Any]) -> Any:
 
 
 def numpy_dtype(text: object) -> np.dtype[Any]:
-    """Raises ValueError for what is no dtype that is saved; NumPy would take much else, and evaluates some of it."""
+    """Raise ValueError for what is no dtype that is saved; NumPy would take much else, and evaluates some of it."""
     if type(text) is not str or len(text) > 40 or not _NUMPY_DTYPE.fullmatch(text):
         raise ValueError("no dtype")
     try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_checkpoint.format.envelope import seal_text, to_json
+from elastic_checkpoint.format.hashing import seal_text, to_json
 from elastic_checkpoint.format.names import CommitId
 
 MANIFEST_BYTES_MAX = 2**30  # 4,000 ranks that each hold a part of 4,000 tensors need about as much
@@ -30,12 +30,12 @@ class StoredObject:
     helper: int = 0
 
     def document(self) -> dict[str, Any]:
-        """As it lies in a manifest, and as it travels between processes."""
+        """Return it as it lies in a manifest, and as it travels between processes."""
         return {"size": self.size, "xxh3_128": self.xxh3, "chunk_bytes": self.chunk_bytes, "chunks": self.chunks}
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> StoredObject:
-        """The inverse, for what came from a process of ours."""
+        """Return the object of a document that came from a process of ours."""
         size, hashed, chunks = document["size"], document["xxh3_128"], tuple(document["chunks"])
         return cls(size, hashed, document["chunk_bytes"], chunks, document.get("helper", 0))
 
@@ -56,9 +56,9 @@ class Draft:
     tail: bytes
 
     def planned(self) -> dict[str, int]:
-        """Key -> size in bytes of every object."""
+        """Return key -> size in bytes of every object."""
         return {self.id.shard_key(index): size for index, size in enumerate(self.sizes)}
 
     def manifest(self, objects: Sequence[StoredObject]) -> bytes:
-        """The manifest's bytes, once all objects are written."""
+        """Return the manifest's bytes, once all objects are written."""
         return seal_text(self.head + to_json([one.document() for one in objects]) + self.tail)

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredDtype:
-    """itemsize  bytes of an element"""
+    """A dtype of stored tensors.
+
+    itemsize  bytes of an element
+    """
 
     name: str
     itemsize: int
@@ -40,12 +43,12 @@ SAFETENSORS = {
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As torch calls it: "bfloat16". Also of one that has no name in a manifest."""
+    """Return what torch calls the dtype: "bfloat16". Also of one that has no name in a manifest."""
     return str(dtype).removeprefix("torch.")
 
 
 def nbytes(shape: tuple[int, ...], dtype: StoredDtype) -> int:
-    """Bytes of a tensor of this shape, by exact integer arithmetic."""
+    """Return bytes of a tensor of this shape, by exact integer arithmetic."""
     total = dtype.itemsize
     for size in shape:
         total *= size

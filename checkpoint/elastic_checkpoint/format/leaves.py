@@ -57,7 +57,8 @@ class Value:
 
 
 def entry(document: Document, tensors: dict[str, StoredTensor]) -> Array | Value:
-    """The leaf that this is. Raises KeyError, TypeError, ValueError or AttributeError for what no encoder wrote."""
+    """Return the leaf that this is. Raises KeyError, TypeError, ValueError or AttributeError for what no encoder
+    wrote."""
     kind = document.get(TAG) if type(document) is dict else None
     if kind == "tensor":
         stored = tensors[document["name"]]
@@ -74,12 +75,12 @@ def entry(document: Document, tensors: dict[str, StoredTensor]) -> Array | Value
 
 
 def is_mapping(document: Document) -> bool:
-    """Whether its children are under keys rather than positions."""
+    """Return whether its children are under keys rather than positions."""
     return type(document) is dict and (TAG not in document or document[TAG] in _PAIRS)
 
 
 def leaves(document: Document, path: str = "", depth: int = 0) -> Iterator[tuple[str, Document]]:
-    """Everything that holds nothing, empty containers too, under its path. Raises what `entry` does."""
+    """Yield everything that holds nothing, empty containers too, under its path. Raises what `entry` does."""
     if depth > 2 * DEPTH_MAX:
         raise ValueError(f"it is nested more than {2 * DEPTH_MAX} levels deep")
     held = children(document)
@@ -90,7 +91,7 @@ def leaves(document: Document, path: str = "", depth: int = 0) -> Iterator[tuple
 
 
 def children(document: Document) -> list[tuple[Any, Document]]:
-    """The entries of a container; none for a leaf, which an empty container is too."""
+    """Return the entries of a container; none for a leaf, which an empty container is too."""
     if type(document) is list:
         return list(enumerate(document))
     if type(document) is not dict:
@@ -103,7 +104,7 @@ def children(document: Document) -> list[tuple[Any, Document]]:
 
 
 def _text(document: Document) -> str:
-    """One text for one value, whatever the order of keys; empty containers are alike too."""
+    """Return one text for one value, whatever the order of keys; empty containers are alike too."""
     if type(document) is dict and document.get(TAG) in (*_PAIRS, *_ITEMS):
         document = {} if document[TAG] in _PAIRS else []
     return json.dumps(document, sort_keys=True)

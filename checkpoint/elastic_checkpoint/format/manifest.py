@@ -27,7 +27,7 @@ from elastic_checkpoint.format.decoding import decode
 from elastic_checkpoint.format.document import Document
 from elastic_checkpoint.format.draft import Draft, StoredObject
 from elastic_checkpoint.format.dtypes import STORED, StoredDtype, name_of, nbytes
-from elastic_checkpoint.format.envelope import to_json, unseal
+from elastic_checkpoint.format.hashing import to_json, unseal
 from elastic_checkpoint.format.names import CommitId, id_document, id_from
 from elastic_checkpoint.format.pieces import NUMBER_MAX, StoredTensor, Table, columns
 from elastic_checkpoint.format.shards import Shard
@@ -88,16 +88,16 @@ class Manifest:
         return Commit(*self.id, self.saved_at, self.meta, len(self.objects), size, in_lineage)
 
     def key(self, index: int) -> str:
-        """Of object `index`."""
+        """Return the key of object `index`."""
         return self.id.shard_key(index, self.objects[index].helper)
 
     def tensors_in(self, index: int) -> tuple[str, ...]:
-        """Names of the tensors that lie, at least partly, in object `index`."""
+        """Name of the tensors that lie, at least partly, in object `index`."""
         return tuple(self._in_objects.get(index, ()))
 
     @cached_property
     def _in_objects(self) -> dict[int, list[str]]:
-        """Of all objects at once: where all of many are damaged, each is asked for."""
+        """Return the tensors of each object, of all at once: where all of many are damaged, each is asked for."""
         found: dict[int, list[str]] = {}
         for name, stored in self.tensors.items():
             for index in set(stored.objects.tolist()):
@@ -106,7 +106,7 @@ class Manifest:
 
 
 def table(tensors: dict[str, torch.Tensor], shards: Sequence[Shard]) -> bytes:
-    """The manifest's `tensors`, as JSON."""
+    """Return the manifest's `tensors`, as JSON."""
     pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in tensors}
     for index, shard in enumerate(shards):
         for piece in shard.pieces:
@@ -132,7 +132,7 @@ def draft(
     sizes: tuple[int, ...],
     per_rank: bool = False,
 ) -> Draft:
-    """The save's manifest but for its objects, whose `sizes` are planned.
+    """Return the save's manifest but for its objects, whose `sizes` are planned.
 
     meta, tree  documents of `tree.encode`
     table       what the function of that name returned, which holds for as long as the plan does
@@ -153,7 +153,7 @@ def draft(
 
 
 def parse(data: bytes, id: CommitId) -> Manifest:
-    """The manifest in these bytes, which lay under the key of `id`; checked as the top of this file says.
+    """Return the manifest in these bytes, which lay under the key of `id`; checked as the top of this file says.
 
     Raises `CorruptCheckpoint`; plain `CheckpointError` where a newer version wrote it, since an older checkpoint
     must then not be taken in its place without a word.
@@ -167,7 +167,7 @@ def parse(data: bytes, id: CommitId) -> Manifest:
 
 
 def corrupt_manifest(id: CommitId, why: object) -> CorruptCheckpoint:
-    """The error that names the manifest of this commit."""
+    """Return the error that names the manifest of this commit."""
     return CorruptCheckpoint(f"manifest {id.manifest_key}: {why}", commit=str(id), key=id.manifest_key)
 
 

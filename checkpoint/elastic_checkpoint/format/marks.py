@@ -26,7 +26,7 @@ class PerRank(tuple[Any, ...]):
 
 
 class Patterns:
-    """See the file's promise."""
+    """Patterns of the paths of entries, as the file's promise says."""
 
     def __init__(self, texts: Iterable[str], name: str) -> None:
         """name  of the argument that they were given as"""
@@ -71,7 +71,7 @@ class Marks:
             self.buffers.add(name)
 
     def join(self, owns: Sequence[dict[str, Document]]) -> None:
-        """Puts all ranks' own values into this rank's document. Raises CheckpointError where one lacks an entry."""
+        """Put all ranks' own values into this rank's document. Raises CheckpointError where one lacks an entry."""
         for rank, one in enumerate(owns):
             if one.keys() != self.nodes.keys():
                 odd = sorted(one.keys() ^ self.nodes.keys())
@@ -96,7 +96,7 @@ class Resolver:
         self._refused: dict[str, str] = {}
 
     def resolve(self, tree: Tree) -> Tree:
-        """The tree, changed in place. Raises StateMismatch that names what another number of ranks saved."""
+        """Return the tree, changed in place. Raises StateMismatch that names what another number of ranks saved."""
         found = self._visit(tree, "")
         if self._refused:
             lines = "\n".join(f"  {path}: {what}" for path, what in list(self._refused.items())[:20])

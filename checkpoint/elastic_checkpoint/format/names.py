@@ -60,18 +60,21 @@ class CommitId(NamedTuple):
         return f"{self.data_folder}/note.json"
 
     def shard_key(self, index: int, helper: int = 0) -> str:
-        """helper: who has stored it, see StoredObject"""
+        """Return the key of object `index`.
+
+        helper: who has stored it, see StoredObject
+        """
         by = f"-{helper}" if helper else ""
         return f"{self.data_folder}/{index:05d}{by}.safetensors"
 
     @property
     def born_s(self) -> float:
-        """When the save began, in seconds of its writer's Unix clock."""
+        """Return when the save began, in seconds of its writer's Unix clock."""
         return int(self.nonce[:12], 16) / 1000
 
 
 def new_nonce(now_s: float) -> str:
-    """A nonce for a save that begins now, in seconds of the Unix clock."""
+    """Return a nonce for a save that begins now, in seconds of the Unix clock."""
     return f"{int(now_s * 1000) & (2**48 - 1):012x}{secrets.token_hex(4)}"
 
 
@@ -80,7 +83,7 @@ def claim_key(number: int) -> str:
 
 
 def claim_number(key: str) -> int | None:
-    """The number of the claim at this key, or None if the key is not a claim's."""
+    """Return the number of the claim at this key, or None if the key is not a claim's."""
     found = _CLAIM.fullmatch(key)
     return int(found[1]) if found else None
 
@@ -98,39 +101,39 @@ def withdrawn_key(number: int) -> str:
 
 
 def withdrawn_number(key: str) -> int | None:
-    """The number of the claim that this key says is withdrawn, or None."""
+    """Return the number of the claim that this key says is withdrawn, or None."""
     found = _WITHDRAWN.fullmatch(key)
     return int(found[1]) if found else None
 
 
 def commit_id(key: str) -> CommitId | None:
-    """The save whose manifest is at this key, or None."""
+    """Return the save whose manifest is at this key, or None."""
     return _id(_COMMIT.fullmatch(key))
 
 
 def parse_name(name: str) -> CommitId | None:
-    """The inverse of `str(commit_id)`, or None."""
+    """Return the inverse of `str(commit_id)`, or None."""
     return _id(_NAME.fullmatch(name))
 
 
 def data_owner(key: str) -> CommitId | None:
-    """The save that the shard or note at this key belongs to, or None."""
+    """Return the save that the shard or note at this key belongs to, or None."""
     return _id(_DATA.fullmatch(key))
 
 
 def note_owner(key: str) -> CommitId | None:
-    """The save that the note at this key belongs to, or None."""
+    """Return the save that the note at this key belongs to, or None."""
     owner = data_owner(key)
     return owner if owner is not None and key == owner.note_key else None
 
 
 def id_document(id: CommitId | None) -> dict[str, Any] | None:
-    """How a commit is named inside JSON: {"claim", "step", "nonce"}, or null."""
+    """Return how a commit is named inside JSON: {"claim", "step", "nonce"}, or null."""
     return id._asdict() if id else None
 
 
 def id_from(document: object) -> CommitId | None:
-    """The inverse of `id_document`. Raises ValueError on anything else."""
+    """Return the inverse of `id_document`. Raises ValueError on anything else."""
     if document is None:
         return None
     if type(document) is dict and set(document) == {"claim", "step", "nonce"}:

@@ -50,7 +50,7 @@ class StoredTensor:
 
     @cached_property
     def pieces(self) -> tuple[tuple[int, Piece], ...]:
-        """Each with the number of the object that holds it."""
+        """Return the pieces, each with the number of the object that holds it."""
         columns = (self.objects, self.starts, self.bytes, self.offsets, self.sizes)
         return tuple(
             (index, Piece(self.name, tuple(offsets), tuple(sizes), length, start))
@@ -91,21 +91,22 @@ class Table:
 
     @cached_property
     def axes(self) -> Integers:
-        """Numbers of each piece in `offsets` and `sizes`."""
+        """Return how many numbers each piece has in `offsets` and `sizes`."""
         return np.repeat(_integers([max(1, len(shape)) for shape in self.shapes]), self.counts)
 
     @cached_property
     def firsts(self) -> Integers:
-        """Where each piece's numbers begin."""
+        """Return where each piece's numbers begin."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.axes)])[:-1].astype(np.int64)
 
     def _lengths(self) -> Integers:
-        """Bytes of each piece."""
+        """Return bytes of each piece."""
         widths = np.repeat(_integers([dtype.itemsize for dtype in self.dtypes]), self.counts)
         return np.multiply.reduceat(self.sizes, self.firsts) * widths if len(widths) else widths
 
     def judge(self, object_sizes: Sequence[int]) -> None:
-        """Raises `CorruptCheckpoint` as the top of this file says. The columns hold numbers from 0 to 2**62 - 1."""
+        """Raise `CorruptCheckpoint` for whatever the top of this file rules out. The columns hold numbers from 0 to
+        2**62 - 1."""
         wholes = map(nbytes, self.shapes, self.dtypes)
         ends_of = _integers(object_sizes)
         counted = zip(self.shapes, self.counts.tolist(), strict=True)
@@ -125,7 +126,8 @@ class Table:
         self._apart(lengths)
 
     def _tile(self) -> None:
-        """Every element lies in exactly one box. Linear in their number, for any number of axes.
+        """Raise `CorruptCheckpoint` unless every element lies in exactly one box. Linear in their number, for any
+        number of axes.
 
         Let each cut, a coordinate of an axis, be a variable. Then the sum over the boxes of the product over the axes
         of (cut where it begins - cut where it ends) is a polynomial, and two sets of boxes have the same one exactly if
@@ -147,7 +149,7 @@ class Table:
                 raise CorruptCheckpoint(f"pieces of tensor {self.names[wrong[0]]!r} overlap")
 
     def _products(self, prime: int, key: int) -> Integers:
-        """Of each piece: the product over its axes of the difference of its cuts, modulo the prime."""
+        """Return of each piece the product over its axes of the difference of its cuts, modulo the prime."""
         axes = self.axes
         axis_of = np.arange(len(self.offsets)) - np.repeat(self.firsts, axes)  # which axis each number is of
         salts = _mixed(np.arange(int(axes.max(initial=1)), dtype=np.uint64), key)[axis_of]
@@ -181,7 +183,7 @@ class Table:
 
 
 def columns(entries: Sequence[tuple[str, StoredDtype, tuple[int, ...], list[Any]]]) -> Table:
-    """The table of these tensors, whose pieces are as the manifest has them. Not judged yet.
+    """Return the table of these tensors, whose pieces are as the manifest has them. Not judged yet.
 
     Raises CorruptCheckpoint, KeyError and TypeError for what is no list of pieces.
     """
@@ -210,7 +212,7 @@ def columns(entries: Sequence[tuple[str, StoredDtype, tuple[int, ...], list[Any]
 
 
 def _numbers(values: list[Any]) -> Integers:
-    """Raises CorruptCheckpoint where one is no integer from 0 to 2**62 - 1."""
+    """Raise CorruptCheckpoint where one is no integer from 0 to 2**62 - 1."""
     if set(map(type, values)) - _INTEGER_ONLY:
         wrong = next(value for value in values if type(value) is not int)
         raise CorruptCheckpoint(f"{str(wrong)[:40]} is no number from 0 to 2**62 - 1")
@@ -228,13 +230,13 @@ def _integers(values: Sequence[int]) -> Integers:
 
 
 def _boxes_of(shapes: list[tuple[int, ...]]) -> tuple[Integers, Integers]:
-    """Offsets and sizes of each tensor as one piece."""
+    """Return offsets and sizes of each tensor as one piece."""
     sizes = _integers([size for shape in shapes for size in shape or (1,)])
     return np.zeros(len(sizes), np.int64), sizes
 
 
 def _sums(values: Integers, counts: Integers) -> Integers:
-    """Of each tensor's run of values, 0 for none."""
+    """Return the sum of each tensor's run of values, 0 for none."""
     found = np.zeros(len(counts), np.int64)
     having = counts > 0
     if having.any():
@@ -244,7 +246,7 @@ def _sums(values: Integers, counts: Integers) -> Integers:
 
 
 def _mixed(values: Words, key: int) -> Words:
-    """A permutation of 64-bit words that the key chooses (splitmix64)."""
+    """Return a permutation of 64-bit words that the key chooses (splitmix64)."""
     with np.errstate(over="ignore"):
         mixed: Words = values + np.uint64(key)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -50,7 +50,8 @@ class Shard:
 
 
 def plan_shards(tensors: dict[str, torch.Tensor], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Shards of at most `shard_bytes` of tensor data each (one element may exceed it), covering every tensor once.
+    """Return shards of at most `shard_bytes` of tensor data each (one element may exceed it), covering every tensor
+    once.
 
     Tensors without elements take no bytes and lie in no shard: the manifest's table holds their shape.
     """
@@ -66,7 +67,7 @@ def plan_shards(tensors: dict[str, torch.Tensor], shard_bytes: int = SHARD_BYTES
 
 
 def into_shards(pieces: Iterable[Piece], tensors: dict[str, torch.Tensor], shard_bytes: int) -> list[Shard]:
-    """Shards of these pieces, in their order. Of `tensors` only the dtypes are looked at."""
+    """Return shards of these pieces, in their order. Of `tensors` only the dtypes are looked at."""
     shards: list[Shard] = []
     batch: list[Piece] = []
     total = 0
@@ -80,7 +81,7 @@ def into_shards(pieces: Iterable[Piece], tensors: dict[str, torch.Tensor], shard
 
 
 def cut(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
-    """Boxes of at most `limit` bytes that tile `shape` in row-major order, each contiguous in it."""
+    """Yield boxes of at most `limit` bytes that tile `shape` in row-major order, each contiguous in it."""
     if 0 in shape:
         return
     if math.prod(shape) * itemsize <= limit or not shape:
@@ -98,7 +99,7 @@ def cut(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Box]:
 
 
 def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype | StoredDtype) -> int:
-    """Where the bytes of a piece made by `cut` begin in its tensor, if that lies in row-major order."""
+    """Return where the bytes of a piece made by `cut` begin in its tensor, if that lies in row-major order."""
     first = 0
     for offset, size in zip(piece.offsets, shape, strict=True):
         first = first * size + offset
@@ -106,7 +107,8 @@ def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype | StoredD
 
 
 def _lay_out(batch: list[Piece], tensors: dict[str, torch.Tensor]) -> Shard:
-    """Widest elements first, so that every piece is aligned to its own element size."""
+    """Return the file of these pieces, widest elements first, so that every piece is aligned to its own element
+    size."""
     ordered = sorted(batch, key=lambda piece: -tensors[piece.tensor].dtype.itemsize)
     entries: dict[str, object] = {}
     starts: list[int] = []

@@ -5,15 +5,18 @@ Bytes are little-endian and in row-major order of the tensor's shape, whatever i
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elastic_checkpoint.format.document import is_sharded
 from elastic_checkpoint.format.dtypes import STORED, StoredDtype
-from elastic_checkpoint.format.shards import Shard
+from elastic_checkpoint.format.shards import Box, Shard
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in STORED}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -27,7 +30,7 @@ def torch_dtype(stored: StoredDtype) -> torch.dtype:
 
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes, flat: a view where it is contiguous on the CPU, else a copy.
+    """Return the tensor's bytes, flat: a view where it is contiguous on the CPU, else a copy.
 
     By way of DLPack: after `numpy()` a tensor can never be resized again, which observers do to the model's buffers.
     """
@@ -36,18 +39,18 @@ def flat_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def writable_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """A flat uint8 view into a contiguous CPU tensor that shares its memory."""
+    """Return a flat uint8 view into a contiguous CPU tensor that shares its memory."""
     assert tensor.is_contiguous(), "a copy would be written to instead of the tensor"
     return _flat(tensor).view(torch.uint8).numpy()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat view. A single element counts as contiguous whatever its stride, which view() would keep."""
+    """Return a flat view. A single element counts as contiguous whatever its stride, which view() would keep."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def pack(shard: Shard, tensors: Mapping[str, torch.Tensor], buffer: bytearray | mmap.mmap) -> memoryview:
-    """The shard's file, made at the start of `buffer`, which holds at least `shard.size` bytes.
+    """Return the shard's file, made at the start of `buffer`, which holds at least `shard.size` bytes.
 
     Copies the shard's pieces only: from a GPU, no more than one shard is on the host at a time. One buffer for all
     shards stays warm; copying into fresh memory takes several times as long.
@@ -60,3 +63,33 @@ def pack(shard: Shard, tensors: Mapping[str, torch.Tensor], buffer: bytearray | 
             box = box.narrow(axis, offset, size)
         file[piece.start : piece.start + piece.bytes] = flat_bytes(box)
     return file
+
+
+def local_box(tensor: Any) -> Box:
+    """Return offsets and sizes of this rank's part, as torch's planner sees it. Sizes may be 0."""
+    (chunk,) = tensor.__create_chunk_list__()
+    sizes = tuple(chunk.sizes)
+    return tuple(min(o, w - s) for o, s, w in zip(chunk.offsets, sizes, tensor.shape, strict=True)), sizes
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a DTensor, all of any other tensor; it shares memory with it."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def like(tensor: Any, local: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor with the placements and the shape of `tensor`, of which `local` is this rank's part."""
+    from torch.distributed.tensor import (
+        DTensor,  # only here: it takes a while to import, and where none are it is not needed
+    )
+
+    made: torch.Tensor = DTensor.from_local(
+        local,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim())),
+    )
+    return made

@@ -27,9 +27,19 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from elastic_checkpoint.errors import UnsupportedValue
-from elastic_checkpoint.format.document import DEPTH_MAX, PER_RANK, TAG, Document, Tree, child
+from elastic_checkpoint.format.document import (
+    DEPTH_MAX,
+    PER_RANK,
+    TAG,
+    Document,
+    Tree,
+    child,
+    has_fixed_meaning,
+    is_dense,
+    is_sharded,
+    is_stateful,
+)
 from elastic_checkpoint.format.dtypes import name_of
-from elastic_checkpoint.format.kinds import has_fixed_meaning, is_dense, is_sharded, is_stateful
 from elastic_checkpoint.format.marks import Marks
 from elastic_checkpoint.format.tensors import NAMES
 
@@ -40,7 +50,7 @@ _OWN_NAME = re.compile(r"#rank\d+(#\d+)?$")  # of tensors of one rank alone
 def encode(
     tree: Tree, *, sharded: bool = False, marks: Marks | None = None
 ) -> tuple[Document, dict[str, torch.Tensor]]:
-    """The JSON document of `tree` and its tensors by name, in the order in which they are met.
+    """Return the JSON document of `tree` and its tensors by name, in the order in which they are met.
 
     The tensors are detached but not copied: they share memory with the state. Arrays become tensors too.
 
@@ -54,7 +64,7 @@ def encode(
 
 
 def walk_tensors(tree: Tree, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor and array of `tree` under its path, tied ones under each of their names."""
+    """Yield every tensor and array of `tree` under its path, tied ones under each of their names."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, np.ndarray):
@@ -102,7 +112,8 @@ class _Encoder:
         return self._tagged(value, path, depth)
 
     def _tagged(self, value: Any, path: str, depth: int) -> Document:
-        """The rarer kinds. Subclasses are refused: their extra state would be lost without a word."""
+        """Return the document of one of the rarer kinds. Subclasses are refused: their extra state would be lost
+        without a word."""
         kind = type(value)
         if kind is tuple:
             return {TAG: "tuple", "items": self._items(value, path, depth)}
@@ -137,7 +148,7 @@ class _Encoder:
         raise _unsupported(path, value, _advice(value))
 
     def _of_this_rank(self, value: Any, path: str, depth: int, marks: Marks) -> Document:
-        """A node without values, which come from all ranks; this one's is noted."""
+        """Return a node without values, which come from all ranks; this one's is noted."""
         if path in marks.own:  # {"a.b": ...} beside {"a": {"b": ...}}
             raise _unsupported(path, value, "is the path of two entries, and per_rank= names it; rename one of them")
         apart = _Encoder(False, None)  # what it has in common with the rest is not of this rank alone
@@ -220,7 +231,8 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _memory(tensor: torch.Tensor) -> object:
-    """What two tensors have in common only if they are tied. Of a shard also where this rank's part of it is empty."""
+    """Return what two tensors have in common only if they are tied. Of a shard also where this rank's part of it is
+    empty."""
     if is_sharded(tensor):
         spec = tensor.placements, tensor.device_mesh  # type: ignore[attr-defined]
         with torch.no_grad():  # else it makes a node of autograd's graph
@@ -233,7 +245,7 @@ def _memory(tensor: torch.Tensor) -> object:
 
 
 def _array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The array's bytes, in row-major order, as a flat uint8 tensor; its document says what they are."""
+    """Return the array's bytes, in row-major order, as a flat uint8 tensor; its document says what they are."""
     return torch.from_numpy(np.frombuffer(bytearray(array.tobytes(order="C")), dtype=np.uint8))
 
 
@@ -242,7 +254,8 @@ def _is_text(text: str) -> bool:
 
 
 def _string(text: str) -> Document:
-    """JSON joins two lone surrogates into one letter on the way back, so such strings travel as bytes."""
+    """Return the text's document: JSON joins two lone surrogates into one letter on the way back, so such strings
+    travel as bytes."""
     return text if _is_text(text) else {TAG: "str", "hex": text.encode("utf-8", "surrogatepass").hex()}
 
 

@@ -51,7 +51,7 @@ class _Place:
 
     @property
     def key(self) -> object:
-        """The same for entries that are one tensor here and were saved as one."""
+        """Return the same for entries that are one tensor here and were saved as one."""
         return self.device, self.address, self.shape, self.strides, self.itemsize, id(self.saved)
 
     @property
@@ -64,7 +64,8 @@ class _Place:
         return True
 
     def within(self, memory: NDArray[np.uint8], first: int) -> NDArray[np.uint8]:
-        """Its bytes in `memory`, which begins at the address `first`; of the shape that `bytes` gives."""
+        """Return the entry's bytes in `memory`, which begins at the address `first`; of the shape that `bytes`
+        gives."""
         if self._in_one_piece:  # ten times as fast
             return memory[self.start - first : self.end - first]
         shape, strides = (*self.shape, self.itemsize), (*self.strides, 1)
@@ -78,13 +79,14 @@ class _Place:
 
 
 class Aliases:
-    """Of all tensors and arrays that are loaded into."""
+    """The places of all tensors and arrays that are loaded into."""
 
     def __init__(self) -> None:
         self._places: dict[object, _Place] = {}
 
     def tensor(self, path: str, target: torch.Tensor, saved: object, value: Callable[[], torch.Tensor]) -> None:
-        """
+        """Note a tensor that is loaded into.
+
         target  detached, and of a DTensor this rank's part; what has no memory of its own to look at is passed over
         value   makes of `saved` what is put there
         """
@@ -111,11 +113,11 @@ class Aliases:
 
     @property
     def any(self) -> bool:
-        """Whether values decide."""
+        """Return whether values decide."""
         return any(self._groups())
 
     def refuse_two_values(self) -> None:
-        """Raises StateMismatch where one place would have to hold two values."""
+        """Raise StateMismatch where one place would have to hold two values."""
         lost: dict[str, str] = {}
         for group in self._groups():
             for place in _lost(group):
@@ -137,7 +139,7 @@ class Aliases:
         )
 
     def _groups(self) -> Iterator[list[_Place]]:
-        """Those that overlap each other, or may: of strided ones only first and last byte are looked at."""
+        """Yield those that overlap each other, or may: of strided ones only first and last byte are looked at."""
         group: list[_Place] = []
         end = 0
         for place in sorted(self._places.values(), key=lambda place: (place.device, place.start)):
@@ -152,7 +154,7 @@ class Aliases:
 
 
 def _lost(group: list[_Place]) -> list[_Place]:
-    """What would hold something else, if all of them were filled in turn."""
+    """Return what would hold something else, if all of them were filled in turn."""
     first = min(place.start for place in group)
     memory = np.zeros(max(place.end for place in group) - first, np.uint8)
     for place in group:
@@ -167,7 +169,7 @@ def _equal(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
 
 
 def _over(lost: _Place, group: list[_Place]) -> _Place:
-    """The last one that would be written over this one."""
+    """Return the last one that would be written over this one."""
     first = min(place.start for place in group)
     memory = np.zeros(max(place.end for place in group) - first, np.uint8)
     lost.within(memory, first)[...] = 1

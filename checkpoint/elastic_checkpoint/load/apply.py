@@ -17,11 +17,21 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from elastic_checkpoint.errors import StateMismatch
-from elastic_checkpoint.format.document import Tree, child, shown
-from elastic_checkpoint.format.kinds import is_sharded, is_stateful
+from elastic_checkpoint.format.document import Tree, child, is_sharded, is_stateful, shown
 from elastic_checkpoint.format.marks import KEPT
 from elastic_checkpoint.load.aliases import Aliases
 from elastic_checkpoint.load.cast import Cast, Casts
+from elastic_checkpoint.load.fill import (
+    as_here,
+    copy_tensor,
+    is_of,
+    load_optimizer,
+    local,
+    owned_copy,
+    parameters,
+    refill,
+    sharded_as,
+)
 from elastic_checkpoint.load.loaded import Skipped
 
 # Optimizer state of a parameter's own shape. Others (step counts, factored moments) have shapes of their own.
@@ -36,7 +46,7 @@ Action = tuple[str, Callable[[], object]]  # the path of what it fills, for the 
 
 
 def apply(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, kept: Sequence[str] = ()) -> Skipped:
-    """Makes the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
+    """Make the objects in `state` hold what `saved`, a tree of `read`, has at the same places.
 
     Tensors and arrays are written in place. A list or dict of plain values, a list of losses, say, keeps being the same
     object, with what was saved in it; any other plain value, a tuple too, is replaced in the dict or list that holds
@@ -78,8 +88,9 @@ def _act(actions: list[Action]) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """torch's copies join a team of threads for each tensor. Where others use the machine, too, loading 1,200 took
-    20 to 60 times as long as in one thread, which copies about as fast as memory takes it (2026-11, 2 cores)."""
+    """Let torch copy in one thread: its copies join a team of threads for each tensor. Where others use the machine,
+    too, loading 1,200 took 20 to 60 times as long as in one thread, which copies about as fast as memory takes it
+    (2026-11, 2 cores)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,7 +100,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def match(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, kept: Sequence[str] = ()) -> Match:
-    """What `apply` would do, without doing it: `saved` may hold tensors without data. Raises StateMismatch."""
+    """Return what `apply` would do, without doing it: `saved` may hold tensors without data. Raises StateMismatch."""
     found = Match(strict, Casts(cast), some_kept=bool(kept))
     found.visit(state, saved, "", None)
     found.casts.refuse_unmatched()
@@ -120,7 +131,10 @@ class Match:
         self._owned: dict[int, Any] = {}  # what is put in the place of plain values: one tensor stays one
 
     def visit(self, target: Any, saved: Any, path: str, assign: Callable[[Any], None] | None) -> None:
-        """assign  puts a plain value into the container that holds `target`, or None where that cannot be done."""
+        """Compare an entry with what was saved for it, and note how it is to be filled.
+
+        assign  puts a plain value into the container that holds `target`, or None where that cannot be done.
+        """
         if saved is KEPT:
             return
         keeps = self._some_kept and _holds_kept(saved)  # then only what is beside it is replaced
@@ -129,7 +143,7 @@ class Match:
                 self._note(saved, target)
                 self._place(path, target, saved)
                 self.used.append(saved)
-                self.actions.append((path, lambda: _copy_tensor(target, saved)))
+                self.actions.append((path, lambda: copy_tensor(target, saved)))
         elif isinstance(target, np.ndarray):
             if self._same_array(target, saved, path):
                 self.aliases.array(path, target, saved)
@@ -143,10 +157,10 @@ class Match:
             self.misshaped[path] = "a part of it is of each rank and is to be kept: let per_rank= name all of it"
         elif path and type(target) in (dict, list) and type(target) is type(saved) and _is_plain(target) and not keeps:
             self.used.append(saved)
-            self.actions.append((path, lambda: _refill(target, _own(saved, self._owned))))
+            self.actions.append((path, lambda: refill(target, owned_copy(saved, self._owned))))
         elif assign is not None and _is_plain(target) and not keeps:
             self.used.append(saved)
-            self.actions.append((path, lambda: assign(_own(saved, self._owned))))
+            self.actions.append((path, lambda: assign(owned_copy(saved, self._owned))))
         elif isinstance(target, dict) and isinstance(saved, dict):
             self._names(set(target), set(saved), path)
             for key in target:
@@ -163,7 +177,7 @@ class Match:
                 self.actions.append((path, lambda: assign(tuple(anew))))
         elif is_stateful(target):
             self.used.append(saved)
-            self.actions.append((path, lambda: target.load_state_dict(_own(saved, {}))))
+            self.actions.append((path, lambda: target.load_state_dict(owned_copy(saved, {}))))
         elif isinstance(target, dict | list | tuple):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a {type(target).__name__}"
         elif type(target) is not type(saved) or target != saved:
@@ -174,15 +188,15 @@ class Match:
             self.sharded.append((saved, target))
 
     def _place(self, path: str, target: torch.Tensor, saved: torch.Tensor) -> None:
-        self.aliases.tensor(path, _local(target), saved, lambda: _local(_sharded_as(saved, target)))
+        self.aliases.tensor(path, local(target), saved, lambda: local(sharded_as(saved, target)))
 
     @property
     def values_decide(self) -> bool:
-        """Whether `refuse_values` has anything to look at."""
+        """Return whether `refuse_values` has anything to look at."""
         return self.casts.any or self.aliases.any
 
     def refuse_values(self) -> None:
-        """What is seen in values only, so that `saved` must hold data. Raises StateMismatch."""
+        """Raise StateMismatch for what is seen in values only, so that `saved` must hold data."""
         self.casts.refuse_overflow()
         self.aliases.refuse_two_values()
 
@@ -249,7 +263,7 @@ class Match:
                 if is_filled_in_place:
                     self._place(child(path, name), value, saved[name])
         self.used += [saved[name] for name in here if name in saved]
-        self.actions.append((path, lambda: module.load_state_dict(_as_here(saved, here), strict=self.strict)))
+        self.actions.append((path, lambda: module.load_state_dict(as_here(saved, here), strict=self.strict)))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: str) -> None:
         if not _is_of_an_optimizer(saved):
@@ -266,7 +280,7 @@ class Match:
                 self.misshaped[child(groups, index)] = count
                 return
         dtypes: dict[tuple[Any, str], torch.dtype] = {}
-        for key, param in _parameters(optimizer, saved):
+        for key, param in parameters(optimizer, saved):
             if key in saved["state"] and (param.is_meta or is_lazy(param)):
                 self.misshaped[child(child(path, "state"), key)] = f"here the parameter is {_cannot_hold(param)}"
                 continue
@@ -280,18 +294,18 @@ class Match:
                     and value.shape != param.shape
                 ):
                     self.misshaped[at] = f"saved {_describe(value)}, here the parameter is {_describe(param)}"
-                elif _is_of(value, param):
+                elif is_of(value, param):
                     self._note(value, param)
                     held = optimizer.state[param].get(name) if param in optimizer.state else None
                     here = held.dtype if isinstance(held, torch.Tensor) else param.dtype
                     if self.casts.tensor(at, value, here):
                         dtypes[key, name] = here
         self.used.append(saved)
-        self.actions.append((path, lambda: _load_optimizer(optimizer, saved, dtypes)))
+        self.actions.append((path, lambda: load_optimizer(optimizer, saved, dtypes)))
 
 
 def _is_of_an_optimizer(saved: Any) -> bool:
-    """Whether it has the form that torch's optimizers give their state_dict()."""
+    """Return whether it has the form that torch's optimizers give their state_dict()."""
     if not (isinstance(saved, dict) and isinstance(saved.get("state"), dict)):
         return False
     groups = saved.get("param_groups")
@@ -303,65 +317,8 @@ def _is_of_an_optimizer(saved: Any) -> bool:
     )
 
 
-def _load_optimizer(
-    optimizer: torch.optim.Optimizer, saved: dict[str, Any], dtypes: dict[tuple[Any, str], torch.dtype]
-) -> None:
-    """dtypes  (key, name) of the saved state's entries -> what they become; all others stay as they are"""
-    saved = _own(_as_parameters(optimizer, saved), {})
-    for (key, name), dtype in dtypes.items():
-        if saved["state"][key][name].dtype != dtype:
-            saved["state"][key] = {**saved["state"][key], name: saved["state"][key][name].to(dtype)}
-    optimizer.load_state_dict(saved)
-    for key, param in _parameters(optimizer, saved):
-        if key in saved["state"]:
-            optimizer.state[param] = _exact(saved["state"][key], optimizer.state[param])
-
-
-def _parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
-    """The saved state's keys beside the parameters that they stand for, by position in the groups."""
-    return [
-        (key, param)
-        for mine, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=True)
-        for key, param in zip(theirs["params"], mine["params"], strict=True)
-    ]
-
-
-def _exact(saved: Any, loaded: Any) -> Any:
-    """`loaded`, but with the saved tensor, on the same device, wherever torch cast it to the parameter's dtype."""
-    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
-        return loaded if loaded.dtype == saved.dtype else saved.to(device=loaded.device)
-    if isinstance(saved, dict) and isinstance(loaded, dict):
-        loaded.update({key: _exact(value, loaded[key]) for key, value in saved.items() if key in loaded})
-    elif isinstance(saved, list) and isinstance(loaded, list):
-        loaded[:] = [_exact(mine, theirs) for mine, theirs in zip(saved, loaded, strict=True)]
-    return loaded
-
-
-def _own(saved: Any, owned: dict[int, Any]) -> Any:
-    """`saved`, with its own memory for every tensor and array: the object that gets them may keep them.
-
-    owned  id -> what it became, so that what is one stays one. Changes dicts and lists in place.
-    """
-    if id(saved) in owned:
-        return owned[id(saved)]
-    if isinstance(saved, torch.Tensor) and not is_sharded(saved) and saved.untyped_storage().nbytes() != saved.nbytes:
-        owned[id(saved)] = saved.clone()
-        return owned[id(saved)]
-    if isinstance(saved, np.ndarray) and saved.base is not None:
-        owned[id(saved)] = saved.copy()
-        return owned[id(saved)]
-    if isinstance(saved, dict):
-        for key, value in saved.items():
-            saved[key] = _own(value, owned)
-    elif isinstance(saved, list):
-        saved[:] = [_own(value, owned) for value in saved]
-    elif type(saved) is tuple:
-        return tuple(_own(value, owned) for value in saved)
-    return saved
-
-
 def _is_plain(target: Any) -> bool:
-    """Whether nothing in it is alive: no tensor, array or stateful object that others may hold on to."""
+    """Return whether nothing in it is alive: no tensor, array or stateful object that others may hold on to."""
     if isinstance(target, dict):
         return all(_is_plain(value) for value in target.values())
     if isinstance(target, list | tuple):
@@ -378,7 +335,7 @@ def _holds_kept(saved: Any) -> bool:
 
 
 def _cannot_hold(tensor: torch.Tensor) -> str | None:
-    """Why nothing can be loaded into this tensor, if so."""
+    """Return why nothing can be loaded into this tensor, if so."""
     if is_lazy(tensor):
         return "uninitialized, without a shape yet: run a forward pass first, which gives a lazy module its parameters"
     if tensor.is_meta:
@@ -388,73 +345,11 @@ def _cannot_hold(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _refill(target: Any, saved: Any) -> None:
-    if isinstance(target, list):
-        target[:] = saved
-    else:
-        target.clear()
-        target.update(saved)
-
-
-def _copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:
-    with torch.no_grad():
-        target.copy_(_sharded_as(saved, target))
-
-
-def _as_here(saved: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """A module's saved state with this rank's part of a tensor wherever the module holds a DTensor."""
-    if not any(is_sharded(value) for value in here.values()) and not any(value is KEPT for value in saved.values()):
-        return saved
-    entries = saved.copy()  # with an OrderedDict's attributes: layers' versions
-    entries.update(
-        {n: here[n] if value is KEPT else _sharded_as(value, here[n]) for n, value in saved.items() if n in here}
-    )
-    return entries
-
-
-def _as_parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's saved state with this rank's part of a tensor wherever the parameter is a DTensor."""
-    state = dict(saved["state"])
-    for key, param in _parameters(optimizer, saved):
-        if is_sharded(param) and key in state:
-            entries = state[key].items()
-            state[key] = {n: _sharded_as(value, param) if _is_of(value, param) else value for n, value in entries}
-    return {**saved, "state": state}
-
-
-def _is_of(value: Any, param: torch.Tensor) -> bool:
-    """Whether an entry of an optimizer's state has one element for each of the parameter's."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == param.shape
-
-
-def _sharded_as(saved: Any, target: Any) -> Any:
-    """The whole tensor `saved` as a DTensor like `target`, which takes no communication; anything else as it is."""
-    if not is_sharded(target) or not isinstance(saved, torch.Tensor) or is_sharded(saved):
-        return saved
-    from elastic_checkpoint.format.dtensor import like, local_box
-
-    box = saved
-    offsets, sizes = local_box(target)
-    for axis, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        box = box.narrow(axis, offset, size)
-    return like(target, box.contiguous())
-
-
 def _assigner(container: Any, key: Any) -> Callable[[Any], None]:
     def assign(value: Any) -> None:
         container[key] = value
 
     return assign
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, all of any other tensor; it shares memory with it."""
-    if not is_sharded(tensor):
-        return tensor.detach()
-    from elastic_checkpoint.format.dtensor import local_part
-
-    with torch.no_grad():
-        return local_part(tensor)
 
 
 def _describe(tensor: torch.Tensor) -> str:

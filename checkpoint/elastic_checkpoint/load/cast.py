@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from elastic_checkpoint.errors import CheckpointError, StateMismatch
+from elastic_checkpoint.format.document import is_sharded
 from elastic_checkpoint.format.dtypes import name_of
-from elastic_checkpoint.format.kinds import is_sharded
 
 Rule = bool | torch.dtype
 Cast = Rule | Mapping[str, Rule] | None
@@ -60,7 +60,7 @@ class Casts:
         self.names: dict[str, str] = {}
 
     def tensor(self, path: str, saved: torch.Tensor, here: torch.dtype) -> bool:
-        """Whether `saved` may be loaded into a tensor of this dtype."""
+        """Return whether `saved` may be loaded into a tensor of this dtype."""
         rule = self._rule(path)
         if saved.dtype == here:
             return True
@@ -71,7 +71,7 @@ class Casts:
         return True
 
     def array(self, path: str, saved: np.dtype[Any], here: np.dtype[Any]) -> bool:
-        """As `tensor`, of NumPy's arrays; only to a dtype that holds every value."""
+        """Return whether an array may be loaded into one of this dtype, which must hold every value."""
         rule = self._rule(path)
         if saved == here:
             return True
@@ -82,7 +82,7 @@ class Casts:
         return True
 
     def refuse_unmatched(self) -> None:
-        """Raises CheckpointError for a pattern that no name matches: it was mistyped."""
+        """Raise CheckpointError for a pattern that no name matches: it was mistyped."""
         if self._unmatched:
             raise CheckpointError(
                 f"cast: no tensor has a name like {', '.join(map(repr, self._unmatched))}\n"
@@ -92,11 +92,11 @@ class Casts:
 
     @property
     def any(self) -> bool:
-        """Whether anything is to be cast."""
+        """Return whether anything is to be cast."""
         return bool(self.names)
 
     def refuse_overflow(self) -> None:
-        """Raises StateMismatch where a value is too large for the dtype that it is to become."""
+        """Raise StateMismatch where a value is too large for the dtype that it is to become."""
         bad = {
             path: f"saved {name_of(saved.dtype)} with {count} finite values that {name_of(here)} cannot hold"
             for path, saved, here in self._tensors
@@ -130,8 +130,8 @@ def _of_one_kind(one: torch.dtype, other: torch.dtype) -> bool:
 
 
 def _overflowing(saved: torch.Tensor, here: torch.dtype) -> int:
-    """How many finite values lie beyond the largest one, further than rounding goes. Some dtypes would clamp these
-    without a word, others make them infinite or no number."""
+    """Return how many finite values lie beyond the largest one, further than rounding goes. Some dtypes would clamp
+    these without a word, others make them infinite or no number."""
     largest, spacing = torch.finfo(here).max, torch.finfo(here).eps
     if torch.finfo(saved.dtype).max <= largest or saved.is_meta:
         return 0

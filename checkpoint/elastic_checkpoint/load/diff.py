@@ -4,7 +4,7 @@ An entry is a tensor, an array or a plain value under the path that leads to it,
 holds it does not count: a list and a tuple, a dict and an OrderedDict are alike, and so is how a state was sharded.
 Where a run lies does not count either: absolute paths and URLs that differ, as values or as keys, are told of as such.
 
-One tensor of each side is in memory at a time, and a few chunks of either side's objects (pieces.py). Every byte that
+One tensor of each side is in memory at a time, and a few chunks of either side's objects (stream.py). Every byte that
 is compared was verified first. Tensors are read in the order in which A's objects hold them; where B's lie in quite
 another order, some of its chunks are read again.
 """
@@ -26,8 +26,7 @@ from elastic_checkpoint.format.dtypes import STORED
 from elastic_checkpoint.format.leaves import Array, Dtype, Value
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.names import CommitId
-from elastic_checkpoint.load.pieces import Bytes
-from elastic_checkpoint.load.stream import Stream
+from elastic_checkpoint.load.stream import Bytes, Stream
 from elastic_checkpoint.storage import Storage
 
 _PLACE = r"(?:/|[A-Za-z][\w+-]*://)"  # how an absolute path or a URL begins
@@ -87,12 +86,13 @@ class Comparison:
 
     @property
     def counted(self) -> list[Difference]:
-        """The differences for which the two are not equal."""
+        """Return the differences for which the two are not equal."""
         return [one for one in self.differences if one.kind != DifferenceKind.PATH]
 
 
 def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
-    """What differs between two checkpoints, or these parts of them. Raises `CorruptCheckpoint`, `StorageError`."""
+    """Return what differs between two checkpoints, or these parts of them. Raises `CorruptCheckpoint`,
+    `StorageError`."""
     found = Comparison()
     differences: dict[str, Difference] = {}
     to_read: list[tuple[str, Array, Array]] = []
@@ -161,7 +161,7 @@ class Side:
     """One commit, read tensor by tensor."""
 
     def __init__(self, storage: Storage, id: CommitId) -> None:
-        """Reads the manifest and asks for the objects' sizes. Raises `CorruptCheckpoint`, `StorageError`."""
+        """Read the manifest and ask for the objects' sizes. Raises `CorruptCheckpoint`, `StorageError`."""
         self.stream = Stream(storage, id, verify=False)
         self.entries: dict[str, Array | Value] = {}
         for path, leaf in self.stream.entries(self.stream.tree):
@@ -172,7 +172,7 @@ class Side:
             self.entries[name] = leaf
 
     def below(self, parts: Sequence[str]) -> dict[str, Array | Value]:
-        """The entries of these parts, or all where none is named."""
+        """Return the entries of these parts, or all where none is named."""
         return {
             path: leaf
             for path, leaf in self.entries.items()
@@ -201,7 +201,7 @@ class Counted:
 
 
 def count(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
-    """Counts the elements that differ in any bit, so that a NaN equals itself and -0.0 does not equal 0.0. Pure."""
+    """Count the elements that differ in any bit, so that a NaN equals itself and -0.0 does not equal 0.0. Pure."""
     total, step = Counted(), _BLOCK * dtype.itemsize
     for start in range(0, len(a), step):
         mine, theirs = a[start : start + step], b[start : start + step]
@@ -213,7 +213,7 @@ def count(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
 
 
 def _words(data: Bytes, itemsize: int) -> NDArray[Any]:
-    """One row of machine words for each element: they are compared several times faster than its bytes."""
+    """Return one row of machine words for each element: they are compared several times faster than its bytes."""
     size = next(size for size in (8, 4, 2, 1) if itemsize % size == 0)
     words: NDArray[Any] = data.view(f"u{size}").reshape(-1, itemsize // size)
     return words
@@ -234,7 +234,7 @@ def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> Counted:
 
 
 def _numbers(words: NDArray[Any], dtype: Dtype) -> NDArray[Any] | None:
-    """The elements as int64, uint64, float64 or complex128, or None where they are no numbers."""
+    """Return the elements as int64, uint64, float64 or complex128, or None where they are no numbers."""
     flat = words.reshape(-1).view(np.uint8)
     values = _values(flat, dtype)
     if values is None:
@@ -244,7 +244,7 @@ def _numbers(words: NDArray[Any], dtype: Dtype) -> NDArray[Any] | None:
 
 
 def _values(flat: Bytes, dtype: Dtype) -> NDArray[Any] | None:
-    """The elements in a dtype that NumPy has, without loss, or None where there is none."""
+    """Return the elements in a dtype that NumPy has, without loss, or None where there is none."""
     if isinstance(dtype, np.dtype):
         return flat.view(dtype)
     if dtype.name in _ALSO_NUMPYS:

@@ -11,8 +11,8 @@ from elastic_checkpoint.format.marks import Resolver
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.load.apply import apply
 from elastic_checkpoint.load.cast import Cast
+from elastic_checkpoint.load.integrity import Search
 from elastic_checkpoint.load.loaded import Loaded
-from elastic_checkpoint.load.newest import Search
 from elastic_checkpoint.load.reader import read_commit
 from elastic_checkpoint.runs.history import Log
 from elastic_checkpoint.storage import Storage
@@ -39,7 +39,7 @@ class LoadRules:
 
 
 def load_alone(storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
-    """The step that was loaded. Raises what the search does, and StateMismatch."""
+    """Return the step that was loaded. Raises what the search does, and StateMismatch."""
     rules.prepare()
     search = rules.search(rules.step)
     checkpoint = search.first_whole(functools.partial(read_commit, storage, shared=True))

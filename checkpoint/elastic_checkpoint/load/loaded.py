@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 _SHOWN = 10  # names of each kind in the log
+
+
 _NAME_SHOWN = 100  # characters of one
 
 
@@ -23,7 +25,7 @@ class Skipped(NamedTuple):
     cast: Mapping[str, str] = MappingProxyType({})
 
     def line(self, step: int) -> str:
-        """For the log."""
+        """Return a line for the log."""
         parts = [
             f"{len(names)} {what}: {_some(names)}"
             for names, what in (

@@ -1,7 +1,7 @@
 """Reads the data objects of a commit, and gives out nothing that was not verified: whole objects, or their hash chunks.
 
 Load, stream, export, digest and diff all read through here. Bytes that come back damaged are read once more
-(storage/again.py); what stays damaged is `CorruptCheckpoint`, which names the object, its step and its tensors.
+(storage/reads.py); what stays damaged is `CorruptCheckpoint`, which names the object, its step and its tensors.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.hashing import chunk_hashes, xxh3
 from elastic_checkpoint.format.manifest import Manifest
 from elastic_checkpoint.storage import Buffer, Missing, Storage, get_into, map_object
-from elastic_checkpoint.storage.again import read_again
+from elastic_checkpoint.storage.reads import read_again
 
 Chunk = tuple[int, int]  # number of the object, number of its chunk
 Run = tuple[int, int, int]  # number of the object, of its first chunk, how many
 
 
 def check_sizes(storage: Storage, manifest: Manifest) -> None:
-    """That the storage holds every object at its size. Raises `CorruptCheckpoint`.
+    """Raise `CorruptCheckpoint` unless the storage holds every object at its size.
 
     One listing says it of all; what it says otherwise is asked for by name, since listings may be stale.
     """
@@ -39,7 +39,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 
 @read_again
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
-    """Object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
+    """Return object `index`, verified. Raise `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
     try:
         data = storage.get(manifest.key(index), 0, manifest.objects[index].size + 1)
     except Missing as missing:
@@ -50,9 +50,9 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
 
 @read_again
 def read_or_map(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
-    """As `read_object`, in memory of its own that may be written to. NumPy asks for huge pages, which torch does not:
-    most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is mapped instead.
-
+    """Return what `read_object` does, in memory of its own that may be written to. NumPy asks for huge pages, which
+    torch does not: most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is
+    mapped instead.
     """
     key = manifest.key(index)
     try:
@@ -69,7 +69,7 @@ def read_or_map(storage: Storage, manifest: Manifest, index: int, *, may_map: bo
 
 
 def check_object(manifest: Manifest, index: int, data: Buffer, size: int) -> None:
-    """That these are the object's bytes. Raises `CorruptCheckpoint`."""
+    """Raise `CorruptCheckpoint` unless these are the object's bytes."""
     stored = manifest.objects[index]
     if size != stored.size:
         raise damaged(manifest, index, f"has {size:,} bytes, the manifest says {stored.size:,}")
@@ -87,7 +87,7 @@ def chunks_of(run: Run) -> list[Chunk]:
 
 
 def run_range(manifest: Manifest, run: Run) -> tuple[int, int]:
-    """Where a run begins in its object, and its size in bytes."""
+    """Return where a run begins in its object, and its size in bytes."""
     stored = manifest.objects[run[0]]
     start = run[1] * stored.chunk_bytes
     return start, min(run[2] * stored.chunk_bytes, stored.size - start)
@@ -95,7 +95,7 @@ def run_range(manifest: Manifest, run: Run) -> tuple[int, int]:
 
 @read_again
 def read_run(storage: Storage, manifest: Manifest, run: Run) -> bytes:
-    """A run's bytes, verified. Raises `CorruptCheckpoint`, StorageError."""
+    """Return a run's bytes, verified. Raises `CorruptCheckpoint`, StorageError."""
     start, size = run_range(manifest, run)
     try:
         data = storage.get(manifest.key(run[0]), start, size)
@@ -106,7 +106,7 @@ def read_run(storage: Storage, manifest: Manifest, run: Run) -> bytes:
 
 
 def check_run(manifest: Manifest, run: Run, data: Buffer) -> None:
-    """Raises `CorruptCheckpoint` where these are not the run's bytes."""
+    """Raise `CorruptCheckpoint` where these are not the run's bytes."""
     start, size = run_range(manifest, run)
     if len(data) != size:
         raise damaged(manifest, run[0], f"has {len(data):,} bytes, the manifest says {size:,}", chunk=run[1])
@@ -128,7 +128,8 @@ def damaged(
     tensor: str | None = None,
     state: str = "nothing was loaded",
 ) -> CorruptCheckpoint:
-    """
+    """Return the error of damage in an object.
+
     what    is wrong with object `index`, or with this hash chunk of it: "is absent", "has ..."
     tensor  the one that is concerned; else all that lie in the object
     """

@@ -40,7 +40,7 @@ class Checkpoint:
 
 
 def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Checkpoint:
-    """The checkpoint `id`, every byte verified. Raises `CorruptCheckpoint` naming object and tensors.
+    """Return the checkpoint `id`, every byte verified. Raises `CorruptCheckpoint` naming object and tensors.
 
     shared  True is faster, but tensors that lie in one object are parts of one piece of memory, which stays as long as
             any of them: for those who copy them elsewhere
@@ -85,12 +85,12 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
 
 
 def _is_viewable(stored: StoredTensor) -> bool:
-    """Whether all of it lies in one object, aligned."""
+    """Return whether all of it lies in one object, aligned."""
     return len(stored.pieces) == 1 and stored.pieces[0][1].start % stored.dtype.itemsize == 0
 
 
 def _copy(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: StoredTensor) -> None:
-    """Copies a piece's bytes into its box of the tensor."""
+    """Copy a piece's bytes into its box of the tensor."""
     if _contiguous(piece, stored.shape):
         start = run_start(piece, stored.shape, stored.dtype)
         writable_bytes(tensor)[start : start + piece.bytes] = source.numpy()
@@ -103,6 +103,6 @@ def _copy(piece: Piece, source: torch.Tensor, tensor: torch.Tensor, stored: Stor
 
 
 def _contiguous(piece: Piece, shape: tuple[int, ...]) -> bool:
-    """Whether the box is one run of the tensor's row-major elements: after the first cut axis, all are whole."""
+    """Return whether the box is one run of the tensor's row-major elements: after the first cut axis, all are whole."""
     axes = [axis for axis, (size, whole) in enumerate(zip(piece.sizes, shape, strict=True)) if size != whole]
     return not axes or all(size == 1 for size in piece.sizes[: axes[-1]])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from elastic_checkpoint.storage.answering import answer_within
+from elastic_checkpoint.storage.reads import answer_within
 
 _ANSWER_S = 10.0  # the store may have gone with the rank that is missing
 

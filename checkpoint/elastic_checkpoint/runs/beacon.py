@@ -14,6 +14,14 @@ proof, however sure it sounds. A forked child closes the listener at once, so th
 Where the holder's run has a secret, the question is asked and answered by TLS, with the claim's nonce as the secret of
 both: whoever may read the claim may ask, the next run too, whose own secret is another one by then; and nobody else can
 ask, answer, or learn anything. Else the listener reads nothing from its callers.
+
+The claim of a run on several machines names the beacon of the first one's agent. When that machine leaves, the run goes
+on under the same claim, and another agent answers for it, which is written beside the claim:
+
+    claims/00000007.beacon   {"nonce", "endpoint"}, as in the claim; written anew each time that it moves
+
+It only adds somebody who may say "alive": a claim is free where all who are named are gone. So nothing rests on its
+being the newest word, and a claim that names its own newest beacon needs none.
 """
 
 from __future__ import annotations
@@ -23,9 +31,13 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_checkpoint.errors import CorruptCheckpoint
+from elastic_checkpoint.format.hashing import seal, unseal
+from elastic_checkpoint.format.names import beacon_key
 from elastic_checkpoint.net.framing import encode
 from elastic_checkpoint.net.listener import Listener
 from elastic_checkpoint.net.machine import (
@@ -39,6 +51,7 @@ from elastic_checkpoint.net.machine import (
 from elastic_checkpoint.net.secret import secret_of_run
 from elastic_checkpoint.net.secured import client_side, server_side
 from elastic_checkpoint.net.transport import Cleartext, Transport, TransportError, receive, wait_until
+from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 
 _LINE_MAX = 4096
 _NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
@@ -83,7 +96,7 @@ class Beacon:
         self.port = self._listener.port
 
     def endpoint(self) -> dict[str, Any]:
-        """What goes into the claim."""
+        """Return what goes into the claim."""
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -97,7 +110,7 @@ class Beacon:
         }
 
     def close(self) -> None:
-        """Stops listening: from here on newcomers are refused, and know that the holder is gone. Idempotent."""
+        """Stop listening: from here on newcomers are refused, and know that the holder is gone. Idempotent."""
         self._listener.close()
 
     def _answer(self, caller: socket.socket) -> None:
@@ -113,7 +126,7 @@ class Beacon:
         caller.close()
 
     def _shake_hands(self, caller: socket.socket, transport: Transport) -> bool:
-        """Whether it has not been answered yet. All that is sent is little, and finds room in the kernel."""
+        """Return whether it has not been answered yet. All that is sent is little, and finds room in the kernel."""
         with contextlib.suppress(OSError):
             try:
                 if not (arrived := caller.recv(_LINE_MAX)):
@@ -132,7 +145,7 @@ Answer = Alive | Gone | Refused | Unknown
 
 
 def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Answer:
-    """One question to the holder, at each of its addresses in turn; `timeout_s` for each of them.
+    """Ask the holder one question, at each of its addresses in turn; `timeout_s` for each of them.
 
     Whatever lies in the endpoint was read from storage: an entry that makes no sense is Unknown, never an exception.
     """
@@ -159,7 +172,7 @@ def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Answer:
 
 
 def gone_for_certain(endpoint: dict[str, Any], nonce: str) -> str | None:
-    """Why the holder is gone, where this machine itself can tell; else None. Asks nobody elsewhere."""
+    """Return why the holder is gone, where this machine itself can tell; else None. Asks nobody elsewhere."""
     if endpoint.get("boot_id") != boot_id():
         return None
     if (ended := _ended(endpoint)) is not None:
@@ -171,7 +184,7 @@ def gone_for_certain(endpoint: dict[str, Any], nonce: str) -> str | None:
 
 
 def _ended(endpoint: dict[str, Any]) -> str | None:
-    """Whether the holder's process was one of this machine, whose number means the same here, and has ended."""
+    """Return whether the holder's process was one of this machine, whose number means the same here, and has ended."""
     pid, started = endpoint.get("pid"), endpoint.get("started")
     if type(pid) is not int or type(started) is not int or endpoint.get("boot_id") != boot_id():
         return None
@@ -209,3 +222,57 @@ def _ask_at(address: str, port: int, nonce: str, timeout_s: float, by_tls: bool)
     if answered != nonce:
         return Refused(f"{where} is another claim's now")
     return Alive(job if type(job) is str else None)
+
+
+_BYTES_MAX = 1 << 16
+_CERTAINTY = (Alive, Unknown, Refused, Gone)  # who may live comes first
+
+
+@dataclass(frozen=True)
+class NamedBeacon:
+    """As Beacon's nonce and `endpoint()` say."""
+
+    nonce: str
+    endpoint: Mapping[str, Any]
+
+
+def write_beacon(storage: Storage, claim: int, beacon: NamedBeacon) -> None:
+    """Write that this one answers for the claim, too, from here on. Raises StorageError."""
+    storage.put(beacon_key(claim), seal({"format": 1, "nonce": beacon.nonce, "endpoint": dict(beacon.endpoint)}))
+
+
+def read_beacon(storage: Storage, claim: int) -> NamedBeacon | None:
+    """Return the beacon that took the holder's place; None: it has not moved, or what lies there is no such word.
+    Raises StorageError."""
+    key = beacon_key(claim)
+    try:
+        body = unseal(get_bounded(storage, key, _BYTES_MAX), f"beacon {key}")
+    except (Missing, TooLarge, CorruptCheckpoint):
+        return None
+    nonce, endpoint = body.get("nonce"), body.get("endpoint")
+    return NamedBeacon(nonce, endpoint) if type(nonce) is str and type(endpoint) is dict else None
+
+
+def ask_both(endpoint: Mapping[str, Any] | None, nonce: str, moved: NamedBeacon | None, *, timeout_s: float) -> Answer:
+    """Return what the claim's own beacon answers, or the one that took its place: of the two, who may live.
+
+    endpoint, nonce  as they lie in the claim
+    """
+    own: Answer = Unknown("it could not listen")
+    if endpoint is not None:
+        own = ask(dict(endpoint), nonce, timeout_s=timeout_s)
+    if isinstance(own, Alive) or moved is None:
+        return own
+    return min(own, ask(dict(moved.endpoint), moved.nonce, timeout_s=timeout_s), key=_certainty)
+
+
+def both_gone_for_certain(endpoint: Mapping[str, Any], nonce: str, moved: NamedBeacon | None) -> str | None:
+    """Return why both are gone, as `gone_for_certain` says; else None."""
+    why = gone_for_certain(dict(endpoint), nonce)
+    if why is None or moved is None:
+        return why
+    return gone_for_certain(dict(moved.endpoint), moved.nonce)
+
+
+def _certainty(answer: Answer) -> int:
+    return _CERTAINTY.index(type(answer))

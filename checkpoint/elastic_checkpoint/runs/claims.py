@@ -32,83 +32,20 @@ that lies there; one of claims, since the number that it makes us try exists, an
 
 from __future__ import annotations
 
-import os
 import random
-import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from elastic_checkpoint.errors import CheckpointError, ClaimHeld, CorruptCheckpoint, RunMovedOn, StorageError
-from elastic_checkpoint.format.envelope import seal
-from elastic_checkpoint.format.names import CLAIM_MAX, CLAIMS, COMMITS, CommitId, claim_key, id_document, id_from
-from elastic_checkpoint.runs.fence import is_there, read_claim_body, withdraw
+from elastic_checkpoint.errors import CheckpointError, RunMovedOn, StorageError
+from elastic_checkpoint.format.hashing import seal
+from elastic_checkpoint.format.names import CLAIM_MAX, CLAIMS, COMMITS, CommitId, claim_key
+from elastic_checkpoint.runs.claim_record import Claim, Origin, claim_body, held, read_claim
+from elastic_checkpoint.runs.fence import is_there, withdraw
 from elastic_checkpoint.runs.history import History, Log, read_history, uncommitted
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage
 
-_TIME_MAX_S = 2**37  # the year 6325
 _PAUSE_MAX_S = 2.0
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim as it lies in storage.
-
-    Attributes:
-        nonce: Chosen at random by the holder, and answered by its endpoint.
-        endpoint: Where the holder can be asked (beacon.py), or None where it could not listen.
-        job: The holder's name for itself; a restart of the same job carries the same one.
-        world: What the holder says of its workers, as JSON. Nothing here reads it: it is for people, and for those who
-            wrote it. `elastic` keeps the names of its nodes there, and decides by them who may go on.
-        resumed_from: The commit that was the newest of the lineage, or None at a run's beginning.
-        taken_at: Seconds of the holder's Unix clock.
-        url: Where the holder writes, without credentials; a copy of the run says so, too.
-    """
-
-    number: int
-    nonce: str
-    endpoint: dict[str, Any] | None
-    job: str | None
-    world: dict[str, Any] | None
-    resumed_from: CommitId | None
-    taken_at: float
-    url: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        """As JSON, for `from_document` in another process."""
-        return _body(self)
-
-    @classmethod
-    def from_document(cls, body: dict[str, Any]) -> Claim:
-        """Raises CorruptCheckpoint, KeyError, TypeError or ValueError for what is no claim."""
-        endpoint, world, job = body["endpoint"], body["world"], body["job"]
-        taken_at = float(body["taken_at"])
-        if not 0 <= taken_at < _TIME_MAX_S:
-            raise ValueError(f"taken_at {taken_at} is no time")
-        return cls(
-            int(body["claim"]),
-            str(body["nonce"]),
-            endpoint if type(endpoint) is dict else None,
-            job if type(job) is str else None,
-            world if type(world) is dict else None,
-            id_from(body["resumed_from"]),
-            taken_at,
-            url if type(url := body.get("url")) is str else None,
-        )
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a job's state goes on from.
-
-    newest  the run's newest commit when that was decided; None: there was none
-    source  the commit that was loaded; None: the job begins anew
-    """
-
-    newest: CommitId | None
-    source: CommitId | None
 
 
 Free = Callable[[Sequence[Claim]], frozenset[int]]
@@ -127,7 +64,7 @@ def take(
     origin: Origin | None = None,
     put_off: Callable[[Callable[[], None]], None] = lambda withdraw: None,
 ) -> Claim:
-    """The next claim, ours.
+    """Take the next claim.
 
     free        returns once none of the holders of these claims, newest first, can be going on with the run: the
                 numbers of those that were only silent. Else raises ClaimHeld
@@ -179,7 +116,7 @@ class _Taking:
         self._in_the_way = ""
 
     def look(self) -> History:
-        """The history, once all of its contenders have been found to be free. Raises `ClaimHeld`."""
+        """Return the history, once all of its contenders have been found to be free. Raises `ClaimHeld`."""
         while True:
             history = self._read()
             contenders = [number for number in history.contending if number not in self._asked]
@@ -199,11 +136,11 @@ class _Taking:
                 return history
 
     def create(self, claim: Claim, newest: CommitId | None) -> bool:
-        """Whether the claim is ours, and `newest` still the newest commit."""
+        """Return whether the claim is ours, and `newest` still the newest commit."""
         self._tries += 1
         self._unsure = claim
         try:
-            self._storage.put_new(claim_key(claim.number), seal(_body(claim)))
+            self._storage.put_new(claim_key(claim.number), seal(claim_body(claim)))
         except AlreadyThere:
             self._unsure = None
             try:
@@ -218,7 +155,7 @@ class _Taking:
         return history.highest == claim.number and _first(history.lineage) == newest
 
     def pause(self) -> None:
-        """Before another try, so that of two racers one gets ahead. Raises `StorageError` at the deadline."""
+        """Wait before another try, so that of two racers one gets ahead. Raises `StorageError` at the deadline."""
         if time.monotonic() > self._ends_s:
             raise StorageError(
                 f"no claim of {self._storage.url} could be won in {self._tries} tries over {self._deadline_s:g} s"
@@ -232,8 +169,8 @@ class _Taking:
         time.sleep(random.uniform(0, min(_PAUSE_MAX_S, 0.02 * self._tries)))
 
     def give_up(self) -> None:
-        """Leaves nothing that stands in anybody's way. If the storage fails too, our death will tell (fence.py); as
-        long as we live, it is to be called again. Raises CheckpointError."""
+        """Leave nothing that stands in anybody's way. If the storage fails too, our death will tell (fence.py); as long
+        as we live, it is to be called again. Raises CheckpointError."""
         unsure = self._unsure
         if unsure is not None and read_claim(self._storage, unsure.number, lambda line: None) == unsure:
             self._ours |= {unsure.number}
@@ -247,7 +184,8 @@ class _Taking:
 
 
 def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline_s: float) -> History:
-    """The history as of now. Raises StorageError where no listing shows what is there for as long as the deadline."""
+    """Return the history as of now. Raises StorageError where no listing shows what is there for as long as the
+    deadline."""
     ends_s, wait_s = time.monotonic() + deadline_s, 0.0
     while True:
         history = read_history(storage, log, without=without)
@@ -275,58 +213,6 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
             log(f"{storage.url}: the listing of commits is stale: it lacks {hidden[-1]}, which is there; looking again")
         time.sleep(wait_s)
         wait_s = min(_PAUSE_MAX_S, 2 * wait_s + 0.05)
-
-
-def read_claim(storage: Storage, number: int, log: Log) -> Claim | None:
-    """The claim with this number, or None, with a logged reason, where its record cannot be read."""
-    try:
-        claim = Claim.from_document(read_claim_body(storage, number))
-        return replace(claim, number=number)
-    except (CorruptCheckpoint, KeyError, TypeError, ValueError) as error:
-        log(f"claim {number} cannot be read, so its holder cannot be asked: {error}")
-        return None
-
-
-def new_claim_nonce() -> str:
-    return secrets.token_hex(16)
-
-
-def held(holder: Claim, url: str, how: str) -> ClaimHeld:
-    """The error of who was refused."""
-    endpoint = holder.endpoint or {}
-    ourselves = endpoint.get("pid") == os.getpid() and endpoint.get("host") == socket.gethostname()
-    advice = (
-        "close() the other Checkpointer of this very process first"
-        if ourselves
-        else "use another URL, or stop that job, or insist with take_over=True: it then can commit nothing more"
-    )
-    return claim_held(holder, f"{url} belongs to a live job: claim {holder.number}", how, advice)
-
-
-def utc(time_s: float) -> str:
-    """`2026-11-21 17:16:17`, or `?` for what is no time."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
-    except (OverflowError, ValueError, OSError):
-        return "?"
-
-
-def claim_held(holder: Claim, what: str, how: str, advice: str) -> ClaimHeld:
-    """what: was refused   how: it is known that somebody holds it"""
-    endpoint = holder.endpoint or {}
-    host, pid = str(endpoint.get("host")), endpoint.get("pid")
-    pid = pid if type(pid) is int else 0
-    return ClaimHeld(
-        f"{what}\n"
-        f"  holder  process {pid} on {host}, job {holder.job!r}, since {utc(holder.taken_at)} UTC; {how}\n"
-        f"  state   nothing was changed\n"
-        f"  next    {advice}",
-        claim=holder.number,
-        host=host,
-        pid=pid,
-        since=holder.taken_at,
-        job=holder.job,
-    )
 
 
 def _moved_on(storage: Storage, origin: Origin, newest: CommitId | None) -> RunMovedOn:
@@ -357,17 +243,3 @@ def _no_number_left(storage: Storage, highest: int) -> CheckpointError:
 
 def _first(lineage: tuple[CommitId, ...]) -> CommitId | None:
     return lineage[0] if lineage else None
-
-
-def _body(claim: Claim) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "claim": claim.number,
-        "nonce": claim.nonce,
-        "endpoint": claim.endpoint,
-        "job": claim.job,
-        "world": claim.world,
-        "resumed_from": id_document(claim.resumed_from),
-        "taken_at": claim.taken_at,
-        "url": claim.url,
-    }

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from elastic_checkpoint.errors import CheckpointError, ClaimLost, CorruptCheckpoint
-from elastic_checkpoint.format.envelope import seal, unseal
+from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.format.names import (
     CLAIMS,
     COMMITS,
@@ -26,9 +26,9 @@ from elastic_checkpoint.format.names import (
     withdrawn_key,
     withdrawn_number,
 )
-from elastic_checkpoint.runs.moved_beacon import both_gone_for_certain, read_beacon
+from elastic_checkpoint.runs.beacon import both_gone_for_certain, read_beacon
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded
-from elastic_checkpoint.storage.again import read_again
+from elastic_checkpoint.storage.reads import read_again
 
 _CLAIM_BYTES_MAX = 2**24  # what a holder says of its workers is in it
 _DECIDES_WITHIN_S = 3.0  # who has just taken a claim lists the commits once more, and then goes on or withdraws
@@ -44,7 +44,7 @@ class Claims:
 
 
 def newer_claim(storage: Storage, claim: int, nonce: str) -> int | None:
-    """The number of the claim that replaced this one, or None while it is the newest and still ours.
+    """Return the number of the claim that replaced this one, or None while it is the newest and still ours.
 
     The nonce matters where the storage cannot create exclusively: the last of two racing writers then has the claim.
     """
@@ -60,7 +60,7 @@ def newer_claim(storage: Storage, claim: int, nonce: str) -> int | None:
 
 
 def left_out_by(storage: Storage, id: CommitId) -> int | None:
-    """The number of the newer claim that goes on without this commit, whose manifest is there; or None.
+    """Return the number of the newer claim that goes on without this commit, whose manifest is there; or None.
 
     A claim that was taken at this very instant may come to know of it yet, or be withdrawn: it is given a moment.
     """
@@ -75,7 +75,7 @@ def left_out_by(storage: Storage, id: CommitId) -> int | None:
 
 
 def lost(*, ours: int, newest: int, doing: str) -> ClaimLost:
-    """The error of a writer that was replaced."""
+    """Return the error of a writer that was replaced."""
     how = f"claim {newest} is newer" if newest > ours else "another writer holds its number, or it was withdrawn"
     return ClaimLost(
         f"claim {ours} is no longer ours: {how}\n"
@@ -87,7 +87,7 @@ def lost(*, ours: int, newest: int, doing: str) -> ClaimLost:
 
 
 def withdraw(storage: Storage, claim: int, why: str) -> None:
-    """Marks a claim as one that never counts, for good. Nothing that was reported may be committed under it."""
+    """Mark a claim as one that never counts, for good. Nothing that was reported may be committed under it."""
     try:
         storage.put_new(withdrawn_key(claim), seal({"format": 1, "claim": claim, "why": why}))
     except AlreadyThere:
@@ -95,7 +95,7 @@ def withdraw(storage: Storage, claim: int, why: str) -> None:
 
 
 def claims_listed(storage: Storage) -> Claims:
-    """What lies under claims/. One listing."""
+    """Return what lies under claims/. One listing."""
     keys = storage.list(CLAIMS)
     return Claims(
         frozenset(number for key in keys if (number := claim_number(key)) is not None),
@@ -105,7 +105,7 @@ def claims_listed(storage: Storage) -> Claims:
 
 @read_again
 def read_claim_body(storage: Storage, claim: int) -> dict[str, object]:
-    """The claim's record, its hash verified. Raises `CorruptCheckpoint`."""
+    """Return the claim's record, its hash verified. Raises `CorruptCheckpoint`."""
     try:
         return unseal(get_bounded(storage, claim_key(claim), _CLAIM_BYTES_MAX), f"claim {claim_key(claim)}")
     except Missing as missing:
@@ -115,7 +115,7 @@ def read_claim_body(storage: Storage, claim: int) -> dict[str, object]:
 
 
 def _newer(storage: Storage, claim: int) -> int | None:
-    """The newest claim above this one that stands; the claim itself, where it was withdrawn; or None."""
+    """Return the newest claim above this one that stands; the claim itself, where it was withdrawn; or None."""
     listed = claims_listed(storage)
     if claim in listed.withdrawn:
         return claim
@@ -130,7 +130,7 @@ def _newer(storage: Storage, claim: int) -> int | None:
 
 
 def _stands(storage: Storage, claim: int) -> bool:
-    """Whether its taker may live, or has committed. If not, it is withdrawn from now on."""
+    """Return whether its taker may live, or has committed. If not, it is withdrawn from now on."""
     try:
         body = read_claim_body(storage, claim)
     except CorruptCheckpoint:
@@ -150,7 +150,8 @@ def _has_commits(storage: Storage, claim: int) -> bool:
 
 
 def _knows(storage: Storage, newer: int, id: CommitId) -> bool:
-    """Whether what the newer claim resumed from is this commit, or one that came after it under the same claim."""
+    """Return whether what the newer claim resumed from is this commit, or one that came after it under the same
+    claim."""
     while newer > id.claim:
         try:
             named = id_from(read_claim_body(storage, newer).get("resumed_from"))
@@ -165,7 +166,7 @@ def _knows(storage: Storage, newer: int, id: CommitId) -> bool:
 
 
 def is_there(storage: Storage, key: str) -> bool:
-    """Whatever listings show. Raises StorageError."""
+    """Return whether the object is there, whatever listings show. Raises StorageError."""
     try:
         storage.size(key)
     except Missing:

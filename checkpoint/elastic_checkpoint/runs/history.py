@@ -1,4 +1,8 @@
-"""What storage says about claims and commits, read at one moment: which claim is newest, and the run's lineage."""
+"""What storage says about claims and commits, read at one moment: which claim is newest, and the run's lineage.
+
+A note lies beside a commit, with the save's data (note.json): what its saver came to know only later. A commit is whole
+without it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import contextlib
 from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint
 from elastic_checkpoint.format.draft import MANIFEST_BYTES_MAX
+from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.format.manifest import Commit, Manifest, corrupt_manifest, parse
 from elastic_checkpoint.format.names import (
     COMMITS,
@@ -23,7 +29,7 @@ from elastic_checkpoint.format.names import (
 from elastic_checkpoint.runs.fence import claims_listed, is_there, read_claim_body
 from elastic_checkpoint.runs.lineage import lineage
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
-from elastic_checkpoint.storage.again import read_again
+from elastic_checkpoint.storage.reads import read_again
 
 Log = Callable[[str], None]
 Resumed = dict[int, CommitId | None]  # claim -> the commit that it resumed from
@@ -50,7 +56,7 @@ class History:
 
     @property
     def commits(self) -> list[tuple[CommitId, bool]]:
-        """All, each with whether it is of the lineage; those outside come last."""
+        """Return all, each with whether it is of the lineage; those outside come last."""
         return [(id, True) for id in self.lineage] + [(id, False) for id in self.outside]
 
 
@@ -62,7 +68,7 @@ def read_history(
     under: int | None = None,
     known: Resumed | None = None,
 ) -> History:
-    """Lists claims and commits, and reads the claims on the way down the lineage.
+    """List claims and commits, and reads the claims on the way down the lineage.
 
     without  claims that do not count, because nothing was committed under them nor will be
     under    the claim of who asks: as long as no other replaced it, the lineage is what this claim goes on from, even
@@ -116,8 +122,8 @@ def read_history(
 
 
 def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitId | None, read: Resumed) -> None:
-    """Says what these claims went on from that is newer than all that is there. Where nothing is, the run must not
-    begin anew: raises CorruptCheckpoint. A commit that is there, and not listed, is not lost.
+    """Say what these claims went on from that is newer than all that is there. Where nothing is, the run must not begin
+    anew: raises CorruptCheckpoint. A commit that is there, and not listed, is not lost.
 
     newest  commit of the lineage
     """
@@ -136,8 +142,9 @@ def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitI
 
 
 def _look_for_noted(storage: Storage) -> None:
-    """A run of one claim names no commit that it went on from. Its notes are written after their commits (note.py), so
-    a run that died before its first commit has none."""
+    """Raise CorruptCheckpoint where a note lies with a save's data, and no commit is there: a run of one claim names no
+    commit that it went on from. Notes are written after their commits, so a run that died before its first commit has
+    none."""
     noted = max((id for key in storage.list(DATA) if (id := note_owner(key)) is not None), default=None)
     if noted is not None and not is_there(storage, noted.manifest_key):
         raise _commits_gone(storage, noted, f"{noted.note_key} was written after its commit")
@@ -157,7 +164,7 @@ def _commits_gone(storage: Storage, newest: CommitId, known_by: str) -> CorruptC
 
 
 def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
-    """Reads these claims at the same time, where they are many: one after the other, those of a run that was restarted
+    """Read these claims at the same time, where they are many: one after the other, those of a run that was restarted
     500 times would take 15 s of a storage that answers in 30 ms. What fails here, the lineage asks for again."""
 
     def one(number: int) -> None:
@@ -170,13 +177,13 @@ def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
 
 
 def uncommitted(storage: Storage, history: History) -> list[CommitId]:
-    """Saves of which there is data, and no commit in the listing behind `history`. One listing."""
+    """Return the saves of which there is data, and no commit in the listing behind `history`. One listing."""
     owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
     return sorted(owners - {*history.lineage, *history.outside})
 
 
 def list_commits(storage: Storage, history: History, log: Log) -> list[Commit]:
-    """Every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
+    """Return every commit with a whole manifest, newest first; those outside the lineage are marked and come last."""
     found = []
     for id, in_lineage in history.commits:
         try:
@@ -187,7 +194,7 @@ def list_commits(storage: Storage, history: History, log: Log) -> list[Commit]:
 
 
 def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:
-    """What this claim resumed from. Raises `CorruptCheckpoint` where the record is damaged or absent."""
+    """Return what this claim resumed from. Raises `CorruptCheckpoint` where the record is damaged or absent."""
     body = read_claim_body(storage, claim)
     try:
         found = id_from(body["resumed_from"])
@@ -200,10 +207,26 @@ def read_resumed_from(storage: Storage, claim: int) -> CommitId | None:
 
 @read_again
 def read_manifest(storage: Storage, id: CommitId) -> Manifest:
-    """The commit's manifest, verified and checked. Raises `CorruptCheckpoint`, also where it is absent."""
+    """Return the commit's manifest, verified and checked. Raises `CorruptCheckpoint`, also where it is absent."""
     try:
         return parse(get_bounded(storage, id.manifest_key, MANIFEST_BYTES_MAX), id)
     except Missing as missing:
         raise CorruptCheckpoint(f"manifest {missing}", commit=str(id)) from None
     except TooLarge as error:
         raise corrupt_manifest(id, error) from None
+
+
+_BYTES_MAX = 1 << 16
+
+
+def write_note(storage: Storage, id: CommitId, note: dict[str, Any]) -> None:
+    """Write the note of a commit. Raise StorageError."""
+    storage.put(id.note_key, seal(note))
+
+
+def read_note(storage: Storage, id: CommitId) -> dict[str, Any] | None:
+    """Return the note; None: there is none, or what lies there is no such word. Raises StorageError."""
+    try:
+        return unseal(get_bounded(storage, id.note_key, _BYTES_MAX), f"note {id.note_key}")
+    except (Missing, TooLarge, CorruptCheckpoint):
+        return None

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from elastic_checkpoint.runs.beacon import Alive, Answer, Gone, Refused, Unknown
-from elastic_checkpoint.runs.claims import Claim, held
+from elastic_checkpoint.runs.beacon import Alive, Answer, Gone, NamedBeacon, Refused, Unknown, ask_both
+from elastic_checkpoint.runs.claim_record import Claim, held
 from elastic_checkpoint.runs.history import Log
-from elastic_checkpoint.runs.moved_beacon import NamedBeacon, ask_both
 
 _POLL_S = 0.2
 _LOOK_S = 1.0  # between two looks into the storage
@@ -60,7 +59,7 @@ def decide(
     grace_s: float,
     stirred: bool = False,
 ) -> Free | Held | Wait:
-    """What an answer allows. Pure.
+    """Return what an answer allows. Pure.
 
     theirs, ours  names of the jobs; a holder with our own is our dying predecessor, and is waited for
     waited_s      how long we have been asking; every wait ends when it reaches `grace_s`
@@ -97,7 +96,7 @@ def wait_until_free(
     log: Log,
     unasked: str | None = None,
 ) -> frozenset[int]:
-    """Asks all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
+    """Ask all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
 
     signs  claim number -> what its holder changes in the storage as long as it lives
     moved  claim number -> the beacon that took the place of its holder's

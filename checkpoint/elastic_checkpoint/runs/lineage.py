@@ -19,7 +19,7 @@ from elastic_checkpoint.format.names import CommitId
 def lineage(
     top: int | None, commits: Iterable[CommitId], resumed_from: Callable[[int], CommitId | None]
 ) -> list[CommitId]:
-    """The run's commits, newest first.
+    """Return the run's commits, newest first.
 
     top           the newest claim that counts, or None where none does
     commits       every commit that is listed, in any order

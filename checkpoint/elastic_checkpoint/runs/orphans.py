@@ -22,7 +22,7 @@ _SAID_AFTER_S = 1.0
 
 
 def announce(url: str, parent: int) -> socket.socket | None:
-    """For the writer process: holds the name until the socket is closed. None where there are no such names."""
+    """Hold the name of this writer process until the socket is closed. None where there are no such names."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(f"\0{_prefix(url)}{parent}-{os.getpid()}")
@@ -33,7 +33,7 @@ def announce(url: str, parent: int) -> socket.socket | None:
 
 
 def wait_for_orphans(url: str, *, within_s: float, log: Callable[[str], None]) -> None:
-    """Returns when none writes to `url` (without credentials) any more, or after `within_s`; says so if it waits."""
+    """Wait until none writes to `url` (without credentials) any more, or after `within_s`; says so if it waits."""
     began_s = time.monotonic()
     said = False
     while found := orphans(url):
@@ -48,7 +48,7 @@ def wait_for_orphans(url: str, *, within_s: float, log: Callable[[str], None]) -
 
 
 def orphans(url: str) -> list[int]:
-    """The ids of writer processes to `url` whose parents have ended."""
+    """Return the ids of writer processes to `url` whose parents have ended."""
     try:
         names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     except (OSError, IndexError):
@@ -63,6 +63,6 @@ def orphans(url: str) -> list[int]:
 
 
 def _prefix(url: str) -> str:
-    """Names are shared by all of a network namespace, process numbers by a pid namespace: it is part of the name."""
+    """Return how names begin: they are shared by all of a network namespace, process numbers by a pid namespace."""
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:24]
     return f"checkpoint-writer-{pid_namespace()}-{digest}-"

@@ -70,7 +70,7 @@ def removable(
     now_s: float,
     spared: Callable[[CommitId], bool] = lambda id: False,
 ) -> list[CommitId]:
-    """The saves to remove, in order. Pure.
+    """Return the saves to remove, in order. Pure.
 
     whole   whether a commit is not damaged; asked only where more are there than are kept, until enough are found
     unfit   whether a whole one says so
@@ -102,7 +102,7 @@ def removable(
 
 
 def milestones(lineage: Sequence[CommitId], every: int, whole: Callable[[CommitId], bool]) -> set[CommitId]:
-    """Of each `every` steps, counted from step 0, the first whole commit; damaged ones before it too. Pure.
+    """Return of each `every` steps, counted from step 0, the first whole commit; damaged ones before it too. Pure.
 
     lineage  newest first; of two commits of one step the newer one is meant, as `read(step=...)` means it
     whole    asked only where there is a choice
@@ -161,24 +161,13 @@ class Sweeper:
         self._resumed: Resumed = {}  # what claims say, likewise; `newer_claim` finds out if the run is another one
 
     def sweep(self, *, claim: int, nonce: str, now_s: float) -> list[str]:
-        """Removes and returns names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
+        """Remove and return names of commits and orphans, and keys of temporary files. Raises `StorageError`."""
         history = read_history(self._storage, self._log, under=claim, known=self._resumed)
         if history.newest_claim != claim:
             self._log(f"nothing is swept: claim {history.newest_claim} replaced ours, {claim}")
             return []
         objects = by_owner(self._storage.list(DATA))
-        victims = removable(
-            history,
-            whole=lambda id: self._is_whole(id, objects),
-            unfit=lambda id: self._said(id).unfit,
-            owners=objects,
-            keep=self._keep,
-            keep_every=self._keep_every,
-            keep_multiple=self._keep_multiple,
-            grace_s=self._orphan_grace_s,
-            now_s=now_s,
-            spared=self._spares(claim, set(history.outside)),
-        )
+        victims = self.victims(history, objects, claim=claim, now_s=now_s)
         removed: list[str] = []
         listed = {*history.lineage, *history.outside}
         for some in batches(victims, min(_AT_ONCE, deletes_at_once(self._storage))):
@@ -192,9 +181,24 @@ class Sweeper:
             removed += map(str, some)
         return [*removed, *self._tidy()]
 
+    def victims(self, history: History, objects: Objects, *, claim: int, now_s: float) -> list[CommitId]:
+        """Return what `removable` says of these commits and data, for this claim."""
+        return removable(
+            history,
+            whole=lambda id: self._is_whole(id, objects),
+            unfit=lambda id: self._said(id).unfit,
+            owners=objects,
+            keep=self._keep,
+            keep_every=self._keep_every,
+            keep_multiple=self._keep_multiple,
+            grace_s=self._orphan_grace_s,
+            now_s=now_s,
+            spared=self._spares(claim, set(history.outside)),
+        )
+
     @contextlib.contextmanager
     def sparing(self, id: CommitId) -> Iterator[None]:
-        """While the block lasts this save is under way, however long ago it began."""
+        """Spare this save while the block lasts, however long ago it began."""
         self._spared.add(id)
         try:
             yield
@@ -202,11 +206,12 @@ class Sweeper:
             self._spared.discard(id)
 
     def learn(self, id: CommitId, contents: Contents) -> None:
-        """What a commit of our own holds, so that its manifest need not be read."""
+        """Note what a commit of our own holds, so that its manifest need not be read."""
         self._contents[id] = contents
 
     def _spares(self, claim: int, outside: set[CommitId]) -> Callable[[CommitId], bool]:
-        """See `removable`: for this sweep, which notes what it sees for the first time and forgets what is gone."""
+        """Return the `spared` of `removable` for this sweep, which notes what it sees for the first time and forgets
+        what is gone."""
         seen_s, at_s = self._seen_s, self._clock()
         self._seen_s = {}
 
@@ -222,7 +227,7 @@ class Sweeper:
         return spared
 
     def _reason_to_stop(self, some: Iterable[CommitId], listed: set[CommitId], claim: int, nonce: str) -> str | None:
-        """Why these may not be removed; asked just before it."""
+        """Return why these may not be removed; asked just before it."""
         if (newer := newer_claim(self._storage, claim, nonce)) is not None:
             return f"claim {newer} replaced ours, {claim}"
         hidden = next((id for id in some if id not in listed and is_there(self._storage, id.manifest_key)), None)
@@ -251,7 +256,7 @@ class Sweeper:
 
 
 def by_owner(sizes: Mapping[str, int]) -> Objects:
-    """The data objects of each save. sizes: of all keys below DATA"""
+    """Return the data objects of each save. sizes: of all keys below DATA"""
     objects: Objects = {}
     for key, size in sizes.items():
         if (owner := data_owner(key)) is not None:
@@ -260,7 +265,7 @@ def by_owner(sizes: Mapping[str, int]) -> Objects:
 
 
 def read_contents(storage: Storage, id: CommitId) -> Contents:
-    """What the manifest says. Raises CorruptCheckpoint, StorageError."""
+    """Return what the manifest says. Raises CorruptCheckpoint, StorageError."""
     manifest = read_manifest(storage, id)
     sizes = {manifest.key(index): stored.size for index, stored in enumerate(manifest.objects)}
     return Contents(sizes, UNFIT in manifest.meta)

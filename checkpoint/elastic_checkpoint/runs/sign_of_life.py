@@ -21,7 +21,7 @@ EVERY_S = 5.0  # a grace of 15 s sees two of them, even if one is late
 
 
 class SignOfLife:
-    """Renews it until `end`, or until this process ends. A daemon thread."""
+    """A sign of life that is renewed until `end`, or until this process ends. A daemon thread."""
 
     def __init__(self, storage: Storage, claim: int, *, at_once: bool = False) -> None:
         """at_once: the claim is not new, and whoever gave the last sign may have gone long ago"""
@@ -33,7 +33,7 @@ class SignOfLife:
         self._thread.start()
 
     def end(self) -> None:
-        """Idempotent. A storage that hangs is not waited for."""
+        """Renew it no more. Idempotent. A storage that hangs is not waited for."""
         if self._pid != os.getpid():  # a forked child has no thread to end, and its locks are as they were
             return
         self._stopping.set()
@@ -49,7 +49,7 @@ class SignOfLife:
 
 
 def read_sign_of_life(storage: Storage, claim: int) -> bytes | None:
-    """What changes as long as the claim's holder lives; None where it left no sign."""
+    """Return what changes as long as the claim's holder lives; None where it left no sign."""
     try:
         return storage.get(sign_of_life_key(claim), 0, _BYTES_MAX)
     except Missing:

@@ -22,7 +22,7 @@ class Sweeps:
         self._threads: list[threading.Thread] = []
 
     def sweep(self) -> list[str]:
-        """Removes what retention.py says, and returns its names. Nothing where this process holds no claim."""
+        """Remove what retention.py says, and return its names. Nothing where this process holds no claim."""
         claim = self._tenure.held
         if claim is None:
             return []
@@ -30,12 +30,12 @@ class Sweeps:
             return self._sweeper.sweep(claim=claim.number, nonce=claim.nonce, now_s=time.time())
 
     def saved(self, id: CommitId) -> None:
-        """A save was committed in the foreground: sweeps now."""
+        """Sweep now: a save was committed in the foreground."""
         self._tenure.committed(id)
         self._sweep_quietly(id.step)
 
     def saved_beside(self, draft: Draft, *, unfit: bool) -> None:
-        """A save was committed beside training: sweeps in a thread."""
+        """Sweep in a thread: a save was committed beside training."""
         self._tenure.committed(draft.id)
         self._sweeper.learn(draft.id, Contents(draft.planned(), unfit))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -49,7 +49,7 @@ class Sweeps:
         self._threads.append(thread)
 
     def join(self, within_s: float) -> None:
-        """Returns when no sweep is under way; each is waited for so long at most."""
+        """Wait until no sweep is under way; so long at most for each."""
         for thread in self._threads:
             thread.join(within_s)
 

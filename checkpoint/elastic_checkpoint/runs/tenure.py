@@ -31,12 +31,12 @@ from elastic_checkpoint.format.names import (
     sign_of_life_key,
 )
 from elastic_checkpoint.net.machine import boot_id
-from elastic_checkpoint.runs.beacon import Beacon
-from elastic_checkpoint.runs.claims import Claim, Free, Origin, new_claim_nonce, take
+from elastic_checkpoint.runs.beacon import Beacon, read_beacon
+from elastic_checkpoint.runs.claim_record import Claim, Origin, new_claim_nonce
+from elastic_checkpoint.runs.claims import Free, take
 from elastic_checkpoint.runs.fence import lost, newer_claim
 from elastic_checkpoint.runs.history import Log
 from elastic_checkpoint.runs.holder import wait_until_free
-from elastic_checkpoint.runs.moved_beacon import read_beacon
 from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
 from elastic_checkpoint.runs.sign_of_life import SignOfLife, read_sign_of_life
 from elastic_checkpoint.storage import Missing, Storage
@@ -88,16 +88,17 @@ class Tenure:
 
     @property
     def held(self) -> Claim | None:
-        """The claim of this process. A forked child does not inherit it: its parent answers for it, and goes on."""
+        """Return the claim of this process. A forked child does not inherit it: its parent answers for it, and goes
+        on."""
         return self._claim if self._pid == os.getpid() else None
 
     @property
     def number(self) -> int | None:
-        """Of the claim that is held."""
+        """Return the number of the claim that is held."""
         return self._claim.number if self._claim is not None and self._pid == os.getpid() else None
 
     def claim(self, world: dict[str, Any] | None = None, *, answers_for_others: bool = False) -> Claim:
-        """The claim to save under, taken now if there is none yet, or if what was loaded asks for another one.
+        """Return the claim to save under, taken now if there is none yet, or if what was loaded asks for another one.
 
         answers_for_others  see Checkpointer.claim
         Raises ClaimHeld, RunMovedOn, StorageError, and ClaimLost where one was held.
@@ -131,7 +132,8 @@ class Tenure:
                 self._stop_listening()
 
     def for_step(self, step: int) -> Claim:
-        """The claim to save this step under: another one than before, where its steps would fall. Raises as `claim`."""
+        """Return the claim to save this step under: another one than before, where its steps would fall. Raises as
+        `claim`."""
         claim = self.claim()
         if step < self._begun_step:
             self._settle()
@@ -141,17 +143,18 @@ class Tenure:
         return claim
 
     def passed(self, lost: ClaimLost) -> bool:
-        """Whether this process itself has the newer claim, taken by another thread for a save of an earlier step."""
+        """Return whether this process itself has the newer claim, taken by another thread for a save of an earlier
+        step."""
         with self._one_takes():  # it may lie in storage, and not be known here yet
             return lost.ours < lost.newest <= self._branched
 
     def committed(self, id: CommitId) -> None:
-        """This was committed. From any thread."""
+        """Note that this was committed. From any thread."""
         if id.claim == self.number:
             self._committed_step = max(self._committed_step, id.step)
 
     def loaded(self, source: CommitId, newest: CommitId, *, chosen: bool) -> None:
-        """What is saved from here on goes on from `source`.
+        """Note that what is saved from here on goes on from `source`.
 
         newest  the run's newest commit then
         chosen  whether this very step was asked for; else it is the newest that is whole, and those above it, which
@@ -161,12 +164,12 @@ class Tenure:
         self._origin = None if goes_on else Origin(newest, source if chosen else newest)
 
     def found_nothing(self) -> None:
-        """There was no checkpoint, and the job begins anew."""
+        """Note that there was no checkpoint, and the job begins anew."""
         if self.held is None:
             self._origin = Origin(None, None)
 
     def adopt(self, claim: Claim) -> None:
-        """Goes on under a claim that another process of this job gave up."""
+        """Go on under a claim that another process of this job gave up."""
         self._hold(claim, adopted=True)
 
     def succeed(
@@ -177,7 +180,7 @@ class Tenure:
         world: dict[str, Any],
         ours: Callable[[Claim], bool],
     ) -> Claim:
-        """See Checkpointer.succeed."""
+        """Take the next claim, as Checkpointer.succeed says."""
 
         def free(holders: Sequence[Claim]) -> frozenset[int]:
             self._replaced.update(one.number for one in holders)
@@ -190,17 +193,17 @@ class Tenure:
         return self._take(answers[1], answers[0], self._job, world, free)
 
     def wait_for_orphans(self) -> None:
-        """See orphans.py."""
+        """Wait for writer processes whose parents are gone, as orphans.py says."""
         wait_for_orphans(self._storage.url, within_s=min(ORPHANS_S, self._finish_s), log=self._log)
 
     def close(self) -> None:
-        """From here on whoever asks is refused. Idempotent."""
+        """Answer nobody any more: from here on whoever asks is refused. Idempotent."""
         if self._end_sign_of_life is not None:
             self._end_sign_of_life()
         self._stop_listening()
 
     def _branch(self, held: Claim) -> Claim:
-        """The next claim for this process, which goes on from what was loaded, or from its own newest commit."""
+        """Take the next claim for this process, which goes on from what was loaded, or from its own newest commit."""
         self._settle()
         with self._one_takes():
             held = self.held or held  # another thread may have been here
@@ -216,8 +219,8 @@ class Tenure:
         return self._taking
 
     def _listed_step(self, claim: int) -> int:
-        """The highest that is committed under this claim: of a save that was reported as failed, too, because the
-        storage answered no more."""
+        """Return the highest that is committed under this claim: of a save that was reported as failed, too, because
+        the storage answered no more."""
         ids = [id for key in self._storage.list(COMMITS) if (id := commit_id(key)) is not None]
         return max((id.step for id in ids if id.claim == claim), default=-1)
 
@@ -261,14 +264,14 @@ class Tenure:
         self._begun_step = self._committed_step = -1
 
     def _free(self, holders: Sequence[Claim]) -> frozenset[int]:
-        """See `take`."""
+        """Ask all holders, as `take` wants it."""
         self._replaced.update(one.number for one in holders)
         silent = self._ask([one for index, one in enumerate(holders) if not self._need_not_ask(one, index)])
         self.wait_for_orphans()  # one may have died just now
         return silent
 
     def _need_not_ask(self, holder: Claim, index: int) -> bool:
-        """What was settled already: by our own claim; by our job, which has moved on from its own processes."""
+        """Return whether it is settled: by our own claim; by our job, which has moved on from its own processes."""
         ours = self._answers[0] if self._answers is not None else None
         if ours not in (None, self._unasked) and ours == (self._moved_to(holder) or holder.nonce):
             return True  # one that has moved away from us answers elsewhere, for a run that has gone on there
@@ -302,8 +305,8 @@ class Tenure:
         )
 
     def _is_copied(self, holder: Claim) -> bool:
-        """Whether this is a copy of the run that the holder writes to: what we write does not show at its URL, though
-        its claim does. A path means the same only on one machine."""
+        """Return whether this is a copy of the run that the holder writes to: what we write does not show at its URL,
+        though its claim does. A path means the same only on one machine."""
         if self._reopen is None or holder.url in (None, self._storage.url):
             return False
         url, key = str(holder.url), claim_key(holder.number)

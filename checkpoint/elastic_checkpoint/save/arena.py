@@ -36,7 +36,7 @@ class Arena:
     """
 
     def __init__(self, half_bytes: int) -> None:
-        """Raises `NoRoom`."""
+        """Raise `NoRoom`."""
         self.half_bytes = _up(half_bytes)
         total = HALVES * self.half_bytes
         if total > (free := free_bytes()):
@@ -52,13 +52,13 @@ class Arena:
             raise NoRoom(f"{total:,} bytes of shared memory are needed: {error}") from error
 
     def touch(self) -> None:
-        """Gives every page its place in this process, so that no copy waits for it."""
+        """Give every page its place in this process, so that no copy waits for it."""
         import numpy as np  # which a writer process, whose arena is another's, does without
 
         np.frombuffer(self.memory, np.uint8)[::PAGE] = 0
 
     def close(self) -> None:
-        """Closes the descriptor. The memory goes with the last view into it. Idempotent."""
+        """Close the descriptor. The memory goes with the last view into it. Idempotent."""
         self._close()
 
     close_in_child = close
@@ -72,7 +72,7 @@ class Attached:
         self._memory = memoryview(mmap.mmap(fd, HALVES * half_bytes, prot=mmap.PROT_READ))
 
     def read(self, half: int, sizes: Sequence[int]) -> list[memoryview]:
-        """The runs of these sizes that lie in the half, in order (see `offsets`)."""
+        """Return the runs of these sizes that lie in the half, in order (see `offsets`)."""
         base = half * self._half_bytes
         starts = offsets(sizes)
         if half not in range(HALVES) or starts[-1] > self._half_bytes:
@@ -81,7 +81,7 @@ class Attached:
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where in a half runs of these sizes begin, each at a page; and, last, where all of them end."""
+    """Return where in a half runs of these sizes begin, each at a page; and, last, where all of them end."""
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + _up(size))

@@ -27,14 +27,14 @@ from elastic_checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 
 def write_object(storage: Storage, id: CommitId, index: int, file: Buffer) -> StoredObject:
-    """Hashes and stores object `index` of the save. Raises `StorageError`."""
+    """Hash and store object `index` of the save. Raises `StorageError`."""
     stored = StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file)))
     storage.put(id.shard_key(index), file)
     return stored
 
 
 def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> None:
-    """Commits the save, all of whose objects are written.
+    """Commit the save, all of whose objects are written.
 
     raises  ClaimLost, StorageError (TornManifest among them); then nothing is committed, unless the error says that it
             may be, and nothing that a newer claim goes on from
@@ -81,7 +81,8 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
 
 
 def _found(storage: Storage, draft: Draft, planned: Mapping[str, int]) -> dict[str, int]:
-    """Key -> size in bytes of what the storage shows of the save; below 0: it is not there. Raises `StorageError`."""
+    """Return key -> size in bytes of what the storage shows of the save; below 0: it is not there. Raises
+    `StorageError`."""
     found = storage.list(draft.id.data_folder) if planned else {}
     if found != planned:  # a listing may be of what was there before, so what it does not show is looked for by name
         found |= {key: _size(storage, key) for key, size in planned.items() if found.get(key) != size}
@@ -89,7 +90,7 @@ def _found(storage: Storage, draft: Draft, planned: Mapping[str, int]) -> dict[s
 
 
 def is_committed(storage: Storage, id: CommitId) -> bool:
-    """Whether what a writer that died was about to report is committed. An answer that cannot be had is: no."""
+    """Return whether what a writer that died was about to report is committed. An answer that cannot be had is: no."""
     try:
         return is_there(storage, id.manifest_key) and left_out_by(storage, id) is None
     except CheckpointError:
@@ -97,7 +98,7 @@ def is_committed(storage: Storage, id: CommitId) -> bool:
 
 
 def _size(storage: Storage, key: str) -> int:
-    """In bytes; below 0: it is not there. Raises `StorageError`."""
+    """Return the size in bytes; below 0: it is not there. Raises `StorageError`."""
     try:
         return storage.size(key)
     except Missing:
@@ -105,7 +106,7 @@ def _size(storage: Storage, key: str) -> int:
 
 
 def _read_back(storage: Storage, id: CommitId, manifest: bytes) -> None:
-    """That the storage shows the manifest that it took. Raises `StorageError`."""
+    """Raise `StorageError` unless the storage shows the manifest that it took."""
     try:
         found = storage.get(id.manifest_key, 0, len(manifest) + 1)
     except Missing:

@@ -5,6 +5,11 @@ product of matrices whose other threads wait for the one that it displaced (2026
 six times the copy). It holds the interpreter's lock for moments only: memmove is called without it, for a piece at a
 time. Nothing depends on the thread: where none can be started, or it gets no processor, `finish` makes all copies. So
 nobody ever waits for it longer than for a piece. What a GPU copies is queued already, and only waited for.
+
+Tensors may be copied so that the caller promises to leave as they are. A write is noticed all the same, by the tensor's
+version: then the save is dropped, for nobody knows which of the values were copied. A version is counted after the
+values are written. So it is looked at by the thread that writes them, when it is between two operations. What a fused
+optimizer writes counts no version, nor what is written through `.data`, a numpy() view or another library's kernel.
 """
 
 from __future__ import annotations
@@ -15,11 +20,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from elastic_checkpoint.errors import StateChanged
+from elastic_checkpoint.save.handle import Saving
+from elastic_checkpoint.save.planner import Save
+from elastic_checkpoint.save.ranks import Context
 
 PIECE_BYTES = 2**22
 _NICENESS = 10  # a tenth of a processor that others want: at 19, who waits for the interpreter's lock could wait long
@@ -31,13 +41,13 @@ _memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def move(moves: list[Move]) -> None:
-    """Now, in this thread."""
+    """Make these moves now, in this thread."""
     for to, source, size in moves:
         _memmove(to, source, size)
 
 
 class Streamed:
-    """What a stream of a GPU was given to copy within `with Streamed.on(stream) as streamed`."""
+    """What a stream of a GPU was given to copy, within `with Streamed.on(stream) as streamed`."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -54,7 +64,7 @@ class Streamed:
 
     @property
     def done(self) -> bool:
-        """Whether all is copied."""
+        """Return whether all is copied."""
         try:
             return bool(self._ended.query())
         except RuntimeError:  # a kernel has failed, and with it all that this process has on the GPU
@@ -62,15 +72,15 @@ class Streamed:
 
     @property
     def took_s(self) -> float:
-        """Of the stream; once it is done."""
+        """Return for how many seconds it has copied."""
         return float(self._begun.elapsed_time(self._ended)) / 1e3
 
     def comes_before_what_follows(self) -> None:
-        """On the stream that the caller computes on."""
+        """Have what follows on the stream that the caller computes on wait for it."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._ended)
 
     def wait(self) -> None:
-        """Until it is done. Raises RuntimeError where the GPU, or a kernel on it, has failed."""
+        """Wait until it is done. Raises RuntimeError where the GPU, or a kernel on it, has failed."""
         self._ended.synchronize()
 
 
@@ -86,7 +96,8 @@ class Remainder:
 
 
 class Copying:
-    """Begun when it is made. keeps: what the memory at both ends belongs to, so that it stays"""
+    """A copy that a thread makes, begun when this object is made. keeps: what the memory at both ends
+    belongs to, so that it stays"""
 
     def __init__(self, remainder: Remainder, keeps: object) -> None:
         self._keeps = keeps
@@ -101,17 +112,17 @@ class Copying:
 
     @property
     def done(self) -> bool:
-        """Whether all is copied."""
+        """Return whether all is copied."""
         return sum(size for size, _ in [*self._moved]) == self._bytes and all(one.done for one in self._streamed)
 
     @property
     def took_s(self) -> float:
-        """Seconds that all pieces together have taken, whoever made them."""
+        """Return for how many seconds it has copied."""
         return sum(seconds for _, seconds in [*self._moved]) + sum(one.took_s for one in self._streamed if one.done)
 
     def finish(self) -> None:
-        """Makes what is left. All is copied on return, unless an exception had cut off a piece, or a GPU has failed:
-        ask `done`."""
+        """Make what is left. All is copied on return, unless an exception had cut off a piece, or a GPU has failed: ask
+        `done`."""
         self._work()
         if self._thread.is_alive():
             self._thread.join()  # ends with the piece in hand
@@ -136,3 +147,54 @@ def _pieces(moves: Iterable[Move]) -> Iterator[Move]:
     for to, source, size in moves:
         for start in range(0, size, PIECE_BYTES):
             yield to + start, source + start, min(PIECE_BYTES, size - start)
+
+
+_SMALL_BYTES = 2**16  # copied in less time than it takes to come back to it
+_WORTH_BYTES = 2**23  # a millisecond's copying
+
+Versions = Mapping[str, tuple[int, int]]  # and where the values lie: share_memory_() moves them, and counts nothing
+
+
+def versions_of(tensors: Mapping[str, torch.Tensor], steady: Iterable[torch.Tensor]) -> Versions:
+    """Return the versions of those that may be copied later, by name: the large ones in the memory of `steady`. None
+    where they are not worth a thread."""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in steady}
+    found = {
+        name: (tensor._version, tensor.data_ptr())
+        for name, tensor in tensors.items()
+        if tensor.nbytes >= _SMALL_BYTES
+        and not tensor.is_inference()  # counts no versions
+        and not (tensor.is_conj() or tensor.is_neg())  # copied by way of another one
+        and tensor.untyped_storage().data_ptr() in memory
+    }
+    return found if sum(tensors[name].nbytes for name in found) >= _WORTH_BYTES else {}
+
+
+@dataclass(eq=False)
+class Filling:
+    """A half of the arena that is being filled. versions: of the tensors that are copied now, when the save began"""
+
+    half: int
+    save: Save
+    saving: Saving
+    context: Context
+    copying: Copying
+    versions: Versions
+
+    def written(self) -> tuple[str, ...]:
+        """Return those that have been written to since the save began."""
+        tensors = self.save.tensors
+        now = {name: (tensors[name]._version, tensors[name].data_ptr()) for name in self.versions}
+        return tuple(name for name, version in self.versions.items() if now[name] != version)
+
+
+def changed(step: int, tensors: tuple[str, ...]) -> StateChanged:
+    named = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+    return StateChanged(
+        f"step {step} was not saved: {named} changed while the state was being copied\n"
+        "  found  they were promised to stay as they are until the handle's staged() returns\n"
+        "  state  nothing of it was committed; the previous checkpoint stays the newest\n"
+        "  next   save again, without that promise; or call staged() before what writes to them",
+        step=step,
+        tensors=tensors,
+    )

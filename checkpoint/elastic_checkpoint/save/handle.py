@@ -33,7 +33,7 @@ class Saving:
 
     @property
     def likely_left_s(self) -> float | None:
-        """How many seconds it takes yet to be stored, if it goes on as by now; None: nobody knows yet."""
+        """Return how many seconds it takes yet to be stored, if it goes on as by now; None: nobody knows yet."""
         if self._stored is None or self.done:
             return None
         since_s, at_s, stored, of = self._stored
@@ -44,23 +44,23 @@ class Saving:
         return left_s if left_s > 0 else (now_s - since_s) * rest  # it has become slower
 
     def has_stored(self, stored: int, *, of: int) -> None:
-        """So many bytes are stored by now; 0 as it begins."""
+        """Note how many bytes are stored by now; 0 as it begins."""
         now_s = time.monotonic()
         self._stored = (self._stored[0] if self._stored is not None else now_s), now_s, stored, of
 
     @property
     def done(self) -> bool:
-        """Whether it is committed, failed or was dropped."""
+        """Return whether it is committed, failed or was dropped."""
         return self._ended.is_set()
 
     @property
     def error(self) -> CheckpointError | None:
-        """Why nothing was committed; None while it is under way, and after a commit."""
+        """Return why nothing was committed; None while it is under way, and after a commit."""
         return self._error
 
     def staged(self, *, wait: bool = True) -> bool:
-        """Whether the state is copied, so that what was promised to be steady may change. From then on the save is
-        committed even if this process is killed.
+        """Return whether the state is copied, so that what was promised to be steady may change. From then on the save
+        is committed even if this process is killed.
 
         To be called by the thread that changes the tensors, before it does; what was written to before that is noticed
         here (`StateChanged`, raised by `wait`).
@@ -80,7 +80,7 @@ class Saving:
         return True
 
     def wait(self, timeout_s: float | None = None) -> Commit:
-        """The commit, as soon as it is durable.
+        """Return the commit, as soon as it is durable.
 
         Args:
             timeout_s: How long to wait, in seconds; None: the save's own deadline ends this.
@@ -102,7 +102,7 @@ class Saving:
         return self._commit
 
     def stages(self, stage: Callable[[bool], bool]) -> None:
-        """It is being copied: `staged` asks this, with its argument."""
+        """Have `staged` ask this, with its argument: it is being copied."""
         self._stage = stage
 
     def succeed(self, commit: Commit) -> None:

@@ -85,7 +85,7 @@ class InFlightSaves:
         self._given_up: set[int] = set()
 
     def raise_what_ended_saving(self) -> None:
-        """Raises ClaimLost once the claim is lost, CheckpointError after `failures_max` failures in a row."""
+        """Raise ClaimLost once the claim is lost, CheckpointError after `failures_max` failures in a row."""
         with self._changed:
             if self._lost is not None:
                 raise self._lost
@@ -100,13 +100,14 @@ class InFlightSaves:
         ) from failures[-1]
 
     def goes_on_under(self, claim: int) -> None:
-        """What is under way is of an older claim, and counts if it was committed before this one was taken."""
+        """Go on under this claim: what is under way of an older one counts if it was committed before this one was
+        taken."""
         with self._changed:
             self._under = claim
             self._lost = None if self._is_passed(self._lost) else self._lost
 
     def _is_passed(self, error: CheckpointError | None) -> bool:
-        """Whether a save has lost a claim that is this process's no more, since it has a newer one."""
+        """Return whether a save has lost a claim that is this process's no more, since it has a newer one."""
         return isinstance(error, ClaimLost) and error.ours < self._under
 
     def _dropped_if_passed(self, step: int, error: CheckpointError | None) -> CheckpointError | None:
@@ -117,17 +118,18 @@ class InFlightSaves:
     # Halves
 
     def free(self) -> list[int]:
-        """The halves that may be filled now."""
+        """Return the halves that may be filled now."""
         with self._changed:
             return [half for half, one in enumerate(self._halves) if one is None]
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """Return whether a save is under way."""
         return len(self.free()) < HALVES
 
     def claim_half(self) -> int | None:
-        """A half that may be filled, by the policy for when both are taken; None where this save is to be skipped."""
+        """Take a half that may be filled, by the policy for when both are taken; None where this save is to be
+        skipped."""
         if not self.free() and self._rules.when_busy == "skip":
             return None
         if not self.free() and self._rules.when_busy == "replace":
@@ -137,12 +139,12 @@ class InFlightSaves:
             return self._halves.index(None)
 
     def wait_for_half(self, half: int) -> None:
-        """Returns when this one may be filled."""
+        """Wait until this one may be filled."""
         with self._changed:
             self._changed.wait_for(lambda: self._halves[half] is None)
 
     def _replace(self) -> None:
-        """Takes back the younger of the two saves, unless it has been begun by now."""
+        """Take back the younger of the two saves, unless it has been begun by now."""
         with self._changed:
             taken = [one for one in self._halves if one is not None]
         if len(taken) < HALVES:
@@ -156,7 +158,7 @@ class InFlightSaves:
     def occupy(
         self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
     ) -> int:
-        """From here on the half counts. Returns the save's number."""
+        """Count the half as taken, and return the save's number. Returns the save's number."""
         with self._changed:
             self._number += 1
             self._halves[half] = InFlight(self._number, saving, commit, committed, process)
@@ -164,7 +166,7 @@ class InFlightSaves:
             return self._number
 
     def vacate(self, half: int, number: int) -> bool:
-        """Whether the half is free again: False where its save has ended, and was reported, meanwhile."""
+        """Free the half; return False where its save has ended, and was reported, meanwhile."""
         with self._changed:
             one = self._halves[half]
             if one is None or one.number != number:
@@ -173,12 +175,12 @@ class InFlightSaves:
             return True
 
     def settle(self) -> None:
-        """Returns when no save is under way, whatever came of them."""
+        """Wait until no save is under way, whatever came of them."""
         with self._changed:
             self._changed.wait_for(lambda: not any(self._halves))
 
     def wait(self) -> None:
-        """Returns when no save is under way. Raises what the newest one failed of."""
+        """Wait until no save is under way. Raises what the newest one failed of."""
         self.settle()
         newest = self._newest
         if newest is not None and newest.error is not None:
@@ -187,19 +189,19 @@ class InFlightSaves:
     # What came of them
 
     def in_foreground(self, saving: Saving) -> None:
-        """A save that takes no half is the newest from here on."""
+        """Make a save that takes no half the newest from here on."""
         with self._changed:
             self._newest = saving
 
     def report(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
-        """What came of a save."""
+        """Report what came of a save."""
         with self._changed:
             error = self._dropped_if_passed(saving.step, error)
             self._note(saving, commit, error)
         self._tell(saving, error)
 
     def _note(self, saving: Saving, commit: Commit, error: CheckpointError | None) -> None:
-        """With `_changed` held."""
+        """Note what came of a save, with `_changed` held."""
         if error is None:
             self._failures = []
             saving.succeed(commit)
@@ -209,12 +211,12 @@ class InFlightSaves:
         saving.fail(error)
 
     def _tell(self, saving: Saving, error: CheckpointError | None) -> None:
-        """Without any lock: a log may wait for someone who waits for this save."""
+        """Log why a save failed, without any lock: a log may wait for someone who waits for this save."""
         if error is not None:
             self._log(f"step {saving.step} could not be saved: {error}")
 
     def hear(self, said: FromWriter) -> None:
-        """What the writer process says of saves."""
+        """Take in what the writer process says of saves."""
         match said:
             case Progress():
                 self._note_progress(said)
@@ -230,12 +232,12 @@ class InFlightSaves:
                     self._changed.notify_all()
 
     def give_up(self) -> None:
-        """What is under way: its process is about to be killed, for what is saved next."""
+        """Drop what is under way: its process is about to be killed, for what is saved next."""
         with self._changed:
             self._given_up |= {one.number for one in self._halves if one is not None}
 
     def process_ended(self, process: WriterProcess, why: str) -> None:
-        """What it was writing is committed if its manifest is there, and lost if not."""
+        """Settle what a process was writing that has ended: committed if its manifest is there, and lost if not."""
         with self._changed:
             affected = [one for one in self._halves if one is not None and one.process is process]
         for one in sorted(affected, key=lambda one: one.number):
@@ -246,7 +248,7 @@ class InFlightSaves:
                 self._finish(one.number, None if committed else _died(one.saving.step, why))
 
     def watch(self, process: WriterProcess) -> None:
-        """Ends a writer process that takes too long, and so all waiting for it."""
+        """End a writer process that takes too long, and so all waiting for it."""
         with self._changed:
             mine = [one for one in self._halves if one is not None and one.process is process]
         if mine and time.monotonic() - min(mine, key=lambda one: one.number).since_s > self._patience_s:

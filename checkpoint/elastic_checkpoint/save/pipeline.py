@@ -3,7 +3,7 @@
     planned (of a group: agreed, in one round)  ->  a free half of the arena  ->  this rank's share is copied
       ->  "staged"  ->  (the writer processes, writer/) objects, count, look again, manifest  ->  "done"
 
-Training stands still up to "staged"; or, where the caller promises that tensors are steady for a while (steady.py),
+Training stands still up to "staged"; or, where the caller promises that tensors are steady for a while (copying.py),
 they are copied while it goes on, and it stands still for what is left of that when it ends its promise (`staged`).
 
 What is staged, on all ranks, is committed even if all are killed right after, unless that takes longer than finish_s,
@@ -34,14 +34,14 @@ from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.net.errors import error_document
 from elastic_checkpoint.net.framing import Message
-from elastic_checkpoint.save.copying import Copying
+from elastic_checkpoint.save.copying import Copying, Filling, changed, versions_of
 from elastic_checkpoint.save.handle import Saving
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from elastic_checkpoint.save.planner import Save
 from elastic_checkpoint.save.ranks import Asked, Context, SavingRanks
+from elastic_checkpoint.save.readiness import Readiness, text_bytes
 from elastic_checkpoint.save.resources import Unavailable, WriterResources, on_gpu
-from elastic_checkpoint.save.steady import Filling, changed, versions_of
-from elastic_checkpoint.save.writer.messages import GiveUp, Meet, Serve, Staged
+from elastic_checkpoint.save.writer.messages import GiveUp, Staged
 from elastic_checkpoint.storage import Storage
 
 _SLACK_S = 20.0  # how much longer than finish_s a writer process of a group may take: it says itself who is missing
@@ -61,17 +61,19 @@ class SavePipeline:
         self._rules = rules
         self._in_flight = InFlightSaves(storage, rules, log, patience_s=self._patience_s)
         self._resources = WriterResources(opening, rules, self._in_flight, log=log)
+        self._readiness = Readiness(ranks, rules, self._in_flight, self._resources)
         self._filling: Filling | None = None
         self._filling_lock = threading.RLock()
         self._pid = os.getpid()
 
     @property
     def ready(self) -> bool:
-        """Whether a save need not wait for a process or for memory to be had on this rank."""
+        """Return whether a save need not wait for a process or for memory to be had on this rank."""
         return self._resources.ready
 
     def save(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Commit:
-        """The commit, durable, on every rank; saves under way end before. Collective. Raises as `SavingRanks` does."""
+        """Commit the state, and return when it is durable on every rank; saves under way end before. Collective. Raises
+        as `SavingRanks` does."""
         self.settle()
         asked = Asked(step, state, meta, context, "blocking=True")
         try:
@@ -81,7 +83,7 @@ class SavePipeline:
         return self._saved(asked)
 
     def warm(self, state: Tree, context: Context) -> None:
-        """Plans, then starts the process and makes the arena, in a thread. Collective as far as the plan goes."""
+        """Plan, then start the process and make the arena, in a thread. Collective as far as the plan goes."""
         self.staged()
         with self._ranks.reporting_errors():
             save = self._ranks.plan(Asked(0, state, {}, context, "warm()"), dict, _nothing)
@@ -89,12 +91,12 @@ class SavePipeline:
         self._resources.warm(functools.partial(self._prepare, save))
 
     def _prepare(self, save: Save) -> None:
-        """Raises Unavailable."""
+        """Start the process and make the arena. Raise Unavailable."""
         self._resources.started()
-        self._resources.fitting(save.plan, _text_bytes(save.draft), pinned=on_gpu(save.tensors))
+        self._resources.fitting(save.plan, text_bytes(save.draft), pinned=on_gpu(save.tensors))
 
     def give_up(self) -> None:
-        """See Checkpointer.give_up_saves."""
+        """Drop what is under way, as Checkpointer.give_up_saves says."""
         self.staged()
         self._resources.join_warming()
         with self._resources.lock:
@@ -110,7 +112,7 @@ class SavePipeline:
         context: Context,
         steady: Iterable[torch.Tensor] = (),
     ) -> Saving:
-        """Copies this rank's share and returns; the rest goes on elsewhere. Collective.
+        """Copy this rank's share and return; the rest goes on elsewhere. Collective.
 
         steady  may be copied until `staged` is called; of a group they are copied at once
         raises  as `SavingRanks.plan`; CheckpointError after too many failures, ClaimLost once the claim is lost
@@ -120,13 +122,15 @@ class SavePipeline:
         with self._resources.lock:
             saving = Saving(step)
             with self._ranks.reporting_errors():
-                save = self._ranks.plan(Asked(step, state, meta, context, "blocking=False"), self._say, self._decide)
+                save = self._ranks.plan(
+                    Asked(step, state, meta, context, "blocking=False"), self._readiness.say, self._readiness.decide
+                )
                 if not isinstance(save, Save):
                     saving.fail(dropped(step, save["stop"]))
                     return saving
                 why = save.decided["why"]
                 if why is None and (save.new or not save.decided["ready"]):
-                    why = self._made_ready(save)
+                    why = self._readiness.make_ready(save)
             if why is None:
                 self._stage(save.decided["half"], save, saving, context, steady if self._ranks.size == 1 else ())
             else:
@@ -134,8 +138,8 @@ class SavePipeline:
             return saving
 
     def staged(self, wait: bool = True, *, of: Saving | None = None) -> bool:
-        """Whether no state is being copied any more, or not that of this save. See `Saving.staged`; everything here
-        that needs the arena or the writer process asks it first."""
+        """Return whether no state is being copied any more, or not that of this save. See `Saving.staged`; everything
+        here that needs the arena or the writer process asks it first."""
         if self._pid != os.getpid():  # a forked child has neither the arena nor the thread, and maybe a held lock
             return True
         with self._filling_lock:
@@ -158,31 +162,31 @@ class SavePipeline:
         return True
 
     def goes_on_under(self, claim: int) -> None:
-        """See `InFlightSaves`."""
+        """Go on under this claim, as `InFlightSaves` says."""
         self._in_flight.goes_on_under(claim)
 
     def settle(self) -> None:
-        """Returns when no save is under way, whatever came of them."""
+        """Wait until no save is under way, whatever came of them."""
         self.staged()
         self._in_flight.settle()
 
     def wait(self) -> None:
-        """Returns when no save is under way. Raises what the newest one failed of."""
+        """Wait until no save is under way. Raises what the newest one failed of."""
         self.staged()
         self._in_flight.wait()
 
     def close(self) -> None:
-        """Waits until what is staged is finished, and leaves no process, thread, descriptor or memory. Idempotent."""
+        """Wait until what is staged is finished, and leave no process, thread, descriptor or memory. Idempotent."""
         self.staged()
         self._resources.close(self._patience_s)
 
     def let_go(self) -> None:
-        """For when nobody calls `close`: the process finishes what is staged, and ends."""
+        """Let the process finish what is staged, and end: for when nobody calls `close`."""
         self.staged()
         self._resources.let_go()
 
     def close_if_settled(self) -> bool:
-        """Closes, if no save is under way; never waits long. Returns whether it did."""
+        """Close, if no save is under way; never waits long. Returns whether it did."""
         self.staged()
         if self._in_flight.busy:
             self.let_go()
@@ -212,71 +216,18 @@ class SavePipeline:
             self._committed(save.draft, context)()
             self._in_flight.report(saving, save.commit, None)
 
-    # What is agreed on beside the state
-
-    def _say(self) -> Message:
-        """This rank's: why it cannot save in the background; which halves are free; where its writer meets the others,
-        if it does; whether its arena is there."""
-        why, plan = None, self._ranks.planned
-        try:
-            self._resources.started()
-            if self._resources.met is None and self._ranks.rank == 0 and self._ranks.size > 1:
-                self._resources.meet(Serve(size=self._ranks.size))
-        except Unavailable as error:
-            why = str(error)
-        return {
-            "why": why,
-            "free": self._in_flight.free(),
-            "met": self._resources.met,
-            "fits": plan is not None and self._resources.fits(plan, 0),
-        }
-
-    def _decide(self, said: list[Message], draft: Draft | None) -> Message:
-        """On rank 0. "stop" says why there is no save; "why", why it is made in the foreground."""
-        self._in_flight.raise_what_ended_saving()
-        why = next((f"{self._named(rank)}{one['why']}" for rank, one in enumerate(said) if one["why"]), None)
-        if why is not None:
-            return {"why": why}
-        everywhere = [half for half in said[0]["free"] if all(half in one["free"] for one in said)]
-        busy = not all(one["free"] for one in said)
-        half = everywhere[0] if everywhere else None
-        if half is None and not (busy and self._rules.when_busy == "skip"):
-            half = self._in_flight.claim_half()  # where it is not free yet, it will be as soon as that rank hears of it
-        if half is None:
-            return {"stop": f"two saves are under way, and when_busy is {self._rules.when_busy!r}"}
-        plan = self._ranks.planned
-        fits = draft is not None and plan is not None and self._resources.fits(plan, _text_bytes(draft))
-        ready = fits and all(one["fits"] and one["met"] == said[0]["met"] for one in said)
-        return {"why": None, "half": half, "ready": ready, "endpoint": said[0]["met"]}
-
-    def _made_ready(self, save: Save) -> str | None:
-        """An arena for this plan on each rank, and all writers connected; or why not. Collective."""
-        mine: str | BaseException | None = None
-        try:
-            self._resources.fitting(save.plan, _text_bytes(save.draft), pinned=on_gpu(save.tensors))
-            endpoint = save.decided["endpoint"]
-            if self._resources.met != endpoint:
-                self._resources.meet(Meet(rank=self._ranks.rank, size=self._ranks.size, endpoint=endpoint))
-        except Unavailable as error:
-            mine = f"{self._named(self._ranks.rank)}{error}"
-        except BaseException as error:  # whatever it is, the others must not wait for this rank
-            mine = error
-        return self._ranks.first_reason(f"the save of step {save.commit.step}: that all ranks are ready for it", mine)
-
-    def _named(self, rank: int) -> str:
-        return f"rank {rank}: " if self._ranks.size > 1 else ""
-
     # The copy is made
 
     def _stage(
         self, half: int, save: Save, saving: Saving, context: Context, steady: Iterable[torch.Tensor] = ()
     ) -> None:
-        """From its end on this rank's share counts. Whatever fails here, the other ranks' saves fail of it too."""
+        """Copy this rank's share, which counts from its end on. Whatever fails here, the other ranks' saves fail of it
+        too."""
         draft, process = save.draft, self._resources.process
         versions = versions_of(save.tensors, steady)
         try:
             self._in_flight.wait_for_half(half)
-            stage = self._resources.fitting(save.plan, _text_bytes(draft), pinned=on_gpu(save.tensors))
+            stage = self._resources.fitting(save.plan, text_bytes(draft), pinned=on_gpu(save.tensors))
             remainder = stage.copy(half, save.tensors, [draft.head, draft.tail], versions)
         except BaseException as error:
             said = error_document(error, self._ranks.scrub)
@@ -291,7 +242,7 @@ class SavePipeline:
             self._hand_over(half, save, saving, context, whole=True)
 
     def _filled(self, filling: Filling) -> None:
-        """All is copied, and nothing of it was written to before; or the save comes to nothing."""
+        """Hand over what is copied, if nothing of it was written to before; else drop the save."""
         half, save, saving, context = filling.half, filling.save, filling.saving, filling.context
         saving.beside_s = filling.copying.took_s
         if written := filling.written():
@@ -306,7 +257,7 @@ class SavePipeline:
         self._log(str(error))
 
     def _hand_over(self, half: int, save: Save, saving: Saving, context: Context, *, whole: bool) -> None:
-        """To the writer process. whole: the state is what was copied, still, and can be saved without that process"""
+        """Tell the writer process. whole: the state is what was copied, still, and can be saved without that process"""
         if self._sent(half, save, saving, context):
             return
         if self._ranks.size > 1:
@@ -328,7 +279,8 @@ class SavePipeline:
         self._in_flight.report(saving, save.commit, _no_writer(saving.step))
 
     def _sent(self, half: int, save: Save, saving: Saving, context: Context) -> bool:
-        """Whether the writer process was told what is staged; or has ended since, which was noticed, and reported."""
+        """Return whether the writer process was told what is staged; or has ended since, which was noticed, and
+        reported."""
         process = self._resources.process
         if process is None:
             return False
@@ -340,12 +292,13 @@ class SavePipeline:
         return True
 
     def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:
-        """Of the draft alone: a save would keep copies that the state made of its tensors until it is done."""
+        """Return what is called after the commit; it holds the draft alone, for a save would keep copies that the state
+        made of its tensors until it is done."""
         return (lambda: context.committed(draft)) if self._ranks.rank == 0 else (lambda: None)
 
 
 def _nothing(said: list[Message], draft: Draft | None) -> Message:
-    """Is decided beside."""
+    """Decide nothing beside."""
     return {}
 
 
@@ -360,10 +313,6 @@ def _staged(number: int, half: int, save: Save) -> Staged:
         all_sizes=list(draft.sizes),
         first=save.first,
     )
-
-
-def _text_bytes(draft: Draft) -> int:
-    return len(draft.head) + len(draft.tail)
 
 
 def _no_writer(step: int) -> CheckpointError:

@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each object."""
+        """Return bytes of each object."""
         return tuple(shard.size for shard in self.shards)
 
     def holds_for(self, tensors: dict[str, torch.Tensor]) -> bool:
@@ -71,7 +71,7 @@ class Save:
 def documents(
     step: int, state: Tree, meta: dict[str, Any], *, sharded: bool = False, marks: Marks | None = None
 ) -> tuple[Document, dict[str, torch.Tensor], Document]:
-    """The state's document and tensors, and the document of `meta`, as `tree.encode` makes them.
+    """Return the state's document and tensors, and the document of `meta`, as `tree.encode` makes them.
 
     Raises `UnsupportedValue`, and `CheckpointError` for a bad step or meta.
     """
@@ -86,7 +86,7 @@ def documents(
 
 
 def check_step(step: Any) -> None:
-    """Raises CheckpointError for what no checkpoint can be named by."""
+    """Raise CheckpointError for what no checkpoint can be named by."""
     if type(step) is not int or not 0 <= step < STEP_MAX:
         raise CheckpointError(f"step {step!r} is not an int from 0 to {STEP_MAX:,}; nothing was saved")
 
@@ -112,7 +112,8 @@ class Planner:
         self.plan: Plan | None = None
 
     def save(self, *, claim: UnderClaim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
-        """What saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad step."""
+        """Return what saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad
+        step."""
         marks = Marks(self._per_rank, Patterns((), "rank0")) if self._per_rank else None
         document, tensors, meta_document = documents(step, state, meta, marks=marks)
         if marks is not None:

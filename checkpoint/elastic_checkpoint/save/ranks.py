@@ -6,17 +6,22 @@ What the ranks do together is collective: all call it, in the same order, and al
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
+
 from elastic_checkpoint.format.document import Tree
-from elastic_checkpoint.format.draft import Draft
+from elastic_checkpoint.format.draft import Draft, StoredObject
+from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.format.tensors import pack
 from elastic_checkpoint.net.errors import Scrub
 from elastic_checkpoint.net.framing import Message
-from elastic_checkpoint.runs.claims import Claim
-from elastic_checkpoint.save.foreground import save_now
+from elastic_checkpoint.runs.claim_record import Claim
+from elastic_checkpoint.save.commit import commit, write_object
 from elastic_checkpoint.save.planner import Plan, Planner, Save, check_step
 from elastic_checkpoint.storage import Storage
 
@@ -67,7 +72,7 @@ class SavingRanks(Protocol):
     def planned(self) -> Plan | None: ...
 
     def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
-        """The save to be made; or the answer of `decide`, where that has "stop" in it. Collective.
+        """Return the save to be made; or the answer of `decide`, where that has "stop" in it. Collective.
 
         say     makes what this rank says beside its state
         decide  called on rank 0 with what all said, and the draft if the plan still holds; its answer is for all
@@ -76,14 +81,14 @@ class SavingRanks(Protocol):
         """
 
     def first_reason(self, what: str, mine: str | BaseException | None) -> str | None:
-        """The first rank's reason, where any has one. Collective. Raises what any rank failed of."""
+        """Return the first rank's reason, where any has one. Collective. Raises what any rank failed of."""
 
     def write(self, storage: Storage, save: Save) -> None:
-        """Commits the save, and returns when it is durable. Collective. Raises ClaimLost, StorageError and others, with
+        """Commit the save, and return when it is durable. Collective. Raises ClaimLost, StorageError and others, with
         nothing committed."""
 
     def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
-        """What is raised inside, without the others' knowing, they learn of."""
+        """Let the others learn of what is raised inside, without their knowing."""
 
 
 class OneRank:
@@ -115,3 +120,27 @@ class OneRank:
 
     def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+
+def save_now(storage: Storage, save: Save) -> Commit:
+    """Commit the save, and return when it is durable.
+
+    memory  one shard beside the state; nothing else is copied, on whatever device it lies
+    raises  ClaimLost, StorageError with nothing committed
+    """
+    commit(storage, save.draft, write_all(storage, save.draft.id, save.plan, save.tensors))
+    return save.commit
+
+
+def write_all(
+    storage: Storage, id: CommitId, plan: Plan, tensors: Mapping[str, torch.Tensor], *, first: int = 0
+) -> list[StoredObject]:
+    """Write the plan's objects, and commit nothing. Raises StorageError.
+
+    first  the number of the plan's first object in the save
+    """
+    buffer = mmap.mmap(-1, max(plan.sizes, default=1))  # begins at a page, so local files need no second copy
+    return [
+        write_object(storage, id, first + index, pack(shard, tensors, buffer))
+        for index, shard in enumerate(plan.shards)
+    ]

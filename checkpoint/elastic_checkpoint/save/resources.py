@@ -7,6 +7,7 @@ the process has died. Where one is not to be had, `Unavailable` says why, and sa
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,7 @@ from elastic_checkpoint.save.writer.messages import (
     Unusable,
 )
 from elastic_checkpoint.save.writer.process import WriterProcess
-from elastic_checkpoint.storage import Scrubber
+from elastic_checkpoint.storage import Scrubber, Storage
 
 _START_S = 120.0  # a busy machine starts an interpreter slowly
 _MEET_S = 120.0
@@ -84,13 +85,13 @@ class WriterResources:
 
     @property
     def ready(self) -> bool:
-        """Whether a save need not wait for a process or for memory to be had."""
+        """Return whether a save need not wait for a process or for memory to be had."""
         warming = self._warming
         begun = warming is not None and warming.is_alive()
         return not begun and self._arena is not None and self.process is not None
 
     def warm(self, prepare: Callable[[], object]) -> None:
-        """Calls `prepare` in a thread, with the lock held. What is unavailable the first save meets again, and says."""
+        """Call `prepare` in a thread, with the lock held. What is unavailable the first save meets again, and says."""
         self.join_warming()
         cuda: Any = torch.cuda
         gpu = cuda.current_device() if cuda.is_initialized() else None
@@ -110,7 +111,7 @@ class WriterResources:
             self._warming = None
 
     def close(self, within_s: float) -> None:
-        """Waits until what is staged is finished, and leaves no process, thread, descriptor or memory. Idempotent."""
+        """Wait until what is staged is finished, and leave no process, thread, descriptor or memory. Idempotent."""
         self.join_warming()
         with self.lock:
             if self._process is not None and not self._process.end(within_s):
@@ -119,12 +120,12 @@ class WriterResources:
             self._drop_arena()
 
     def let_go(self) -> None:
-        """For when nobody calls `close`: the process finishes what is staged, and ends."""
+        """Let the process finish what is staged, and end: for when nobody calls `close`."""
         if self._process is not None:
             self._process.let_go()
 
     def say_why_not(self, why: str) -> None:
-        """One line in the log for each reason."""
+        """Log one line for each reason."""
         if why not in self._said:
             self._log(f"there is no saving in the background, so training waits for each commit: {why}")
         self._said.add(why)
@@ -132,7 +133,7 @@ class WriterResources:
     # The writer process
 
     def started(self) -> WriterProcess:
-        """The writer process, ready. Raises `Unavailable`."""
+        """Return the writer process, ready; it is started where there is none. Raises `Unavailable`."""
         if self._unusable is not None:
             raise Unavailable(self._unusable)
         if self._process is not None and self._process.alive:
@@ -160,29 +161,30 @@ class WriterResources:
         raise Unavailable(self._unusable or self._last_words)
 
     def replaced(self) -> WriterProcess:
-        """Another one, in the place of one that takes no message. Raises `Unavailable`."""
+        """Start another one, in the place of one that takes no message. Raises `Unavailable`."""
         if self._process is not None:
             self._process.end(0)
         return self.started()
 
     def kill(self) -> None:
-        """The process, with all that it was told."""
+        """End the process, with all that it was told."""
         if self._process is not None:
             self._process.end(0)
         self._process = None
 
     @property
     def process(self) -> WriterProcess | None:
-        """The one that is there, if it lives."""
+        """Return the one that is there, if it lives."""
         return self._process if self._process is not None and self._process.alive else None
 
     @property
     def met(self) -> Message | None:
-        """Where the writers of the group meet that the process is among; None where it is in none."""
+        """Return where the writers of the group meet that the process is among; None where it is in none."""
         return self._met if self.process is not None else None
 
     def meet(self, question: Serve | Meet) -> Message:
-        """Has the process join the writers of a group. Returns where. Raises `Unavailable`."""
+        """Have the process join the writers of a group, and return where they meet. Returns where. Raises
+        `Unavailable`."""
         answer = self._ask(question, (Met, NotMet), _MEET_S)
         if isinstance(answer, Met):
             return answer.endpoint
@@ -193,8 +195,8 @@ class WriterResources:
     def _ask(
         self, question: Serve | Meet | DropArena, kinds: tuple[type, ...], within_s: float
     ) -> Met | NotMet | ArenaDropped | None:
-        """The process's answer, of one of these kinds; None where it died, or does not give one. An answer that an
-        earlier question had given up waiting for may come in between."""
+        """Ask the process, and return its answer, of one of these kinds; None where it died, or does not give one. An
+        answer that an earlier question had given up waiting for may come in between."""
         process = self._process
         if process is None:
             return None
@@ -235,7 +237,7 @@ class WriterResources:
     # The arena
 
     def fits(self, plan: Plan, text_bytes: int) -> bool:
-        """Whether `fitting` has nothing to make."""
+        """Return whether `fitting` has nothing to make."""
         arena, stage = self._arena, self._stage
         return (
             arena is not None
@@ -245,7 +247,7 @@ class WriterResources:
         )
 
     def fitting(self, plan: Plan, text_bytes: int, *, pinned: bool) -> Stage:
-        """Where this plan is staged; with a new arena if the present one is too small. Raises `Unavailable`."""
+        """Return where this plan is staged; with a new arena if the present one is too small. Raises `Unavailable`."""
         needed = _needed(plan, text_bytes)
         if self._arena is None or self._arena.half_bytes < needed:
             self._in_flight.settle()
@@ -267,7 +269,7 @@ class WriterResources:
         return self._stage
 
     def _drop_arena(self) -> None:
-        """Here, and in the writer process: two arenas at a time may be more than there is room for."""
+        """Drop the arena here, and in the writer process: two arenas at a time may be more than there is room for."""
         self._stage = None
         if self._arena is not None:
             self._arena.close()
@@ -281,3 +283,17 @@ def _needed(plan: Plan, text_bytes: int) -> int:
 
 def on_gpu(tensors: dict[str, Any]) -> bool:
     return any(tensor.device.type == "cuda" for tensor in tensors.values())
+
+
+def opening_of(
+    url: str | os.PathLike[str] | Storage, storage: Storage, options: dict[str, Any], retry_s: float
+) -> Message | str:
+    """Return what a writer process opens, or why it cannot."""
+    if not isinstance(url, str | os.PathLike):
+        return "the storage is an object of this process"
+    text = os.fspath(url)
+    protocol, separator, _ = text.partition("://")
+    if protocol == "memory":
+        return "memory:// is for a single process"
+    local = not separator or protocol in ("file", "local")
+    return {"url": storage.url if local else text, "options": options, "retry_s": retry_s}

@@ -66,7 +66,7 @@ class Stage:
     def copy(
         self, half: int, tensors: dict[str, torch.Tensor], texts: list[bytes], later: Collection[str] = ()
     ) -> Remainder:
-        """Fills the half: the plan's objects, then `texts`. On return the tensors may be changed.
+        """Fill the half: the plan's objects, then `texts`. On return the tensors may be changed.
 
         Not so those named in `later`: of them is returned what is still to be moved, and what GPUs are copying. Of them
         what lies in this machine's memory, but not contiguous, is copied all the same. If any are named, GPUs may be
@@ -112,7 +112,7 @@ class Stage:
             list(pool.map(move, [moves[first :: self._threads] for first in range(self._threads)]))
 
     def _begin_on_gpus(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Streamed]:
-        """Queues the copies from GPUs."""
+        """Queue the copies from GPUs."""
         begun = []
         for device in {source.device for _, source in pairs if source.is_cuda}:
             if device not in self._streams:
@@ -128,7 +128,8 @@ class Stage:
 
 
 def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
-    """The piece's place and its box of the tensor, such that torch's copy of one to the other keeps every bit."""
+    """Return the piece's place and its box of the tensor, such that torch's copy of one to the other keeps every
+    bit."""
     for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         tensor = tensor.narrow(axis, offset, size)
     if tensor.is_cuda:
@@ -139,7 +140,7 @@ def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple
 
 
 def _pin(owner: Stage, memory: torch.Tensor) -> None:
-    """Locks the memory for as long as `owner` lives, so that a GPU copies into it by itself. Raises `CannotPin`."""
+    """Lock the memory for as long as `owner` lives, so that a GPU copies into it by itself. Raises `CannotPin`."""
     try:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))

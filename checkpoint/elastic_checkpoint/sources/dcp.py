@@ -66,7 +66,7 @@ class _Stored:
 
 
 def read_dcp(folder: Path) -> Source:
-    """The state that was saved. Raises `BadSource`."""
+    """Return the state that was saved. Raises `BadSource`."""
     folder = folder if folder.is_dir() else folder.parent
     try:
         return _Reader(folder).source()
@@ -175,7 +175,7 @@ class _Record:
 
 
 def inert_kinds() -> dict[tuple[str, str], type[_Record]]:
-    """New classes for each reading, which bytes that change a class cannot spoil for the next one."""
+    """Return new classes for each reading, which bytes that change a class cannot spoil for the next one."""
     return {key: type(key[1], (_Record,), {"kind": key[1]}) for key in _RECORDS | _PATHS}
 
 
@@ -234,7 +234,7 @@ def _numbers(values: Any) -> Numbers:
 
 
 def _expect_tiles(name: str, dtype: torch.dtype, shape: Numbers, parts: Sequence[_Part]) -> None:
-    """Else some of the tensor would be whatever was in that memory."""
+    """Raise ValueError unless the parts tile the tensor: else some of it would be whatever was in that memory."""
     pieces = [
         {"object": number, "start": 0, "offsets": list(part.offsets), "sizes": list(part.sizes)}
         for number, part in enumerate(parts)
@@ -251,7 +251,7 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 
 def _nested(values: dict[tuple[str | int, ...], Any]) -> Any:
-    """Containers again: a dict where keys are text, a list where they are positions."""
+    """Return containers again: a dict where keys are text, a list where they are positions."""
     root: dict[str | int, Any] = {}
     containers = {id(root)}
     for path, value in values.items():
@@ -278,7 +278,8 @@ def _nested(values: dict[tuple[str | int, ...], Any]) -> Any:
 
 
 def _optimizers_again(tree: Any) -> Any:
-    """With the parameter numbers of optimizers' states as numbers, and a state where there was none to write."""
+    """Return the tree with the parameter numbers of optimizers' states as numbers, and a state where there was none to
+    write."""
     if isinstance(tree, list):
         return [_optimizers_again(item) for item in tree]
     if type(tree) is not dict:

@@ -21,7 +21,7 @@ _EXPECTED = "a file of torch.save, a safetensors file or a folder of them, or a 
 
 
 def open_source(text: str, form: str | None = None) -> Source:
-    """What lies at a path of this machine. Raises `BadSource`."""
+    """Return what lies at a path of this machine. Raises `BadSource`."""
     if "://" in text:
         raise BadSource(
             "SOURCE is a URL, and sources are read from this machine only\n"
@@ -34,7 +34,7 @@ def open_source(text: str, form: str | None = None) -> Source:
 
 
 def form_of(path: Path) -> str:
-    """The name of the format. Raises `BadSource`."""
+    """Return the name of the format. Raises `BadSource`."""
     if path.is_dir():
         names = sorted(one.name for one in path.iterdir())
         if METADATA in names:

@@ -18,7 +18,7 @@ _INDEX = "*.safetensors.index.json"
 
 
 def read_safetensors(path: Path) -> Source:
-    """The tensors by their names. Raises `BadSource`."""
+    """Return the tensors by their names. Raises `BadSource`."""
     files, metadata = _files(path)
     tensors: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
@@ -39,7 +39,7 @@ def read_safetensors(path: Path) -> Source:
 
 
 def _files(path: Path) -> tuple[dict[Path, set[str] | None], dict[str, str]]:
-    """Each file with the names that count, None for all; and the index's metadata."""
+    """Return each file with the names that count, None for all; and the index's metadata."""
     if path.is_file() and not path.name.endswith(_INDEX[1:]):
         return {path: None}, {}
     indexes = [path] if path.is_file() else sorted(path.glob(_INDEX))

@@ -45,12 +45,12 @@ def bad(path: Path, found: str, advice: str) -> BadSource:
 
 
 def some(names: Sequence[Any], most: int = 6) -> str:
-    """For an error: the first of them, and how many more there are."""
+    """Return, for an error, the first of them, and how many more there are."""
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def read_index(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What an index of Hugging Face's says: file -> names of its tensors, and the text entries of its metadata.
+    """Return what an index of Hugging Face's says: file -> names of its tensors, and the text entries of its metadata.
 
     Raises `BadSource`, also for a file that lies elsewhere.
     """

@@ -23,7 +23,7 @@ _SAFE_AGAIN = (
 
 
 def read_torch(path: Path) -> Source:
-    """The content of a file, or of the files that an index names. Raises `BadSource`."""
+    """Return the content of a file, or of the files that an index names. Raises `BadSource`."""
     if path.is_file() and not path.name.endswith(".index.json"):
         return Source("torch", load(path))
     indexes = [path] if path.is_file() else sorted(path.glob("*.bin.index.json"))
@@ -49,7 +49,7 @@ def read_torch(path: Path) -> Source:
 
 
 def load(path: Path) -> Any:
-    """What a file of torch.save holds. Raises `BadSource`, which names what weights_only refuses."""
+    """Return what a file of torch.save holds. Raises `BadSource`, which names what weights_only refuses."""
     try:
         mapped = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -58,7 +58,7 @@ def load(path: Path) -> Any:
 
 
 def load_part(file: BinaryIO, path: Path, what: str) -> Any:
-    """As `load`, of a part of a file."""
+    """Return what `load` does, of a part of a file."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -77,7 +77,8 @@ def _refused(file: Path | BinaryIO, path: Path, what: str, error: Exception) -> 
 
 
 def _unsafe(file: Path | BinaryIO) -> list[str]:
-    """All that the file names and weights_only refuses, where that can be told; torch's own error names the first."""
+    """Return all that the file names and weights_only refuses, where that can be told; torch's own error names the
+    first."""
     try:
         if not isinstance(file, Path):
             file.seek(0)

@@ -1,11 +1,11 @@
 """Where checkpoints lie: named blobs in a folder or behind any fsspec URL, with retries and one contract.
 
 base       the contract
-local      a folder
-fsspec     any URL of fsspec's; obstore: S3 through that package; ranges: parts of an object, several at once
-retry      tries again what may heal; again: reads once more what came back damaged
-answering  an answer within a time, or none, for whoever waits at a terminal
-bounded    small objects, whatever lies under their key
+local      a folder; direct_io: around the page cache
+fsspec     any URL of fsspec's; s3: what is particular to S3; obstore: S3 through that package; ranges: parts of an
+           object, several at once
+retry      tries again what may heal; failures: what an error says
+reads      reads that are careful
 urls       can one be opened at this URL?
 redact     URLs and errors without secrets
 """
@@ -29,8 +29,8 @@ from elastic_checkpoint.storage.base import (
     version,
     written_at,
 )
-from elastic_checkpoint.storage.bounded import TooLarge, get_bounded
 from elastic_checkpoint.storage.local import LocalStorage
+from elastic_checkpoint.storage.reads import TooLarge, get_bounded
 from elastic_checkpoint.storage.redact import Scrubber, redact
 from elastic_checkpoint.storage.retry import RetryingStorage
 from elastic_checkpoint.storage.urls import refusal
@@ -63,7 +63,7 @@ def open_storage(
     retry_s: float = 120.0,
     answer_s: float | None = None,
 ) -> Storage:
-    """The storage at `url`, a folder or any fsspec URL. Nothing is contacted yet.
+    """Return the storage at `url`, a folder or any fsspec URL. Nothing is contacted yet.
 
     storage_options  handed to fsspec's filesystem, such as {"endpoint_url": ..., "key": ..., "secret": ...}. With
                      "client": "obstore" among them S3 is reached through that package instead of s3fs (obstore.py)
@@ -87,9 +87,7 @@ def open_storage(
 
         inner = ObstoreStorage(text, {name: value for name, value in options.items() if name != "client"})
     else:
-        from elastic_checkpoint.storage.fsspec import (
-            FsspecStorage,  # only here: a folder does without fsspec
-        )
+        from elastic_checkpoint.storage.fsspec import FsspecStorage
 
         inner = FsspecStorage(text, options)
     return RetryingStorage(inner, retry_s=retry_s, scrub=Scrubber(text, options), answer_s=answer_s)

@@ -54,11 +54,11 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """The run's URL as people may see it: without credentials."""
+        """Return the run's URL as people may see it: without credentials."""
         ...
 
     def put_new(self, key: str, data: Buffer) -> None:
-        """Creates the object, all or nothing: readers see no object or all of it, and never a mix of two.
+        """Create the object, all or nothing: readers see no object or all of it, and never a mix of two.
 
         Of any number of callers exactly one succeeds, where `exclusive()` is true. On return the bytes survive a power
         cut. Always one request, never a multipart upload.
@@ -71,11 +71,11 @@ class Storage(Protocol):
         ...
 
     def put(self, key: str, data: Buffer) -> None:
-        """Writes the object, all or nothing, over what was there. For keys that only this writer can know."""
+        """Write the object, all or nothing, over what was there. For keys that only this writer can know."""
         ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """The object's bytes, or some of them. Checks no hash, which is the reader's work.
+        """Return the object's bytes, or some of them. Checks no hash, which is the reader's work.
 
         Args:
             key: The object's.
@@ -88,7 +88,7 @@ class Storage(Protocol):
         ...
 
     def list(self, prefix: str) -> dict[str, int]:
-        """What there is.
+        """List what there is.
 
         Args:
             prefix: A folder, such as "data"; "" for all. An absent one is an empty one.
@@ -99,7 +99,7 @@ class Storage(Protocol):
         ...
 
     def size(self, key: str) -> int:
-        """The object's size in bytes.
+        """Return the object's size in bytes.
 
         Raises:
             Missing: There is no such object.
@@ -107,11 +107,11 @@ class Storage(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Removes the object; an absent one is fine."""
+        """Remove the object; an absent one is fine."""
         ...
 
     def tidy(self, older_than_s: float) -> tuple[str, ...]:
-        """Removes what puts that were cut short left behind and no `list` shows.
+        """Remove what puts that were cut short left behind and no `list` shows.
 
         Args:
             older_than_s: What is younger, in seconds, may be under way, and stays.
@@ -122,7 +122,7 @@ class Storage(Protocol):
         ...
 
     def exclusive(self) -> bool:
-        """Whether `put_new` is decided by the storage itself. Where that is not known, it is tried once.
+        """Return whether `put_new` is decided by the storage itself. Where that is not known, it is tried once.
 
         If not, `put_new` looks, writes and reads back, so that two callers at the same instant may both succeed; the
         bytes of one remain.
@@ -130,12 +130,12 @@ class Storage(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of connections. Idempotent; the storage must not be used afterwards."""
+        """Let go of connections. Idempotent; the storage must not be used afterwards."""
         ...
 
 
 def make_durable(storage: Storage, key: str) -> None:
-    """What was created by an attempt that failed after that survives a power cut from here on, where the storage has a
+    """Make what was created by an attempt that failed after that survive a power cut, where the storage has a
     `make_durable(key)` of its own. Others answer only for what is durable."""
     direct = getattr(storage, "make_durable", None)
     if direct is not None:
@@ -143,7 +143,7 @@ def make_durable(storage: Storage, key: str) -> None:
 
 
 def put_lightly(storage: Storage, key: str, data: Buffer) -> None:
-    """Writes the object, perhaps torn and perhaps not durable, where the storage has a `put_lightly(key, data)` of its
+    """Write the object, perhaps torn and perhaps not durable, where the storage has a `put_lightly(key, data)` of its
     own that is cheaper than `put`."""
     direct = getattr(storage, "put_lightly", None)
     if direct is None:
@@ -153,7 +153,7 @@ def put_lightly(storage: Storage, key: str, data: Buffer) -> None:
 
 
 def get_into(storage: Storage, key: str, target: memoryview) -> int:
-    """Reads the object into `target` and returns the object's size. If that differs, what `target` holds is undefined.
+    """Read the object into `target` and return the object's size. If that differs, what `target` holds is undefined.
 
     Without a copy in between where the storage has a `get_into(key, target)` of its own. Raises `Missing`.
     """
@@ -168,7 +168,8 @@ def get_into(storage: Storage, key: str, target: memoryview) -> int:
 
 
 def map_object(storage: Storage, key: str) -> memoryview | None:
-    """All of the object's bytes, in memory that costs next to nothing, where the storage has a `map(key)` of its own.
+    """Return all of the object's bytes, in memory that costs next to nothing, where the storage has a `map(key)` of its
+    own.
 
     Else None. What is written to this memory is seen by nobody else. Raises `Missing`.
 
@@ -182,7 +183,8 @@ def map_object(storage: Storage, key: str) -> memoryview | None:
 
 
 def version(storage: Storage, key: str) -> str:
-    """Differs once the object is written anew, as far as the storage tells: its entity tag, or when it was written.
+    """Return what differs once the object is written anew, as far as the storage tells: its entity tag, or when it was
+    written.
 
     Where the storage has no `version(key)` of its own, its size. Raises `Missing`.
     """
@@ -191,14 +193,14 @@ def version(storage: Storage, key: str) -> str:
 
 
 def written_at(storage: Storage, key: str) -> float | None:
-    """When the object was written, in unix seconds by the clock of the storage, if it has one and a `written_at(key)`
-    of its own. Raises `Missing`."""
+    """Return when the object was written, in unix seconds by the clock of the storage, if it has one and a
+    `written_at(key)` of its own. Raises `Missing`."""
     own = getattr(storage, "written_at", None)
     return None if own is None else own(key)
 
 
 def delete_many(storage: Storage, keys: Sequence[str]) -> None:
-    """Removes these objects, in no particular order; absent ones are fine. An error leaves some of them, or all.
+    """Remove these objects, in no particular order; absent ones are fine. An error leaves some of them, or all.
 
     In few requests where the storage has a `delete_many(keys)` of its own, and says how many it takes in one.
     """
@@ -211,11 +213,11 @@ def delete_many(storage: Storage, keys: Sequence[str]) -> None:
 
 
 def deletes_at_once(storage: Storage) -> int:
-    """How many objects one request removes: what the storage's own `deletes_at_once` says, else 1."""
+    """Return how many objects one request removes: what the storage's own `deletes_at_once` says, else 1."""
     return int(getattr(storage, "deletes_at_once", 1))
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """In their order, `size` at a time. Pure."""
+    """Yield the items in their order, `size` at a time. Pure."""
     for first in range(0, len(items), size):
         yield items[first : first + size]

@@ -19,7 +19,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeGuard
 
@@ -28,9 +28,10 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.cached import CachingFileSystem
 
 from elastic_checkpoint.storage.base import AlreadyThere, Buffer, Missing, NotDeleted, batches
+from elastic_checkpoint.storage.failures import error_code
 from elastic_checkpoint.storage.ranges import RANGE_BYTES, in_ranges, one_range
 from elastic_checkpoint.storage.redact import redact
-from elastic_checkpoint.storage.retry import error_code
+from elastic_checkpoint.storage.s3 import DELETED_AT_ONCE, is_s3, leave_retries_to_us, list_objects, protocols
 
 _CONFLICT = ("PreconditionFailed", "412")
 _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is a single PUT
@@ -38,13 +39,10 @@ _ONE_REQUEST = {"chunksize": 2**31}  # s3fs: anything smaller than twice this is
 _TELL_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 _TELL_VERSIONS = ("size", "ETag", "etag", "generation", *_TELL_TIMES)
 
-# Of S3's listings one at least, in each answer.
-_OF_LISTINGS = {"Name", "Prefix", "IsTruncated", "KeyCount", "MaxKeys", "Contents"}
 
 _ABSENT = (404, 410)
 _ONLY_READ = {"http", "https"}
 
-DELETED_AT_ONCE = 1000  # S3's own limit
 _CONNECT_S, _READ_S = 5.0, 15.0
 
 _log = logging.getLogger("elastic_checkpoint")
@@ -78,7 +76,7 @@ class FsspecStorage:
 
     def put(self, key: str, data: Buffer) -> None:
         filesystem, path = self._at(key)
-        filesystem.pipe_file(path, data if _is_s3(filesystem) and not isinstance(data, memoryview) else bytes(data))
+        filesystem.pipe_file(path, data if is_s3(filesystem) and not isinstance(data, memoryview) else bytes(data))
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         filesystem, path = self._at(key)
@@ -89,14 +87,14 @@ class FsspecStorage:
                 parts = in_ranges(filesystem, path, start, length)
                 if parts is not None:
                     return b"".join(parts)
-            if _is_s3(filesystem) and length is None:
+            if is_s3(filesystem) and length is None:
                 # Asked for all of it, s3fs looks its size up first. Few objects that are read so are larger than this.
                 data = one_range(filesystem, path, start, RANGE_BYTES)
                 if len(data) < RANGE_BYTES:
                     return data
                 begun = start + len(data)
                 return data + self.get(key, begun, max(0, self.size(key) - begun))
-            if _is_s3(filesystem) and length is not None:
+            if is_s3(filesystem) and length is not None:
                 return one_range(filesystem, path, start, length)
             end = None if length is None else start + length
             found: bytes = filesystem.cat_file(path, start=start or None, end=end)
@@ -130,8 +128,8 @@ class FsspecStorage:
         filesystem, path = self._at(prefix) if prefix else self._root()
         filesystem.invalidate_cache()
         *_, behind = _layers(filesystem)
-        if _is_s3(behind):
-            return _listed_by_s3(behind, path, self._root()[1])
+        if is_s3(behind):
+            return list_objects(behind, path, self._root()[1])
         try:
             found = (
                 _found_by_walking(filesystem, path) if _hides_errors(filesystem) else filesystem.find(path, detail=True)
@@ -140,7 +138,7 @@ class FsspecStorage:
             if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOENT:
                 raise
             return {}
-        if not found and _ONLY_READ & set(_protocols(behind)):
+        if not found and _ONLY_READ & set(protocols(behind)):
             self._refuse_who_has_anything(f"{prefix}/{secrets.token_hex(8)}".lstrip("/"))
         root = self._root()[1]
         sizes = {name[len(root) :].lstrip("/"): info["size"] for name, info in found.items() if info["type"] == "file"}
@@ -149,7 +147,7 @@ class FsspecStorage:
     def size(self, key: str) -> int:
         filesystem, path = self._at(key)
         try:
-            if _is_s3(filesystem):  # s3fs's own `info` lists, too, where there is no object
+            if is_s3(filesystem):  # s3fs's own `info` lists, too, where there is no object
                 bucket, _, name = path.partition("/")
                 return int(filesystem.call_s3("head_object", Bucket=bucket, Key=name)["ContentLength"])
         except FileNotFoundError as error:
@@ -177,7 +175,7 @@ class FsspecStorage:
     @property
     def deletes_at_once(self) -> int:
         """See base.deletes_at_once."""
-        return DELETED_AT_ONCE if _is_s3(self._root()[0]) else 1
+        return DELETED_AT_ONCE if is_s3(self._root()[0]) else 1
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """See base.delete_many."""
@@ -192,7 +190,7 @@ class FsspecStorage:
 
     def tidy(self, older_than_s: float) -> tuple[str, ...]:
         filesystem, root = self._root()
-        if not _is_s3(filesystem):
+        if not is_s3(filesystem):
             return ()
         bucket, _, prefix = root.partition("/")
         listed = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "")
@@ -206,7 +204,7 @@ class FsspecStorage:
 
     def exclusive(self) -> bool:
         if self._exclusive is None:
-            if _ONLY_READ & {name for one in _layers(self._root()[0]) for name in _protocols(one)}:
+            if _ONLY_READ & {name for one in _layers(self._root()[0]) for name in protocols(one)}:
                 raise self._only_reads()  # fsspec writes to some of these servers, and removes from none
             key = f"claims/probe-{secrets.token_hex(8)}"
             try:
@@ -223,7 +221,7 @@ class FsspecStorage:
 
     def close(self) -> None:
         opened, self._opened = self._opened, None
-        if opened is None or opened[0] != os.getpid() or not _is_s3(opened[1]):
+        if opened is None or opened[0] != os.getpid() or not is_s3(opened[1]):
             return
         filesystem = opened[1]
         if filesystem._s3 is not None:
@@ -258,7 +256,7 @@ class FsspecStorage:
             ) from None
 
     def _refuse_who_has_anything(self, key: str) -> None:
-        """Raises OSError where there is an object of this name, which nobody has made: then a login page, or the like,
+        """Raise OSError where there is an object of this name, which nobody has made: then a login page, or the like,
         answers whatever is asked, and an empty listing of its says nothing."""
         if self._is_there(key):
             raise OSError(f"what answers here has whatever it is asked for, {key}, too: it is no folder of files")
@@ -266,7 +264,7 @@ class FsspecStorage:
     def _create(self, key: str, data: Buffer) -> None:
         filesystem, path = self._at(key)
         try:
-            with _checking if "memory" in _protocols(filesystem) else contextlib.nullcontext():
+            with _checking if "memory" in protocols(filesystem) else contextlib.nullcontext():
                 filesystem.pipe_file(path, bytes(data), mode="create", **self._one_request(filesystem))
         except FileExistsError:
             raise AlreadyThere(key) from None
@@ -287,7 +285,8 @@ class FsspecStorage:
         return info
 
     def _is_there(self, key: str) -> bool:
-        """fsspec's own `exists` takes any failure for absence, and we would write over what is there."""
+        """Return whether the object is there: fsspec's own `exists` takes any failure for absence, and we would write
+        over what is there."""
         try:
             self.size(key)
         except Missing:
@@ -307,15 +306,15 @@ class FsspecStorage:
         return error if error_code(error) == "NoSuchBucket" else Missing(key)
 
     def _one_request(self, filesystem: Any) -> dict[str, int]:
-        return _ONE_REQUEST if _is_s3(filesystem) else {}
+        return _ONE_REQUEST if is_s3(filesystem) else {}
 
     def _root(self) -> tuple[Any, str]:
-        """The filesystem and the run's path in it. A forked child opens its own: connections are not shared."""
+        """Return the filesystem and the run's path in it. A forked child opens its own: connections are not shared."""
         if self._opened is None or self._opened[0] != os.getpid():
             filesystem, path = fsspec.core.url_to_fs(self._full_url, **_all_options(self._full_url, self._options))
             for one in _layers(filesystem):
-                if _is_s3(one):
-                    _leave_retries_to_us(one)
+                if is_s3(one):
+                    leave_retries_to_us(one)
             self._opened = os.getpid(), filesystem, path.rstrip("/")
         return self._opened[1], self._opened[2]
 
@@ -327,8 +326,8 @@ class FsspecStorage:
 
 
 def _all_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """As fsspec takes them: those of the first protocol, and in a chain, such as simplecache::http://, those of each
-    other one under its name."""
+    """Return the options as fsspec takes them: those of the first protocol, and in a chain, such as
+    simplecache::http://, those of each other one under its name."""
     fresh = {"use_listings_cache": False, "skip_instance_cache": True}
     first, *others = [part.partition("://")[0] for part in url.split("::")]
     known = fsspec.available_protocols()
@@ -337,14 +336,15 @@ def _all_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(filesystem: Any) -> Iterator[Any]:
-    """It, and what it is a cache or a view of."""
+    """Yield it, and what it is a cache or a view of."""
     while isinstance(filesystem, fsspec.AbstractFileSystem):  # pyarrow's have another filesystem beneath
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
 
 
 def _limits(protocol: str) -> dict[str, Any]:
-    """Of waiting on a connection: s3fs has the same by itself, and aiohttp 5 minutes for a whole request."""
+    """Return options that limit waiting on a connection: s3fs has the same by itself, and aiohttp 5 minutes for a whole
+    request."""
     if protocol not in ("http", "https"):
         return {}
     from aiohttp import ClientTimeout
@@ -353,7 +353,7 @@ def _limits(protocol: str) -> dict[str, Any]:
 
 
 def _is_no_answer(cause: BaseException) -> TypeGuard[Exception]:
-    """Of a server on whether an object is there: fsspec's http:// takes whatever went wrong for an absence."""
+    """Return whether a server did not answer: fsspec's http:// takes whatever went wrong for an absence."""
     if isinstance(cause, (TimeoutError, asyncio.TimeoutError, ConnectionError)):
         return True
     of_http = type(cause).__module__.startswith("aiohttp")
@@ -361,65 +361,15 @@ def _is_no_answer(cause: BaseException) -> TypeGuard[Exception]:
 
 
 def _hides_errors(filesystem: Any) -> bool:
-    """Whether its `find` is fsspec's own, for which a server that cannot be reached is an empty folder."""
+    """Return whether its `find` is fsspec's own, for which a server that cannot be reached is an empty folder."""
     if isinstance(filesystem, AsyncFileSystem):
         return type(filesystem)._find is AsyncFileSystem._find
     # Of the instance: one that caches another's files has that one's.
     return getattr(filesystem.find, "__func__", None) is fsspec.AbstractFileSystem.find
 
 
-def _listed_by_s3(filesystem: Any, path: str, root: str) -> dict[str, int]:
-    """See FsspecStorage.list. s3fs's own `find` takes any XML for a listing, and a server without one for an empty one.
-
-    Raises OSError where what answers is no S3, or there is no bucket.
-    """
-    bucket, _, prefix = path.partition("/")
-    asked = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
-    within = len(root) - len(bucket)
-    sizes: dict[str, int] = {}
-    while True:
-        answer = _of_s3(lambda: filesystem.call_s3("list_objects_v2", **asked))
-        for one in answer.get("Contents", ()):
-            if not one["Key"].endswith("/"):  # some tools mark a folder by such an object
-                sizes[one["Key"][within:]] = one["Size"]
-        if not answer.get("IsTruncated"):
-            return dict(sorted(sizes.items()))
-        token = answer.get("NextContinuationToken")
-        if token in (None, asked.get("ContinuationToken")):
-            raise OSError("the server lists a part of what is there, and does not say how to ask for the rest")
-        asked["ContinuationToken"] = token
-
-
-def _of_s3(list_objects: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `list_objects` returns, which is a listing. Raises OSError where it is none: a login page, a console or
-    another service answers, at times with 200, and at times botocore calls that an internal error of the server's."""
-    try:
-        answer = list_objects()
-    except OSError as error:
-        headers = _headers(getattr(error.__cause__, "response", {}))
-        if error_code(error) == "500" and "xml" not in headers.get("content-type", "xml"):
-            raise _no_s3(headers) from error
-        raise
-    if not _OF_LISTINGS & answer.keys():
-        raise _no_s3(_headers(answer))
-    return answer
-
-
-def _headers(response: Any) -> dict[str, str]:
-    found: dict[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return found
-
-
-def _no_s3(headers: Mapping[str, str]) -> OSError:
-    kind, size = headers.get("content-type", "no content type"), headers.get("content-length", "unknown")
-    return OSError(
-        f"what answers is no S3 server: instead of a listing came {kind}, {size} bytes, as from a login page, a "
-        "console or another service"
-    )
-
-
 def _found_by_walking(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
-    """What `find` would, or the first error. Raises FileNotFoundError where nothing is there."""
+    """Return what `find` would, or the first error. Raises FileNotFoundError where nothing is there."""
     found, folders = {}, []
     for info in filesystem.ls(path, detail=True):
         if info["type"] == "directory" and info["name"].rstrip("/") != path.rstrip("/"):
@@ -430,18 +380,3 @@ def _found_by_walking(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             found.update(_found_by_walking(filesystem, folder))
     return found
-
-
-def _leave_retries_to_us(filesystem: Any) -> None:
-    """s3fs tries 5 times, and botocore below it 5 times each: 6 minutes of a hung server, which no deadline sees."""
-    filesystem.retries = 1
-    filesystem.config_kwargs = {"retries": {"total_max_attempts": 1}, **filesystem.config_kwargs}
-
-
-def _is_s3(filesystem: Any) -> bool:
-    return "s3" in _protocols(filesystem)
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    protocol = filesystem.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

@@ -31,11 +31,10 @@ from pathlib import Path
 
 from elastic_checkpoint.memory import POPULATE_READ, mapped, on_this_machine
 from elastic_checkpoint.storage.base import AlreadyThere, Buffer, Missing
+from elastic_checkpoint.storage.direct_io import DIRECT_BYTES_MIN, create, is_aligned, write_all
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)  # ours alone: others keep their own `.tmp` files here
 
-_DIRECT_BYTES_MIN = 2**20
-_DIRECT_WRITE_BYTES = 2**25  # in one call; its pages are pinned meanwhile
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -111,7 +110,7 @@ class LocalStorage:
         """See base.map_object."""
         try:
             with self._opened(key) as (file, size):
-                if size < _DIRECT_BYTES_MIN or not on_this_machine(file):
+                if size < DIRECT_BYTES_MIN or not on_this_machine(file):
                     return None
                 memory = mapped(file, size, mmap.MAP_PRIVATE, POPULATE_READ)
         except OSError:  # an older kernel, a file that cannot be read, or is cut short: reading it says why
@@ -177,7 +176,7 @@ class LocalStorage:
         return True
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     def _stat(self, key: str) -> os.stat_result:
         try:
@@ -191,7 +190,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """The file, open for reading, and its size. Raises Missing."""
+        """Yield the file, open for reading, and its size. Raises Missing."""
         self._stat(key)  # opening a device may do something
         try:
             file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a FIFO by now
@@ -203,7 +202,8 @@ class LocalStorage:
             os.close(file)
 
     def _unless_absent(self, error: OSError) -> None:
-        """A folder that may not be read is not an empty one, nor is what is no folder, below the run's."""
+        """Raise the error unless there is no folder: one that may not be read is not an empty one, nor is what is no
+        folder, below the run's."""
         if not isinstance(error, FileNotFoundError) and not (
             isinstance(error, NotADirectoryError) and not self.root.is_dir()
         ):
@@ -217,18 +217,18 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _written(self, target: Path, data: Buffer) -> Iterator[Path]:
-        """A fsynced temporary file beside `target`; afterwards the folder is fsynced and the file is gone."""
+        """Yield a fsynced temporary file beside `target`; afterwards the folder is fsynced and the file is gone."""
         temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"  # see _TEMPORARY
         content = memoryview(data).cast("B")
         try:
-            file = _create(temporary, direct=_is_aligned(content))
+            file = create(temporary, direct=is_aligned(content))
         except FileNotFoundError:  # new, or a sweep removed the empty folder just now
             _make_folders(target.parent)
-            file = _create(temporary, direct=_is_aligned(content))
+            file = create(temporary, direct=is_aligned(content))
         try:
             with contextlib.suppress(OSError):  # no locks on this filesystem: then its age alone protects it
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_directly(file, content)
+            write_all(file, content)
             os.fsync(file)
             yield temporary
             _fsync_folder(target.parent)
@@ -239,14 +239,14 @@ class LocalStorage:
 
 
 def _check_plain(key: str, found: os.stat_result) -> os.stat_result:
-    """What was found, if it is a plain file. Raises Missing."""
+    """Return what was found, if it is a plain file. Raises Missing."""
     if not stat.S_ISREG(found.st_mode):
         raise Missing(key, f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a plain file")
     return found
 
 
 def _is_being_written(path: Path) -> bool:
-    """Whether its writer lives: clocks are set, and a file that looks old may be under way."""
+    """Return whether its writer lives: clocks are set, and a file that looks old may be under way."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
         try:
@@ -262,55 +262,8 @@ def _is_being_written(path: Path) -> bool:
     return False
 
 
-def _is_aligned(content: memoryview) -> bool:
-    """Whether the bytes are worth a write around the page cache, which takes them from whole pages of memory only."""
-    if len(content) < _DIRECT_BYTES_MIN:
-        return False
-    import numpy as np  # only large objects need it: a writer process begins in two thirds of the time
-
-    address: int = np.frombuffer(content, np.uint8).ctypes.data
-    return address % mmap.PAGESIZE == 0
-
-
-def _create(path: Path, *, direct: bool) -> int:
-    """A new file to write to; directly, where the filesystem can."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    if direct:
-        try:
-            return os.open(path, flags | os.O_DIRECT, 0o666)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            path.unlink(missing_ok=True)  # some create it first, and refuse then
-    return os.open(path, flags, 0o666)
-
-
-def _write_directly(file: int, content: memoryview) -> None:
-    """Writes all of it: whole pages as the file was opened, and through the page cache what cannot go around it."""
-    direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
-    while len(content):
-        whole = min(len(content) // mmap.PAGESIZE * mmap.PAGESIZE, _DIRECT_WRITE_BYTES)
-        if direct and not whole:
-            direct = _through_cache(file)
-        try:
-            written = os.write(file, content[:whole] if direct else content)
-        except OSError as error:
-            if not direct or error.errno != errno.EINVAL:
-                raise
-            direct = _through_cache(file)  # a device of larger blocks than pages
-            continue
-        content = content[written:]
-        if direct and written % mmap.PAGESIZE:
-            direct = _through_cache(file)  # cut short, by a full disk; the next write says it
-
-
-def _through_cache(file: int) -> bool:
-    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
-    return False
-
-
 def _read(file: int, length: int) -> bytes:
-    """Up to `length` bytes; one read() returns at most 2 GiB on Linux."""
+    """Return up to `length` bytes; one read() returns at most 2 GiB on Linux."""
     parts = []
     while length > 0 and (part := os.read(file, min(length, 1 << 30))):
         parts.append(part)
@@ -319,7 +272,8 @@ def _read(file: int, length: int) -> bytes:
 
 
 def _make_folders(folder: Path) -> None:
-    """mkdir -p that survives a power cut: each new folder's entry is fsynced in its parent."""
+    """Make the folder as mkdir -p does, so that it survives a power cut: each new folder's entry is fsynced in its
+    parent."""
     missing = []
     while not folder.exists():
         missing.append(folder)

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage.base import AlreadyThere, Buffer, Missing
-from elastic_checkpoint.storage.fsspec import DELETED_AT_ONCE, FsspecStorage
+from elastic_checkpoint.storage.fsspec import FsspecStorage
 from elastic_checkpoint.storage.ranges import joined, ranges
 from elastic_checkpoint.storage.redact import redact
+from elastic_checkpoint.storage.s3 import DELETED_AT_ONCE
 
 T = TypeVar("T")
 
@@ -174,7 +175,7 @@ class ObstoreStorage:
         self._s3fs.close()
 
     def _ranges(self, key: str, start: int, length: int, take: Callable[[int, Any], Any]) -> Sequence[Any] | None:
-        """What `take` makes of each range and where it begins, from the first one wanted on; see `joined`."""
+        """Return what `take` makes of each range and where it begins, from the first one wanted on; see `joined`."""
         _check(key)
         if not length:
             return []
@@ -222,7 +223,7 @@ class ObstoreStorage:
 
 
 def _translated(url: str, options: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Bucket, prefix, and what obstore calls the options that s3fs knows. Raises `CheckpointError`."""
+    """Return bucket, prefix, and what obstore calls the options that s3fs knows. Raises `CheckpointError`."""
     protocol, _, path = url.partition("://")
     bucket, _, prefix = path.rstrip("/").partition("/")
     client = options.get("client_kwargs") or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 from typing import Any, TypeVar
 
-from elastic_checkpoint.storage.retry import error_code
+from elastic_checkpoint.storage.failures import error_code
 
 SizedT = TypeVar("SizedT", bound=Sized)
 
@@ -16,7 +16,7 @@ _BEYOND = ("InvalidRange", "416")
 
 
 def in_ranges(filesystem: Any, path: str, start: int, length: int) -> list[bytes] | None:
-    """The bytes, fewer where the object ends before; None where the server knows no ranges.
+    """Return the bytes, fewer where the object ends before; None where the server knows no ranges.
 
     s3fs asks for 50 MB at a time, and joins what comes of each. In ranges of 8 MB the same bytes took half of the
     processor and, of the time, a half to two thirds (2026-11, s3fs 2026.9, 128 MB from a server on this machine).
@@ -32,14 +32,14 @@ def in_ranges(filesystem: Any, path: str, start: int, length: int) -> list[bytes
 
 
 def ranges(start: int, length: int) -> list[tuple[int, int]]:
-    """Where each begins and ends. Pure."""
+    """Return where each begins and ends. Pure."""
     end = start + length
     return [(first, min(first + RANGE_BYTES, end)) for first in range(start, end, RANGE_BYTES)]
 
 
 def joined(parts: list[SizedT], wanted: Sequence[tuple[int, int]]) -> list[SizedT] | None:
-    """The parts, if they are what was asked for: all full, but for the one in which the object ends and those beyond.
-    Else None. Pure."""
+    """Return the parts, if they are what was asked for: all full, but for the one in which the object ends and those
+    beyond. Else None. Pure."""
     lacking = [end - first - len(part) for part, (first, end) in zip(parts, wanted, strict=True)]
     short = next((number for number, count in enumerate(lacking) if count), len(parts))
     if min(lacking) < 0 or any(len(part) for part in parts[short + 1 :]):
@@ -48,7 +48,7 @@ def joined(parts: list[SizedT], wanted: Sequence[tuple[int, int]]) -> list[Sized
 
 
 def one_range(filesystem: Any, path: str, start: int, length: int) -> bytes:
-    """As `in_ranges`, of no more than one request, to a server that knows ranges."""
+    """Return what `in_ranges` does, in no more than one request, from a server that knows ranges."""
     try:
         data: bytes = filesystem.cat_file(path, start=start, end=start + length)
     except Exception as error:

@@ -16,7 +16,7 @@ _SHORTEST = 4  # shorter values would only blot out innocent letters
 
 
 def redact(url: str) -> str:
-    """The URL without `user:password@` and without its query string.
+    """Return the URL without `user:password@` and without its query string.
 
     A password may hold "/" and "@" as they are, though a URL's should not: where there is one, all up to the last "@"
     counts as confidential.
@@ -29,7 +29,7 @@ def _without_users(text: str) -> str:
 
 
 def _user_ends(rest: str) -> int:
-    """Where `user:password@` ends in what follows a URL's `://`; 0 where there is none."""
+    """Return where `user:password@` ends in what follows a URL's `://`; 0 where there is none."""
     name, colon, after = rest.partition(":")
     named = colon and not set("/@?") & set(name)
     is_host = "." in name or name.startswith("[") or name == "localhost"
@@ -40,7 +40,7 @@ def _user_ends(rest: str) -> int:
 
 
 def _users(text: str) -> list[str]:
-    """What stands between `://` and `@` in a text."""
+    """Return what stands between `://` and `@` in a text."""
     return [rest[: end - 1] for rest in _URL.findall(text) if (end := _user_ends(rest))]
 
 
@@ -61,21 +61,21 @@ class Scrubber:
 
 
 def _without_user(rest: str) -> str:
-    """Of what follows a URL's `://`."""
+    """Return what follows a URL's `://` without `user:password@`."""
     end = _user_ends(rest)
     return "***@" + rest[end:] if end else rest
 
 
 def _of_url(url: str) -> set[str]:
-    """What a URL holds in confidence: users, passwords, a query."""
+    """Return what a URL holds in confidence: users, passwords, a query."""
     users = _users(url)
     parts = {part for user in users for part in (*user.split(":"), *user.split(":", 1))}
     return {*users, *parts, *_QUERY.findall(_without_users(url))}
 
 
 def _leaves(value: object, name: str = "") -> Iterator[str]:
-    """Every string in the options; where its own name is public, what it holds as a URL. What is nested below has names
-    of its own."""
+    """Yield every string in the options; where its own name is public, what it holds as a URL. What is nested below has
+    names of its own."""
     if name == _NOTHING_CONFIDENTIAL_IN:
         return
     if isinstance(value, dict):

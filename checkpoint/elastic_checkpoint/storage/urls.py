@@ -20,7 +20,7 @@ _ALONE = re.compile(r"[a-z]+")  # what fsspec takes for a protocol in a chain, t
 
 
 class Refusal(NamedTuple):
-    """Why none can be. what  was given, without credentials; advice  what to do next"""
+    """Why no storage can be opened. what  was given, without credentials; advice  what to do next"""
 
     what: str
     found: str
@@ -38,7 +38,8 @@ class Refusal(NamedTuple):
 
 
 def refusal(url: object, options: Mapping[str, Any] | None = None) -> Refusal | None:
-    """None: one can. Loads nothing for a folder, and no package that is not fsspec's own: s3fs takes half a second."""
+    """Return why no storage can be opened at this URL; None: one can. Loads nothing for a folder, and no package that
+    is not fsspec's own: s3fs takes half a second."""
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else url
     if not isinstance(text, str):
         return _cannot(f"url={text!r:.60}", f"it is of type {type(text).__name__}", "give it as text, or as a Path")
@@ -74,7 +75,8 @@ def refusal(url: object, options: Mapping[str, Any] | None = None) -> Refusal | 
 
 
 def unknown_protocol(url: str) -> str | None:
-    """The first in this URL with a protocol, or chain of such, that fsspec does not know. Loads no other package."""
+    """Return the first in this URL with a protocol, or chain of such, that fsspec does not know. Loads no other
+    package."""
     known = _known()
     return next((name for name in _protocols(url) if name not in known), None)
 
@@ -112,7 +114,7 @@ def _without_package(url: str, shown: str) -> Refusal | None:
 
 
 def _typo(text: str) -> Refusal | None:
-    """One slash too few, or no colon."""
+    """Return one slash too few, or no colon."""
     found = _LIKE_A_PROTOCOL.match(text)
     if found is None or found[1] not in _known():
         return None
@@ -127,7 +129,7 @@ def _typo(text: str) -> Refusal | None:
 
 
 def _to_nowhere(path: str) -> Refusal | None:
-    """A link on the way to the folder, to what is not there: nothing can be made behind it."""
+    """Return a link on the way to the folder, to what is not there: nothing can be made behind it."""
     if path.startswith("~") and os.path.expanduser(path) == path:
         user = path.partition("/")[0]
         return _cannot(

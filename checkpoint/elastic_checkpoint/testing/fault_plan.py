@@ -22,7 +22,7 @@ ANY = "any"
 
 
 def _failure(number: int, server_code: str | None = None, status: int | None = None) -> Callable[[], OSError]:
-    """Makes an error as the operating system does or, with a code, as s3fs passes on what an S3 server answered."""
+    """Make an error as the operating system does or, with a code, as s3fs passes on what an S3 server answered."""
 
     def make() -> OSError:
         error = OSError(number, f"{os.strerror(number)} (on purpose)")
@@ -80,12 +80,12 @@ class Rule:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The operations that it is about."""
+        """Return the operations that it is about."""
         on: str | tuple[str, ...] = getattr(self, "on", ANY)
         return OPERATIONS if on == ANY else (on,) if isinstance(on, str) else tuple(on)
 
     def about(self, operation: str, path: str) -> bool:
-        """Whether it may strike this operation on the object of this path."""
+        """Return whether it may strike this operation on the object of this path."""
         return operation in self.operations and fnmatchcase(path, self.path)
 
 
@@ -208,16 +208,16 @@ class Plan:
         object.__setattr__(self, "seed", seed)
 
     def strikes(self, number: int, count: int) -> bool:
-        """Whether chance lets rule `number` strike its operation `count`, both counted from 0."""
+        """Return whether chance lets rule `number` strike its operation `count`, both counted from 0."""
         return random.Random(f"{self.seed}/{number}/{count}").random() < self.rules[number].chance
 
     def document(self) -> dict[str, Any]:
-        """The plan as plain JSON; `from_document` is the inverse."""
+        """Return the plan as plain JSON; `from_document` is the inverse."""
         return {"seed": self.seed, "rules": [{"fault": type(rule).__name__, **asdict(rule)} for rule in self.rules]}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Plan:
-        """The plan of a `document`.
+        """Return the plan of a `document`.
 
         Raises:
             ValueError: A fault or a field is unknown.

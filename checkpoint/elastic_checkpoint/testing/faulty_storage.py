@@ -59,7 +59,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def around(self, url: str, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """The same place, with these faults between.
+        """Return the same place, with these faults between.
 
         Args:
             url: A folder, or any fsspec URL.
@@ -75,19 +75,19 @@ class Faults:
         return f"faulty://{path}", {**target, "faults": self}
 
     def heal(self) -> None:
-        """From now on nothing goes wrong; what hangs, fails at once. The power is back too."""
+        """Let nothing go wrong from now on; what hangs, fails at once. The power is back too."""
         with self._lock:
             self._healed.set()
             self._dead = False
 
     def report(self) -> str:
-        """The plan and what happened, a line for each fault."""
+        """Return the plan and what happened, a line for each fault."""
         lines = [f"operation {one.number} {one.operation} {one.path}: {one.rule}" for one in self.happened]
         return "\n".join([f"{self.plan}", *lines])
 
     @contextlib.contextmanager
     def during(self, operation: str, path: str) -> Iterator[Rule | None]:
-        """Around one operation, in a filesystem of one's own. Faults of time and answer happen here.
+        """Surround one operation, in a filesystem of one's own. Faults of time and answer happen here.
 
         Args:
             operation: One of those that a Rule is about.
@@ -114,7 +114,7 @@ class Faults:
             raise _error(rule)
 
     def _next(self, operation: str, path: str) -> Rule | None:
-        """Counts the operation, and decides what strikes it."""
+        """Count the operation, and decide what strikes it."""
         with self._lock:
             number = self.operations.total()
             self.operations[operation] += 1
@@ -160,7 +160,7 @@ class Listings:
             self._answers[question] = copy.deepcopy(answer)
 
     def recall(self, question: object) -> Any:
-        """The answer, or None where the question was never asked."""
+        """Return the answer, or None where the question was never asked."""
         with self._lock:
             return copy.deepcopy(self._answers.get(question))
 

@@ -156,7 +156,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
         raise NotImplementedError(f"{path}: a faulty filesystem opens files to read or to write anew, not {mode!r}")
 
     def _listed(self, method: str, path: str, **options: Any) -> Any:
-        """The target's answer or, where it is to be stale, the last one: None if there is none."""
+        """Return the target's answer or, where it is to be stale, the last one: None if there is none."""
         path = self._strip_protocol(path)
         question = (method, path, repr(sorted(options.items())))
         with self.faults.during("list", path) as fault:
@@ -201,7 +201,7 @@ class _Writing(io.BytesIO):
 
 
 def _first(data: Any, keep: float) -> memoryview | bytes:
-    """The first bytes of `data`, never all of them unless there are none."""
+    """Return the first bytes of `data`, never all of them unless there are none."""
     kept = min(int(len(data) * keep), max(0, len(data) - 1))
     return memoryview(data)[:kept] if not isinstance(data, bytes) else data[:kept]
 

@@ -16,8 +16,8 @@ from elastic.state.train_state import weights_digest
 from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.load.diff import Side, compare
+from elastic_checkpoint.load.integrity import verify_commit
 from elastic_checkpoint.load.reader import read_commit
-from elastic_checkpoint.load.verify import verify_commit
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import Storage, open_storage
 

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from elastic.errors import ConfigError
-from elastic_checkpoint.mounts import mounts
+from elastic_checkpoint.linux import mounts
 
 FULL = "full"
 _SOURCE = "elastic-drill"  # what our disks are called among the machine's mounts

@@ -31,8 +31,8 @@ from elastic.loop.phases import Phases
 from elastic.loop.restoring.background_transfer import Giving
 from elastic.loop.restoring.transfer import Roles, broadcast, exchange_standings, pass_on, roles
 from elastic.loop.run_state import Standing
+from elastic.loop.storage.claim_lookup import ClaimLookup
 from elastic.loop.storage.hub_notice import HubNotice
-from elastic.loop.storage.late_reading import LateReading
 from elastic.loop.storage.next_step import NextStep
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import Position
@@ -85,7 +85,7 @@ class StateRestorer:
         self.giving: Giving | None = None
         self.idle = Idle()
         self.first_steps: dict[int, frozenset[int]] = {}
-        self._late = LateReading()
+        self._late = ClaimLookup()
         self._next_step: NextStep | None = None  # of the checkpoint that the run goes on from
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._keeps_trained = False  # what the script has made trainable, and not what the saved run had

@@ -4,8 +4,8 @@ saver          the coordinator's hand on it: claims it, reads the state to go on
 save_schedule  when the next save is due
 save_duration  how long it will take
 under_way      a save that is not known to be committed
-vain_uploads   those that come too late for the run's claims, again and again
-late_reading   a claim that a node could not read as it came
+late_saves     those that come too late for the run's claims, again and again
+claim_lookup   a claim that a node could not read as it came
 next_step      what the step behind a save has read and computed, for whoever resumes there
 hub_notice     where the hub is, for those who come by the run's URL
 """

@@ -32,11 +32,11 @@ from elastic.errors import Evicted, IdentityMismatch, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
+from elastic.loop.storage.late_saves import LateSaves
 from elastic.loop.storage.next_step import NextStep, Notes
 from elastic.loop.storage.save_duration import SaveDuration, UploadOrder, likely_s, older_left_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
 from elastic.loop.storage.under_way import Position, UnderWay
-from elastic.loop.storage.vain_uploads import VainUploads
 from elastic.membership.environment import Launch
 from elastic.membership.succession.going_on import nodes_of
 from elastic.membership.succession.succession import may_succeed
@@ -96,7 +96,7 @@ class Saver:
         self._opened_s = clock()
         self.schedule = SaveSchedule(config.saves, losses, events, clock=clock)
         self._soon = SoonSave()
-        self._in_vain = VainUploads()
+        self._late_saves = LateSaves()
         self.duration = SaveDuration()
         self.seen = Losses()
         self.left_in_order = False
@@ -290,7 +290,7 @@ class Saver:
                     self.schedule.owes_one = True
                 elif one.claim < self._claim:
                     self.schedule.owes_one = True
-                    if (words := self._in_vain.came_too_late(took_s=one.took_s, newest=self.newest)) is not None:
+                    if (words := self._late_saves.came_too_late(took_s=one.took_s, newest=self.newest)) is not None:
                         self._console.warn(words)
                 elif isinstance(lost, elastic_checkpoint.ClaimLost):
                     raise _evicted(lost) from lost
@@ -592,7 +592,7 @@ class Saver:
         self._saved = position.step, position.stopped
         self._saved_s = self._clock()
         self._failures = 0
-        self._in_vain.committed()
+        self._late_saves.committed()
         self._soon.committed(position.step)
         self._events.emit(
             schema.Saved(

@@ -14,8 +14,8 @@ from tests.kit.planted.bug import Act, Bug, planted
 def _late(bug: Bug) -> Bug:
     """No bug: so that there is a copy under way at all, and how far it is does not depend on the machine."""
     bug.also("elastic.loop.storage.saver:_WARM_AFTER_S")(lambda right, act: 0.0)
-    bug.also("elastic_checkpoint.save.steady:_SMALL_BYTES")(lambda right, act: 1)
-    bug.also("elastic_checkpoint.save.steady:_WORTH_BYTES")(lambda right, act: 1)
+    bug.also("elastic_checkpoint.save.copying:_SMALL_BYTES")(lambda right, act: 1)
+    bug.also("elastic_checkpoint.save.copying:_WORTH_BYTES")(lambda right, act: 1)
     bug.also("elastic_checkpoint.save.copying:Copying._work_aside")(lambda right, act: lambda self: None)
     return bug
 
@@ -53,7 +53,7 @@ def _(right: Any, act: Act) -> Any:
     return close
 
 
-join_a_copy_after_the_update.also("elastic_checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
+join_a_copy_after_the_update.also("elastic_checkpoint.save.copying:Filling.written")(_nothing_is_noticed)
 
 
 _LENT: list[Any] = []
@@ -72,7 +72,7 @@ def lend_buffers(right: Any, act: Act) -> Any:
     return lend
 
 
-lend_buffers.also("elastic_checkpoint.save.steady:Filling.written")(_nothing_is_noticed)
+lend_buffers.also("elastic_checkpoint.save.copying:Filling.written")(_nothing_is_noticed)
 
 
 @lend_buffers.also("elastic.group.buffers:Buffers.share_done")

@@ -35,7 +35,7 @@ def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("elastic_checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
+@planted("elastic_checkpoint.save.ranks:save_now", plan="cut", caught_by={"durable"})
 def commit_before_the_data(right: Any, act: Act) -> Any:
     """A checkpoint is listed before its data are there, and a kill comes in between."""
 
@@ -54,7 +54,7 @@ def commit_before_the_data(right: Any, act: Act) -> Any:
     return save_now
 
 
-@planted("elastic_checkpoint.save.foreground:save_now", plan="cut", caught_by={"durable"})
+@planted("elastic_checkpoint.save.ranks:save_now", plan="cut", caught_by={"durable"})
 def report_a_save_before_it_is_durable(right: Any, act: Act) -> Any:
     """A save is reported as committed while it is still to be written, and a kill comes in between."""
 

@@ -73,7 +73,7 @@ class Storage:
             self.lives = lives
 
     def moves(self, beacon: str, *, claim: int) -> None:
-        """What answers for the run has moved with its hub (elastic_checkpoint/runs/moved_beacon.py)."""
+        """What answers for the run has moved with its hub (elastic_checkpoint/runs/beacon.py)."""
         if claim == self.newest:
             self.beacon = beacon
 

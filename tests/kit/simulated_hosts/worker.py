@@ -352,7 +352,7 @@ class Worker:
             group.steps()
 
     def _reads_later(self, group: Group) -> None:
-        """See loop/storage/late_reading.py."""
+        """See loop/storage/claim_lookup.py."""
         if not self.alive or self._group is not group:
             return
         if not self._world.storage_answers():

@@ -5,10 +5,14 @@
 
 A rank that failed takes part until the others learn of it, before the next run is sent: nobody waits for bytes that do
 not come. What it failed of, the agreement that follows tells everybody.
+
+The manifest itself goes from rank 0, which alone reads and judges it, to the others: a length, then JSON of what is no
+number of a piece, then the pieces' columns as 64-bit integers.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,12 +24,17 @@ import numpy as np
 import torch
 
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint
+from elastic_checkpoint.format.draft import StoredObject
+from elastic_checkpoint.format.dtypes import STORED
+from elastic_checkpoint.format.hashing import to_json
 from elastic_checkpoint.format.manifest import Manifest
+from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint.format.pieces import Table
 from elastic_checkpoint.load.group.ranges import Wanted
 from elastic_checkpoint.load.objects import Run, check_run, read_run, run_range
 from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.net.rank_channel import RankChannel, Sent
-from elastic_checkpoint.storage import Storage
+from elastic_checkpoint.storage import Buffer, Storage
 
 _AHEAD = 2  # runs that a rank reads before they are needed
 _RECEIVED_AT_ONCE = 2  # memory for so many is had beside those that are read
@@ -62,7 +71,7 @@ def _run(numbers: Any) -> Run:
 
 
 def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted: Wanted, share: ReadPlan) -> None:
-    """Fills `wanted`. Collective.
+    """Fill `wanted`. Collective.
 
     Raises what this rank failed of. When another one did, returns early: what that one says comes next.
     """
@@ -90,7 +99,7 @@ def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted:
 
 
 def _ahead(pool: ThreadPoolExecutor, storage: Storage, manifest: Manifest, runs: list[Run]) -> Iterator[Future[bytes]]:
-    """The reads of these runs, in their order, of which a few are under way."""
+    """Yield the reads of these runs, in their order, of which a few are under way."""
     begun: deque[Future[bytes]] = deque()
     coming = iter(runs)
     for _ in runs:
@@ -111,7 +120,7 @@ class _Round:
         self.failure: BaseException | None = None
 
     def read(self, reads: Iterator[Future[bytes]]) -> bytes | None:
-        """The next run's bytes; None where that failed, in whatever way: clients of storages raise all kinds."""
+        """Return the next run's bytes; None where that failed, in whatever way: clients of storages raise all kinds."""
         data: bytes | None = self._guarded(lambda: next(reads).result())
         return data
 
@@ -121,7 +130,8 @@ class _Round:
     def pass_on(
         self, number: int, sends: list[tuple[Run, list[int]]], data: bytes | None, coming: list[tuple[int, Run]]
     ) -> None:
-        """All sends begin at once, so what is received is always on its way, in whatever order ranks look for it."""
+        """Send this rank's run, and fill in those that come. All sends begin at once, so what is received is always on
+        its way, in whatever order ranks look for it."""
         under_way: list[Sent] = []
         for run, ranks in sends:
             assert data is not None, "all ranks would have stopped"
@@ -159,3 +169,37 @@ class _Round:
         except BaseException as error:
             self.failure = self.failure or error
             return None
+
+
+_COLUMNS = ("counts", "objects", "starts", "offsets", "sizes")
+
+
+def packed(manifest: Manifest) -> bytes:
+    table = manifest.table
+    columns = [getattr(table, name) for name in _COLUMNS]
+    head = to_json(
+        {
+            "tree": manifest.tree,
+            "names": table.names,
+            "dtypes": [dtype.name for dtype in table.dtypes],
+            "shapes": table.shapes,
+            "objects": [{**one.document(), "helper": one.helper} for one in manifest.objects],
+            "lengths": [len(column) for column in columns],
+        }
+    )
+    return b"".join([len(head).to_bytes(8, "little"), head, *(column.astype("<i8").tobytes() for column in columns)])
+
+
+def unpacked(data: Buffer, id: CommitId) -> Manifest:
+    """Return the manifest without what only people read."""
+    view = memoryview(data)
+    at = 8 + int.from_bytes(view[:8], "little")
+    head = json.loads(bytes(view[8:at]))
+    columns = []
+    for length in head["lengths"]:
+        columns.append(np.frombuffer(view[at : at + 8 * length], "<i8").astype(np.int64))
+        at += 8 * length
+    shapes = [tuple(shape) for shape in head["shapes"]]
+    table = Table(head["names"], [STORED[name] for name in head["dtypes"]], shapes, *columns)
+    objects = tuple(map(StoredObject.of, head["objects"]))
+    return Manifest(id, 0.0, None, {}, objects, table.tensors(), head["tree"], table)

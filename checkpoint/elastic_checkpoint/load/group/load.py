@@ -3,7 +3,7 @@
     rank 0 names a checkpoint, whose manifest it has read  ->  every rank: does it fit, what do I want?
       ->  rank 0: who reads what, and for whom  ->  read, verified, passed on  ->  all whole?  ->  applied everywhere
 
-Rank 0 alone reads and judges the manifest; the others get it packed (columns.py). A rank allocates and reads what it
+Rank 0 alone reads and judges the manifest; the others get it packed (exchange.py). A rank allocates and reads what it
 loads, and nothing else. Every chunk that anybody wants is read by one rank, and sent to those who want it too: a
 replicated state is read once over all ranks. Damage that any rank finds makes all of them go on to the next older
 checkpoint. Nothing of the state is touched before all ranks have verified all that they want.
@@ -22,15 +22,13 @@ import torch
 from elastic_checkpoint.errors import CheckpointError, CorruptCheckpoint
 from elastic_checkpoint.format.decoding import decode
 from elastic_checkpoint.format.document import Tree
-from elastic_checkpoint.format.dtensor import like
 from elastic_checkpoint.format.manifest import Manifest, corrupt_manifest
 from elastic_checkpoint.format.marks import Resolver
 from elastic_checkpoint.format.names import CommitId, id_document, id_from
 from elastic_checkpoint.format.pieces import StoredTensor
-from elastic_checkpoint.format.tensors import torch_dtype
+from elastic_checkpoint.format.tensors import like, torch_dtype
 from elastic_checkpoint.load.apply import apply, match
-from elastic_checkpoint.load.group.columns import packed, unpacked
-from elastic_checkpoint.load.group.exchange import ReadPlan, exchange
+from elastic_checkpoint.load.group.exchange import ReadPlan, exchange, packed, unpacked
 from elastic_checkpoint.load.group.ranges import Wanted
 from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded, Skipped
@@ -44,7 +42,7 @@ _RUN_BYTES = 2**25  # that are read, and sent, in one go, where chunks are small
 
 
 def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
-    """The step that was loaded. Collective.
+    """Return the step that was loaded. Collective.
 
     raises  the same on all ranks: what the search raises, StateMismatch, StorageError, CheckpointError for lost ranks;
             nothing was touched then, unless an object refuses
@@ -94,7 +92,7 @@ class _Candidates:
         return self._search.newest
 
     def next(self, steps: list[int | None]) -> list[Message]:
-        """The answer for all ranks."""
+        """Return the answer for all ranks."""
         if any(step != self._step for step in steps):
             raise CheckpointError(f"the ranks load different steps: {steps}\n  state  nothing was changed")
         self.manifest = self._search.first_whole(self._checked)
@@ -111,7 +109,7 @@ class _Candidates:
 
 
 def _from_rank_0(channel: RankChannel, id: CommitId, candidates: _Candidates, size: int) -> Manifest:
-    """The manifest that rank 0 has read, on all ranks. size  of it on its way"""
+    """Return the manifest that rank 0 has read, on all ranks. size  of it on its way"""
     data = torch.empty(size, dtype=torch.uint8)
     if candidates.manifest is not None:
         data.numpy()[:] = np.frombuffer(candidates.packed, np.uint8)
@@ -122,7 +120,7 @@ def _from_rank_0(channel: RankChannel, id: CommitId, candidates: _Candidates, si
 
 
 def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest, rules: LoadRules) -> Skipped | str:
-    """Loads this checkpoint on all ranks, or says to all of them what is damaged. Returns what was left alone, or the
+    """Load this checkpoint on all ranks, or say to all of them what is damaged. Returns what was left alone, or the
     damage."""
     id = manifest.id
     mine: Message | BaseException
@@ -172,13 +170,16 @@ def _resolved(
     rules: LoadRules,
     arrays: dict[int, str] | None = None,
 ) -> tuple[Tree, list[str]]:
-    """The tree that was saved, as this rank gets it, and the entries that are left as they are. arrays  see `decode`"""
+    """Return the tree that was saved, as this rank gets it, and the entries that are left as they are.
+
+    arrays  see `decode`
+    """
     resolver = Resolver(channel.rank, channel.size, rules.resized)
     return resolver.resolve(decode(manifest.tree, tensors, arrays=arrays)), resolver.kept
 
 
 def _as_here(manifest: Manifest, sharded: dict[str, torch.Tensor], wanted: Wanted) -> dict[str, torch.Tensor]:
-    """What was read, as DTensors where no more is wanted than this rank's part of one; the rest without data."""
+    """Return what was read, as DTensors where no more is wanted than this rank's part of one; the rest without data."""
     read = {name: like(sharded[name], part) if name in sharded else part for name, part in wanted.tensors.items()}
     return {name: read[name] if name in read else _empty(stored) for name, stored in manifest.tensors.items()}
 
@@ -190,8 +191,8 @@ def _empty(stored: StoredTensor) -> torch.Tensor:
 def _wants(
     channel: RankChannel, state: Tree, manifest: Manifest, rules: LoadRules
 ) -> tuple[list[str], dict[str, torch.Tensor], bool]:
-    """The tensors that this rank loads; those of which it wants no more than its part of a DTensor, each with that
-    DTensor; and whether they fit is seen in their values only.
+    """Return the tensors that this rank loads; those of which it wants no more than its part of a DTensor, each with
+    that DTensor; and whether they fit is seen in their values only.
 
     Raises `StateMismatch` where the checkpoint is of another state, `CorruptCheckpoint` where it is none of ours.
     """
@@ -218,7 +219,7 @@ def _same_part(one: Any, other: Any) -> bool:
 
 
 def _leaves(tree: Tree) -> Iterator[object]:
-    """Every place of a tensor or an array in a decoded tree."""
+    """Yield every place of a tensor or an array in a decoded tree."""
     if isinstance(tree, torch.Tensor | np.ndarray):
         yield tree
     elif isinstance(tree, dict):
@@ -235,8 +236,8 @@ def _first_damage(said: list[Message]) -> list[Message]:
 
 
 def _assign_reads(said: list[Message], manifest: Manifest) -> list[Message]:
-    """Who reads what, and for whom: each run one of those who want it, whoever has the fewest bytes to read so far. On
-    rank 0."""
+    """Return who reads what, and for whom: each run one of those who want it, whoever has the fewest bytes to read so
+    far. On rank 0."""
     damaged = _first_damage(said)
     if damaged[0]["damage"] is not None:
         return damaged
@@ -262,7 +263,7 @@ def _assign_reads(said: list[Message], manifest: Manifest) -> list[Message]:
 
 
 def _together(wanting: list[tuple[Chunk, list[int]]], manifest: Manifest) -> Iterator[tuple[Run, list[int]]]:
-    """Chunks side by side that the same ranks want, in runs of no more than _RUN_BYTES if they have several."""
+    """Yield chunks side by side that the same ranks want, in runs of no more than _RUN_BYTES if they have several."""
     at = 0
     while at < len(wanting):
         (object, first), ranks = wanting[at]

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from elastic_checkpoint.format.dtensor import local_box
 from elastic_checkpoint.format.manifest import Manifest
 from elastic_checkpoint.format.pieces import StoredTensor
 from elastic_checkpoint.format.shards import Box
-from elastic_checkpoint.format.tensors import INTEGERS, torch_dtype, writable_bytes
+from elastic_checkpoint.format.tensors import INTEGERS, local_box, torch_dtype, writable_bytes
 from elastic_checkpoint.load.objects import Chunk, Run, chunks_of, run_range
 from elastic_checkpoint.storage import Buffer
 
@@ -50,7 +49,7 @@ class Wanted:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def fill(self, run: Run, data: Buffer) -> None:
-        """Takes what is wanted of verified chunks; nothing, where nothing is."""
+        """Take what is wanted of verified chunks; nothing, where nothing is."""
         begins, _ = run_range(self._manifest, run)
         for chunk in chunks_of(run):
             start, size = run_range(self._manifest, (*chunk, 1))
@@ -60,7 +59,7 @@ class Wanted:
 
 
 def _runs(chunks: list[Chunk]) -> Iterator[Run]:
-    """Ascending chunks, those side by side as one."""
+    """Yield ascending chunks, those side by side as one."""
     first = 0
     for at, (object, number) in enumerate(chunks):
         if at + 1 == len(chunks) or chunks[at + 1] != (object, number + 1):
@@ -103,13 +102,13 @@ class _Transfer:
             self._memory = None
 
     def _copy(self, memory: NDArray[np.uint8]) -> None:
-        """Through integers, which torch copies bit by bit."""
+        """Copy through integers, which torch copies bit by bit."""
         dtype = INTEGERS.get(self._into.dtype.itemsize, self._into.dtype)
         self._into.view(dtype).copy_(torch.from_numpy(memory).view(dtype).as_strided(self._into.shape, self._strides))
 
 
 def _transfers(stored: StoredTensor, box: Box, into: torch.Tensor) -> Iterator[_Transfer]:
-    """What of the pieces lies in the box, each into its part of `into`, which is the box."""
+    """Yield what of the pieces lies in the box, each into its part of `into`, which is the box."""
     if not into.numel():
         return
     begin = np.array(box[0], np.int64)

@@ -70,7 +70,7 @@ class Agreement:
         self._proposed: list[str] | None = None
 
     def reach(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
-        """See `SavingRanks.plan`."""
+        """Agree on a save, as `SavingRanks.plan` says."""
         doing = f"the save of step {asked.step}"
         drafting = _Drafting(asked)
         tensors: dict[str, torch.Tensor] = {}
@@ -114,7 +114,7 @@ class Agreement:
         return Save(draft, layout.plan, parts, committed, layout.first, begun["new"], decided)
 
     def _begin(self, said: list[Message], drafting: _Drafting, decide: Decide) -> list[Message]:
-        """On rank 0."""
+        """Name the save, on rank 0, and see whether the plan still holds."""
         calls = [message["call"] for message in said]
         if len(set(calls)) > 1:
             found = ", ".join(f"rank {rank} {call}" for rank, call in enumerate(calls))
@@ -155,7 +155,7 @@ class Agreement:
         self._channel.agree(what, mine, judge)
 
     def _plan(self, what: str, tensors: dict[str, torch.Tensor], marks: Marks, drafting: _Drafting) -> None:
-        """Makes this rank's layout, or leaves it None where the plan cannot be made."""
+        """Make this rank's layout, or leaves it None where the plan cannot be made."""
         self.layout = None
         mine: Message | BaseException
         try:

@@ -18,14 +18,12 @@ from typing import Any
 import torch
 
 from elastic_checkpoint.errors import RanksDiffer
-from elastic_checkpoint.format.document import TAG, Document
-from elastic_checkpoint.format.dtensor import local_part
+from elastic_checkpoint.format.document import TAG, Document, is_sharded
 from elastic_checkpoint.format.dtypes import name_of
-from elastic_checkpoint.format.envelope import to_json
-from elastic_checkpoint.format.hashing import xxh3
-from elastic_checkpoint.format.kinds import is_sharded
+from elastic_checkpoint.format.hashing import to_json, xxh3
 from elastic_checkpoint.format.leaves import leaves
 from elastic_checkpoint.format.marks import Marks
+from elastic_checkpoint.format.tensors import local_part
 from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.save.group import replicas
 from elastic_checkpoint.save.group.layout import check_same_kinds
@@ -49,7 +47,7 @@ class Replica:
         self._parts = {} if trusted else held_twice(tensors, ranks)
 
     def said(self) -> Message:
-        """What goes with this rank's message at every save."""
+        """Return what goes with this rank's message at every save."""
         values = self._values() if self._marks.rank0_paths else self._document
         return {
             "values": xxh3(to_json(values)),
@@ -59,7 +57,7 @@ class Replica:
         }
 
     def entries(self) -> Message:
-        """What tells where the difference is."""
+        """Return what tells where the difference is."""
         return {
             "values": self._values(),
             "kinds": {n: [name_of(t.dtype), list(t.shape)] for n, t in self._tensors.items()},
@@ -68,7 +66,7 @@ class Replica:
         }
 
     def _values(self) -> dict[str, str]:
-        """Every plain value by its path, but for those of which rank 0's are saved."""
+        """Return every plain value by its path, but for those of which rank 0's are saved."""
         return {
             path: to_json(leaf).decode("ascii") if _is_short(leaf) else f"a value with hash {xxh3(to_json(leaf))}"
             for path, leaf in leaves(self._document)
@@ -77,7 +75,7 @@ class Replica:
 
 
 def differ(said: Sequence[Message]) -> bool:
-    """Whether what the ranks say (`Replica.said`) differs, beyond what is marked."""
+    """Return whether what the ranks say (`Replica.said`) differs, beyond what is marked."""
     if any(one[what] != said[0][what] for one in said for what in ("values", "tensors")):
         return True
     found = {(part, digest) for one in said for part, digest in one["parts"].items()}
@@ -96,7 +94,7 @@ BUFFERS = (
 
 
 def compare(said: Sequence[Message]) -> None:
-    """Raises RanksDiffer, which names the entries in which these differ; nothing, where only an order differs."""
+    """Raise RanksDiffer, which names the entries in which these differ; nothing, where only an order differs."""
     check_same_kinds([one["kinds"] for one in said])
     values = _differing([one["values"] for one in said])
     tensors = _differing([one["tensors"] for one in said])
@@ -124,8 +122,9 @@ def compare(said: Sequence[Message]) -> None:
 
 
 def held_twice(tensors: dict[str, torch.Tensor], ranks: int) -> dict[str, dict[str, torch.Tensor]]:
-    """What tells one part of DTensors from others -> this rank's parts by the tensors' names, where others of so many
-    ranks hold the same. Ranks at one coordinate of meshes of one shape hold the same boxes, also if they are two."""
+    """Return what tells one part of DTensors from others -> this rank's parts by the tensors' names, where others of so
+    many ranks hold the same. Ranks at one coordinate of meshes of one shape hold the same boxes, also if they are
+    two."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if not is_sharded(tensor):
@@ -141,7 +140,10 @@ def held_twice(tensors: dict[str, torch.Tensor], ranks: int) -> dict[str, dict[s
 
 
 def _advice(name: str | None) -> str:
-    """name  of an entry that may be named as meant to differ"""
+    """Return what to do about ranks that differ.
+
+    name  of an entry that may be named as meant to differ
+    """
     parted = "find where the ranks parted: from there on they train different models"
     if name is None:
         return f"  next   {parted}"
@@ -165,7 +167,7 @@ def _differing_parts(tables: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def _differing(tables: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """Key -> the ranks that have something else there than rank 0."""
+    """Return key -> the ranks that have something else there than rank 0."""
     keys = dict.fromkeys(key for table in tables for key in table)
     found = {key: [rank for rank, table in enumerate(tables) if table.get(key) != tables[0].get(key)] for key in keys}
     return {key: ranks for key, ranks in found.items() if ranks}

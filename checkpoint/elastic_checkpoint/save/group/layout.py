@@ -25,12 +25,11 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format import manifest
-from elastic_checkpoint.format.dtensor import local_part
+from elastic_checkpoint.format.document import is_sharded
 from elastic_checkpoint.format.hashing import xxh3
-from elastic_checkpoint.format.kinds import is_sharded
 from elastic_checkpoint.format.marks import Marks
 from elastic_checkpoint.format.shards import Box, Piece, cut, into_shards
-from elastic_checkpoint.format.tensors import DTYPES, NAMES
+from elastic_checkpoint.format.tensors import DTYPES, NAMES, local_part
 from elastic_checkpoint.save.planner import Plan
 
 SHARES = 16  # pieces that a rank's share of the replicated tensors has, at least: the shares differ by less than one
@@ -79,7 +78,7 @@ class Holding:
     """What this rank holds of the tensors, by torch's planner."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], marks: Marks) -> None:
-        """Raises CheckpointError where the planner cannot tell."""
+        """Raise CheckpointError where the planner cannot tell."""
         self._tensors = tensors
         self._marks = marks
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -94,7 +93,7 @@ class Holding:
         self._items = {item.index.fqn: item for item in items}
 
     def described(self, ranks: int, shard_bytes: int) -> Held:
-        """For rank 0. Without tensors that have no elements, here or at all."""
+        """Return what rank 0 is told. Without tensors that have no elements, here or at all."""
         how = {name: self._how(name) for name in self._tensors}
         replicated = {name for name in how if how[name] == ALL}
         share = sum(self._tensors[name].nbytes for name in replicated) // (ranks * SHARES)
@@ -117,18 +116,18 @@ class Holding:
         return RANK_0 if small or name in self._marks.rank0 or name in self._marks.buffers else ALL
 
     def begins(self, name: str) -> tuple[int, ...]:
-        """Where in the whole tensor this rank's part of it begins."""
+        """Return where in the whole tensor this rank's part of it begins."""
         return _box(self._items[name])[0]
 
 
 def local_parts(layout: Layout, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """This rank's parts of the tensors of which it writes something; they share memory."""
+    """Return this rank's parts of the tensors of which it writes something; they share memory."""
     with torch.no_grad():  # else a DTensor makes a node of autograd's graph for each
         return {name: local_part(tensors[name]).detach() for name in layout.plan.kinds}
 
 
 def assign_boxes(held: Sequence[Held]) -> list[Boxes]:
-    """What each rank writes, every box of every tensor once. On rank 0.
+    """Return what each rank writes, every box of every tensor once. On rank 0.
 
     Raises CheckpointError where the ranks hold different tensors, or together not the whole of one.
     """
@@ -153,7 +152,7 @@ def assign_boxes(held: Sequence[Held]) -> list[Boxes]:
 
 
 def kinds_of(held: Sequence[Held], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of all ranks by their names, of other ranks' own ones only dtypes and shapes."""
+    """Return the tensors of all ranks by their names, of other ranks' own ones only dtypes and shapes."""
     others = {name: one[name] for one in held for name in one if name not in tensors}
     return tensors | {
         name: torch.empty(shape, dtype=DTYPES[dtype], device="meta") for name, (dtype, shape, _, _) in others.items()
@@ -189,14 +188,15 @@ class Whole:
 
 
 def whole(parts: Sequence[Boxes], tensors: dict[str, torch.Tensor], shard_bytes: int) -> Whole:
-    """The objects of all ranks. Of `tensors` dtypes and shapes are looked at."""
+    """Return the objects of all ranks. Of `tensors` dtypes and shapes are looked at."""
     shards = [into_shards(_pieces(boxes, tensors), tensors, shard_bytes) for boxes in parts]
     objects = [shard for mine in shards for shard in mine]
     return Whole(tuple(s.size for s in objects), tuple(map(len, shards)), manifest.table(tensors, objects))
 
 
 def layout(part: Held, holding: Holding, tensors: dict[str, torch.Tensor], shard_bytes: int) -> Layout:
-    """This rank's objects, the same as `whole` plans for it. part: rank 0's answer, with the boxes that it writes"""
+    """Return this rank's objects, the same as `whole` plans for it. part: rank 0's answer, with the boxes that it
+    writes"""
     boxes: Boxes = part["boxes"]
     shards = tuple(
         replace(
@@ -222,8 +222,8 @@ class _Item(WriteItem):
 
 
 def _write_items(held: Held) -> list[WriteItem]:
-    """In the order in which the planner deals them: rank 0's own first, for the rest makes up for them; then replicated
-    boxes, the largest before the others."""
+    """Return the items in the order in which the planner deals them: rank 0's own first, for the rest makes up for
+    them; then replicated boxes, the largest before the others."""
     items: list[WriteItem] = []
     for name, (dtype, shape, _, boxes) in held.items():
         for offsets, sizes in boxes:
@@ -239,12 +239,15 @@ def _write_items(held: Held) -> list[WriteItem]:
 
 
 def _check_same(held: Sequence[Held]) -> None:
-    """That all ranks know the same tensors, as different as their parts are."""
+    """Raise CheckpointError unless all ranks know the same tensors, as different as their parts are."""
     check_same_kinds([{name: entry[:3] for name, entry in one.items() if entry[2] != OWN} for one in held])
 
 
 def check_same_kinds(kinds: Sequence[dict[str, Any]]) -> None:
-    """kinds  of each rank: name -> what must be the same on all. Raises CheckpointError."""
+    """Raise CheckpointError where ranks differ in what must be the same on all.
+
+    kinds  of each rank: name -> what must be the same on all. Raises CheckpointError.
+    """
     for rank, kind in enumerate(kinds):
         differing = sorted(n for n in {*kind, *kinds[0]} if kind.get(n) != kinds[0].get(n))
         if differing:

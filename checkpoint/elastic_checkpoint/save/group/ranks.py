@@ -17,10 +17,9 @@ from elastic_checkpoint.net.errors import Scrub
 from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.save.commit import commit
-from elastic_checkpoint.save.foreground import write_all
 from elastic_checkpoint.save.group.agreement import Agreement
 from elastic_checkpoint.save.planner import Plan, Save
-from elastic_checkpoint.save.ranks import Asked, Decide, Say
+from elastic_checkpoint.save.ranks import Asked, Decide, Say, write_all
 from elastic_checkpoint.storage import Storage
 
 
@@ -60,7 +59,8 @@ class GroupRanks:
         return why
 
     def write(self, storage: Storage, save: Save) -> None:
-        """Where rank 0 goes right after it had committed, the others' error says so."""
+        """Write this rank's objects; rank 0 commits. Where rank 0 goes right after it had committed, the others' error
+        says so."""
         mine: Message | BaseException
         try:
             objects = write_all(storage, save.commit.id, save.plan, save.tensors, first=save.first)

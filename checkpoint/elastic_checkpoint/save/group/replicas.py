@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import xxhash
 
+from elastic_checkpoint.format.document import is_dense
 from elastic_checkpoint.format.hashing import xxh3
-from elastic_checkpoint.format.kinds import is_dense
 from elastic_checkpoint.format.tensors import flat_bytes
 from elastic_checkpoint.storage import Buffer
 
@@ -29,7 +29,7 @@ _WORD = 8
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
-    """One hash of all of these tensors' bytes, whatever the order of their names here."""
+    """Return one hash of all of these tensors' bytes, whatever the order of their names here."""
     ordered = [tensors[name] for name in sorted(tensors)]
     on_host = _of_buffers(_buffer(tensor) for tensor in ordered if tensor.is_cpu)
     on_devices = [_on_device([t for t in ordered if t.device == device]) for device in _devices(ordered)]
@@ -37,7 +37,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def each(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    """A hash of each, by its name."""
+    """Return a hash of each, by its name."""
     return {name: digest({name: tensor}) for name, tensor in tensors.items()}
 
 
@@ -46,7 +46,8 @@ def _devices(tensors: list[torch.Tensor]) -> list[torch.device]:
 
 
 def _buffer(tensor: torch.Tensor) -> Buffer:
-    """The tensor's memory, in whatever order of its axes it lies there: the document of the state holds that one."""
+    """Return the tensor's memory, in whatever order of its axes it lies there: the document of the state holds that
+    one."""
     if not tensor.numel():
         return b""
     dense = tensor.is_contiguous() or is_dense(tuple(tensor.shape), tensor.stride())
@@ -66,7 +67,7 @@ def _of_buffers(buffers: Iterable[Buffer]) -> list[str]:
 
 
 def _units(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
-    """Runs of buffers, or of parts of one, such that each has at most _UNIT_BYTES."""
+    """Yield runs of buffers, or of parts of one, such that each has at most _UNIT_BYTES."""
     unit: list[Buffer] = []
     room = _UNIT_BYTES
     for buffer in buffers:
@@ -89,7 +90,7 @@ def _hash(unit: list[Buffer]) -> str:
 
 
 def _on_device(tensors: list[torch.Tensor]) -> list[int]:
-    """Two sums over all words of 8 bytes, each word mixed with its position. Small tensors are joined first."""
+    """Return two sums over all words of 8 bytes, each word mixed with its position. Small tensors are joined first."""
     sums = torch.zeros(2, dtype=torch.int64, device=tensors[0].device)
     begins = 0
     for flat in _joined(tensors):
@@ -101,7 +102,7 @@ def _on_device(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def _joined(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Flat bytes, in pieces of a fair size."""
+    """Yield flat bytes, in pieces of a fair size."""
     batch: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
@@ -116,7 +117,7 @@ def _joined(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _mixed(words: torch.Tensor, begins: int) -> torch.Tensor:
-    """Integers that wrap around: the same on every device, and in every order of adding."""
+    """Return integers that wrap around: the same on every device, and in every order of adding."""
     positions = torch.arange(begins, begins + words.numel(), dtype=torch.int64, device=words.device).mul_(_K1)
     mixed = positions ^ (positions >> 31)
     mixed.bitwise_xor_(words).mul_(_K2)

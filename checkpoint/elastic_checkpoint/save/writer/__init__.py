@@ -2,7 +2,6 @@
 
 server          the process itself; process: as its parent sees it
 link            how the two reach each other; messages: what they say
-part            what one writer process stores of a save
 roles           the writer processes of a group, and what they say to each other
 """
 

@@ -30,7 +30,7 @@ class Link:
         self._unfinished = bytearray()
 
     def send(self, message: Message, fds: list[int] | None = None) -> None:
-        """Raises OSError where the other end is gone or takes nothing, TypeError for what is no JSON."""
+        """Raise OSError where the other end is gone or takes nothing, TypeError for what is no JSON."""
         data = json.dumps(message).encode("ascii")
         size = PACKET_BYTES - 1
         with self._sending:
@@ -40,7 +40,7 @@ class Link:
                 socket.send_fds(self.socket, [packet], fds or [] if last else [])
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message with its descriptors, or None at the end of the stream.
+        """Return the next message with its descriptors, or None at the end of the stream.
 
         Raises TimeoutError, BlockingIOError by the socket's own settings.
         """
@@ -61,11 +61,11 @@ class Link:
                 return message, fds
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close this end. Idempotent."""
         self.socket.close()
 
 
 def pair() -> tuple[Link, socket.socket]:
-    """Two connected ends; the second is for another process."""
+    """Return two connected ends; the second is for another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Link(ours), theirs

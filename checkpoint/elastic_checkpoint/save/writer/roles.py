@@ -26,7 +26,6 @@ from elastic_checkpoint.net.errors import ErrorDocument, error_document, error_f
 from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.net.server import Server
 from elastic_checkpoint.save.commit import commit, is_committed
-from elastic_checkpoint.save.writer.part import AllHere, Part
 from elastic_checkpoint.storage import Storage
 
 _SLACK_S = 10.0  # how much longer than rank 0's writer the others wait: it finds out first, and says who is missing
@@ -77,13 +76,10 @@ class Role(Protocol):
     def ended(self, id: str) -> CheckpointError | None:
         """Why the save has ended without a commit, if it has."""
 
-    def store(self, part: Part) -> Sequence[StoredObject]:
-        """Returns when all of this part is stored, with what there is of it. Raises what it failed of."""
-
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
         """Returns when the save is committed.
 
-        own  what `store` returned
+        own  the objects of this writer's part, which are stored
         Raises what it failed of.
         """
 
@@ -93,7 +89,7 @@ class Role(Protocol):
     def close(self) -> None: ...
 
 
-class Local(AllHere):
+class Local:
     """The only writer of its saves."""
 
     def staged(self, id: str) -> None:
@@ -112,7 +108,7 @@ class Local(AllHere):
         pass
 
 
-class Leader(AllHere):
+class Leader:
     """Rank 0's: gathers the parts of `size` ranks, and commits."""
 
     def __init__(self, size: int, finish_s: float) -> None:
@@ -209,7 +205,7 @@ class Leader(AllHere):
             self._changed.notify_all()
 
 
-class Follower(AllHere):
+class Follower:
     """Another rank's: says what it stored to rank 0's, and hears what came of the save."""
 
     def __init__(

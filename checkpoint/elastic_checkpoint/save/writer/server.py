@@ -22,16 +22,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_checkpoint.errors import CheckpointError, SaveDropped
-from elastic_checkpoint.format.draft import Draft
+from elastic_checkpoint.format.draft import Draft, StoredObject
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.net.codec import as_message, parse
 from elastic_checkpoint.net.errors import error_document
 from elastic_checkpoint.runs.orphans import announce
 from elastic_checkpoint.save.arena import Attached
+from elastic_checkpoint.save.commit import write_object
 from elastic_checkpoint.save.writer.link import Link
 from elastic_checkpoint.save.writer.messages import (
     TO_WRITER,
@@ -56,7 +58,6 @@ from elastic_checkpoint.save.writer.messages import (
     ToWriter,
     Unusable,
 )
-from elastic_checkpoint.save.writer.part import Part
 from elastic_checkpoint.save.writer.roles import Follower, Leader, Local, Role, dropped
 from elastic_checkpoint.storage import Scrubber, Storage, open_storage
 
@@ -99,7 +100,7 @@ class WriterServer:
         self._ended = False
 
     def run(self) -> int:
-        """Until the parent has ended and all that it staged is finished. Returns the exit status."""
+        """Serve until the parent has ended and all that it staged is finished. Returns the exit status."""
         writing = threading.Thread(target=self._write_all, name="checkpoint-writing", daemon=True)
         writing.start()
         self._listen()
@@ -115,7 +116,7 @@ class WriterServer:
         return 0
 
     def _listen(self) -> None:
-        """Returns when the parent has ended and everything that it said was heard."""
+        """Listen until the parent has ended and everything that it said was heard."""
         waiting = select.poll()
         waiting.register(self._link.socket, select.POLLIN)
         alive = _watch(self._parent)
@@ -179,7 +180,7 @@ class WriterServer:
             self._say(Ready())
 
     def _meet(self, said: Serve | Meet) -> None:
-        """Joins the writers of a group."""
+        """Join the writers of a group."""
         self._role.close()
         self._role = Local()
         try:
@@ -215,7 +216,7 @@ class WriterServer:
         self._say(TakenBack(number=number, taken=staged is not None))
 
     def _drop_failed(self, name: str) -> None:
-        """A save that has ended elsewhere, before it was begun here, need not wait for its turn."""
+        """Drop a save that has ended elsewhere, before it was begun here: it need not wait for its turn."""
         staged = self._unbegun(lambda staged: staged.name == name and staged.role.ended(name) is not None)
         if staged is not None:
             self._say(self._write(staged))
@@ -239,7 +240,7 @@ class WriterServer:
             self._say(said)
 
     def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
-        """What is to be said of it."""
+        """Write it, and return what is to be said of it."""
         try:
             self._store_and_finish(staged)
         except SaveDropped:
@@ -257,8 +258,22 @@ class WriterServer:
         largest = max(map(len, staged.files), default=1)
         at_once = max(1, min(THREADS_MAX, self._budget_bytes // max(1, largest), len(staged.files)))
         tell = self._tell_progress(staged.number, of=sum(map(len, staged.files)))
-        stored = staged.role.store(Part(storage, draft, staged.files, staged.first, at_once, tell))
-        staged.role.finish(storage, draft, stored)
+
+        def write(index: int) -> StoredObject:
+            if (ended := staged.role.ended(staged.name)) is not None:
+                raise ended
+            stored = write_object(storage, draft.id, staged.first + index, staged.files[index])
+            tell(stored.size)
+            return stored
+
+        with ThreadPoolExecutor(at_once, thread_name_prefix="checkpoint-object") as pool:
+            jobs = [pool.submit(write, index) for index in range(len(staged.files))]
+            wait(jobs, return_when=FIRST_EXCEPTION)
+            pool.shutdown(wait=True, cancel_futures=True)
+        failed = next((job.exception() for job in jobs if not job.cancelled() and job.exception()), None)
+        if failed is not None:
+            raise failed
+        staged.role.finish(storage, draft, [job.result() for job in jobs])
 
     def _tell_progress(self, number: int, *, of: int) -> Callable[[int], None]:
         lock, bytes_stored = threading.Lock(), 0
@@ -278,7 +293,7 @@ class WriterServer:
 
 
 def _watch(process: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where it has ended already."""
+    """Return a descriptor that becomes readable when the process ends; None where it has ended already."""
     try:
         watched = os.pidfd_open(process)
     except ProcessLookupError:

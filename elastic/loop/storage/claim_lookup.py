@@ -23,7 +23,7 @@ from elastic_checkpoint.errors import CheckpointError
 _FIRST_S, _LONGEST_S = 0.5, 30.0  # between two tries
 
 
-class LateReading:
+class ClaimLookup:
     def __init__(self) -> None:
         self._ended = threading.Event()
 
@@ -36,7 +36,7 @@ class LateReading:
         self.end()
         self._ended = threading.Event()
         arguments = sees, tell, self._ended
-        threading.Thread(target=_tries, args=arguments, name="elastic-late-reading", daemon=True).start()
+        threading.Thread(target=_tries, args=arguments, name="elastic-claim-lookup", daemon=True).start()
 
     def end(self) -> None:
         """Stop looking: a try that has begun is left to itself, and nobody is told of it."""

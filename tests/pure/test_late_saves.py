@@ -8,19 +8,19 @@ from typing import Any, cast
 import pytest
 
 import elastic_checkpoint
+from elastic.loop.storage.late_saves import LateSaves
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import UnderWay
-from elastic.loop.storage.vain_uploads import VainUploads
 
 
 def test_one_is_chance_the_second_in_a_row_is_said_and_then_each_time_that_they_are_twice_as_many() -> None:
-    late = VainUploads()
+    late = LateSaves()
     said = [late.came_too_late(took_s=90.0, newest="step 100") for _ in range(9)]
     assert [number for number, words in enumerate(said, 1) if words is not None] == [2, 4, 8]
 
 
 def test_what_is_said_names_how_long_it_took_what_is_at_risk_and_what_helps() -> None:
-    late = VainUploads()
+    late = LateSaves()
     late.came_too_late(took_s=90.0, newest="step 100")
     words = late.came_too_late(took_s=90.0, newest="step 100")
     assert words is not None
@@ -54,12 +54,12 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
         _warmed=True,
         _claim=2,
         _clock=lambda: 100.0,
-        _in_vain=VainUploads(),
+        _late_saves=LateSaves(),
         _console=SimpleNamespace(warn=warnings.append),
         newest="step 3",
         schedule=SimpleNamespace(owes_one=False, committed=lambda **_: None),
     )
-    saver._committed = lambda *_, **__: saver._in_vain.committed()
+    saver._committed = lambda *_, **__: saver._late_saves.committed()
     saver._under_way = [
         UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]

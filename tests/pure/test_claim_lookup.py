@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from elastic.loop.storage.late_reading import LateReading
+from elastic.loop.storage.claim_lookup import ClaimLookup
 from elastic_checkpoint.errors import CheckpointError
 
 WITHIN_S = 60.0
@@ -19,7 +19,7 @@ class Storage:
         self.reads, self.told = 0, threading.Event()
         self.is_read, self.goes_on = threading.Event(), threading.Event()
         self._fails, self._holds = fails, holds
-        self.reading = LateReading()
+        self.reading = ClaimLookup()
 
     def begin(self) -> None:
         self.reading.begin(self.read, self.told.set)
@@ -69,7 +69,7 @@ def test_its_end_is_not_slept_through() -> None:
 
 
 def reading() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "elastic-late-reading"]
+    return [thread for thread in threading.enumerate() if thread.name == "elastic-claim-lookup"]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

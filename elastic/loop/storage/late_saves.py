@@ -1,4 +1,4 @@
-"""Uploads that came too late: a machine was lost, the run went on under its next claim, and they were begun anew.
+"""Saves that came too late: a machine was lost, the run went on under its next claim, and they were begun anew.
 
 One is chance. Where uploads take longer than machines last, none is ever committed, though each of them goes well and
 training does, too: people hear of it at the second in a row, and each time that it is twice as many.
@@ -7,7 +7,7 @@ training does, too: people hear of it at the second in a row, and each time that
 from __future__ import annotations
 
 
-class VainUploads:
+class LateSaves:
     def __init__(self) -> None:
         self._in_a_row = 0
 
