@@ -147,6 +147,8 @@ class CrossCheck:
         if streams:
             return cls(own=own[:1], copied=own[0]) if own and (each or rank in joined) else cls()
         others = there if each else [one for one in there if one not in joined]
+        if not others:  # those that they joined are lost: nobody is left to compare with
+            return cls()
         checked: dict[int, int] = {}  # whose shares, by whom
         for checker in there if each else joined:
             before = [one for one in others if one < checker]

@@ -38,6 +38,12 @@ def test_who_joins_passes_a_share_of_one_that_was_there(joined: tuple[int, ...],
     assert not any(plan.takes_place for plan in plans)  # of what is saved next, others are to be checked, too
 
 
+def test_where_all_have_just_joined_nobody_passes_anything() -> None:
+    """Those who had given them the state are lost."""
+    plans = [planned(rank, each=0, joined=(0, 1, 2)) for rank in range(len(BLOCKS))]
+    assert [(plan.passes, [*plan.own]) for plan in plans] == [((), [])] * 3
+
+
 def test_of_streams_each_passes_a_copy_of_its_own() -> None:
     assert [(plan.passes, [*plan.own], plan.copied) for plan in (planned(rank, streams=True) for rank in range(3))] == [
         ((), [0], 0),
