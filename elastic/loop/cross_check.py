@@ -51,13 +51,14 @@ class First(Enum):
 
 
 def _nothing(_: int) -> Sequence[int]:
-    """Nobody knows them."""
+    """Return no examples: nobody knows which they are."""
     return ()
 
 
 class Budget:
-    """How often a worker, as coordinator, asks for a check: a few times at first, then for so small a part of its run's
-    shares that nobody notices.
+    """Says how often a worker, as coordinator, asks for a check.
+
+    A few times at first, then for so small a part of its run's shares that nobody notices.
 
     shares  in a step
     cost    of a share that is passed for nothing, in shares: it is read by no loader
@@ -69,7 +70,7 @@ class Budget:
         self._since: int | None = None
 
     def asks(self, step: int, *, world_size: int) -> bool:
-        """Whether one more is affordable at this step; it is counted then."""
+        """Return whether one more is affordable at this step; it is counted then."""
         self._since = step if self._since is None else self._since
         passed = (step - self._since) * self._shares
         if self._asked >= _FREE and (self._asked - _FREE + 1) * self._cost * world_size > _PART * passed:
@@ -79,7 +80,7 @@ class Budget:
 
 
 class CrossCheck:
-    """Of one step, as this worker takes part in it.
+    """The cross-check of one step, as this worker takes part in it.
 
     passes  the shares that it passes for nothing
     copied  its own share that it passes a copy of, instead
@@ -101,7 +102,7 @@ class CrossCheck:
         by_all: bool = True,
         alone: Sequence[int] = (),
     ) -> None:
-        """hold_state: so many workers; joined: see planned; by_all: not by these alone"""
+        """Take a part. hold_state: so many workers; joined: see planned; by_all: not by these alone."""
         self.passes = (*passes,)
         self.own = frozenset(own)
         self.alone = (*alone,)
@@ -133,7 +134,8 @@ class CrossCheck:
         joined: Collection[int] = (),
         fast: bool = False,
     ) -> CrossCheck:
-        """
+        """Return what a rank's part in a step's cross-check is.
+
         blocks  the shares of each rank
         each    how many of a rank's shares are checked, the last ones
         idle    ranks that hold no state yet
@@ -165,28 +167,28 @@ class CrossCheck:
 
     @property
     def takes_place(self) -> bool:
-        """Whether workers pass shares for nothing, as far as this one knows, and not only those who have joined."""
+        """Return whether workers pass shares for nothing, as far as is known here, and not only those who joined."""
         return self._by_all and bool(self.own or self.alone or self.passes or self.copied is not None)
 
     def begins(self, share: int, batch: Any, kept: dict[int, Pass]) -> None:
-        """This worker is about to pass it for nothing. None: all of its examples were left out; kept: among these"""
+        """Begin to pass a share for nothing, and put it into `kept`; batch None: all of its examples were left out."""
         self._seen = values(variables())
         self._batch = batch
         self.runs, self._in_hand = True, Pass(batch, share)
         kept[share] = self._in_hand
 
     def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """What that gave each parameter, by its number."""
+        """Take what that gave each parameter, by its number."""
         assert self._in_hand is not None
         for number, gradient in gradients:
             self._in_hand.take(number, gradient)
 
     def gives_up(self) -> None:
-        """What this worker should pass cannot be had here: nothing that it passes is compared."""
+        """Have nothing compared that this worker passes: what it should pass cannot be had here."""
         self._void = True
 
     def ends(self) -> None:
-        """That body is over."""
+        """End the pass, and find which of the script's variables its body has changed."""
         self.runs = False
         handed, self._batch = {*map(id, _parts(self._batch))}, None
         here = {
@@ -201,7 +203,7 @@ class CrossCheck:
         self._seen = {}
 
     def takes(self, share: int, batch: Any) -> Callable[[int, torch.Tensor], None] | None:
-        """What is to get the gradients of the share's own pass, one by one; None: nobody else passes it."""
+        """Return what is to get the gradients of the share's own pass, one by one; None: nobody else passes it."""
         is_first = share == 0 and self.first is First.AS_OWN
         if share not in self.own and not is_first:
             return None
@@ -213,7 +215,7 @@ class CrossCheck:
         return one.take if batch is not None else None
 
     def digests(self) -> tuple[int, int]:
-        """For the step's row: of its own, and of what it has passed for nothing; 0: of none."""
+        """Return the digests for the step's row: of its own, and of what it has passed for nothing; 0: of none."""
         return _digest(self.ours), 0 if self._void else _digest(self.theirs)
 
     def digests_of_first(self) -> tuple[int, int] | None:
@@ -233,12 +235,13 @@ class CrossCheck:
         step: int,
         examples: Callable[[int], Sequence[int]] = _nothing,
     ) -> None:
-        """What the rows say; all ranks call it. Raises PeerLost; and where two are not the same, on all, StepError or
-        ShareDiffers.
+        """Compare what the rows say; all ranks call it.
 
         own, passed  of all ranks; each that is passed must be some rank's own
         names        of the parameters
         examples     of a share, by their numbers in the data set
+
+        Raises PeerLost; and where two are not the same, on all, StepError or ShareDiffers.
         """
         if {*passed} <= {*own, 0}:
             return
@@ -257,7 +260,7 @@ class CrossCheck:
         raise found.ends((), self._joined, rank=group.rank)
 
     def _rows(self, found: Disagreement, examples: Callable[[int], Sequence[int]], group: Group) -> tuple[Rows, Rows]:
-        """Digests of each example, as its own worker has read it and as the other one has. Raises PeerLost."""
+        """Return digests of each example, as its own worker has read it and as the other one has. Raises PeerLost."""
         mine = []
         for passes in (self.ours, self.theirs):
             one = passes.get(found.share)
@@ -266,12 +269,12 @@ class CrossCheck:
         return every[found.owner][0], every[found.checker][1]
 
     def passed_again(self, names: Sequence[str]) -> None:
-        """Of a share that all pass: this worker has."""
+        """Note what this worker's pass of a share that all pass has given."""
         self._again += [one.said(names) for one in self.theirs.values()]
         self.theirs = {}
 
     def settles(self, found: Disagreement, group: Group) -> Exception:
-        """What this rank raises, once all have passed that share again; all call it. Raises PeerLost."""
+        """Return what this rank raises, once all have passed that share again; all call it. Raises PeerLost."""
         mine = [] if self._void else self._again
         every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
         again = {rank: [*map(_plain, said)] for rank, said in enumerate(every) if said}
@@ -281,7 +284,7 @@ class CrossCheck:
 
 
 class Pass:
-    """Of one share: what was read, and what it gave."""
+    """One pass of a share: what was read, and what it gave."""
 
     def __init__(self, batch: Any, share: int) -> None:
         self.batch = digest_at(batch, share, 0) or 0
@@ -296,7 +299,7 @@ class Pass:
 
 
 def each(config: Config, step: int, *, world_size: int, asked: bool) -> int:
-    """How many shares of each worker are checked in a step.
+    """Return how many shares of each worker are checked in a step.
 
     asked  it is a launch's first one, or the coordinator has asked for it
 
@@ -327,12 +330,13 @@ def _digest(passes: Mapping[int, Pass]) -> int:
 
 
 def _parts(batch: Any) -> list[Any]:
-    """What a loop may unpack it into."""
+    """Return a batch, and what a loop may unpack it into."""
     inside = [*batch.values()] if isinstance(batch, Mapping) else [*batch] if isinstance(batch, (list, tuple)) else []
     return [batch, *inside]
 
 
 def _holds_a_tensor(value: Any, depth: int = 3) -> bool:
+    """Return whether a value is a tensor of floating-point numbers, or holds one that is quickly found."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)) and depth:

@@ -83,12 +83,12 @@ class Exchange:
 
     @property
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
-        """All of the models' in the step that has begun, those that it does not train included."""
+        """Return all of the models' in the step that has begun, those that it does not train included."""
         assert self._set is not None
         return self._set.parameters
 
     def plan(self, step: StepPlan) -> None:
-        """Sets what this rank computes of a step."""
+        """Set what this rank computes of a step."""
         idle = self._idle.at(step.index)
         assignments = assign_shares(self._config, len(step.sizes), self._group.world_size, idle)
         self.assignment = assignments[self._group.rank]
@@ -130,7 +130,7 @@ class Exchange:
         sets_options: bool = False,
         checked: tuple[int, int] = (0, 0),
     ) -> Agreed:
-        """Sums everything over the ranks.
+        """Sum everything over the ranks.
 
         unit          the gradients were weighted by so many examples each
         sets_options  the loop's bodies have set optimizers' options, which must be the same on all ranks
@@ -181,16 +181,16 @@ class Exchange:
         return agreed
 
     def digest_of_gradients(self) -> int:
-        """Of what the step has left in `.grad`, see bits.digest_of."""
+        """Return the digest of what the step has left in `.grad`, see bits.digest_of."""
         assert self._set is not None
         return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
 
     def digest_of_settings(self) -> int:
-        """Of what optimizers and schedules are set to by now, see settings.digest."""
+        """Return the digest of what optimizers and schedules are set to by now, see settings.digest."""
         return settings.digest(self._settings)
 
     def compare_replicas(self, step: int) -> None:
-        """Before a save, whole. All call it together. Raises as `_compare_replicas`."""
+        """Compare all that ranks hold, before a save; all call it together. Raises as `_compare_replicas`."""
         if self._group.world_size == 1:
             return
         with self.buffers.untouched():
@@ -199,15 +199,18 @@ class Exchange:
             self._compare_replicas(when, "  state  it is not saved", step, unapplied=False)
 
     def _compare_replicas(self, when: str, state: str, step: int, *, unapplied: bool = True) -> None:
-        """Compare what all hold. All call it together. when, state: for the error. Raises PeerLost,
-        CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the others."""
+        """Compare what all hold, and are set to; all call it together. when, state: for the error.
+
+        Raises PeerLost, CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the
+        others.
+        """
         own = {"apart": sorted(self._replica.apart), **self._said_settings()}
         known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
         if len({one["digest"] for one in known}) > 1:
             all_know(self._group)
             for other in range(len(known)):  # ahead of what they hold: a rate that is another one is the reason
                 self._check_alike(known, other, f"{state}; what was saved before stays\n", unapplied=unapplied)
-        self._replica.leave_out(name for one in known for name in one["apart"])
+        self._replica.leave_out(name for one in known for name in one["apart"])  # then all compare the same
         parts = self._replica.parts()
         if len({*gather_bytes(self._group, digest_of(parts).encode())}) == 1:
             return
@@ -237,7 +240,7 @@ class Exchange:
     def _wrong(
         self, few: Collection[int], hosts: Sequence[str], what: str, state: str, advised: str, step: int
     ) -> ComputesWrongly | PeerWrong:
-        """On this rank, where these few hold something else than most."""
+        """Return what this rank raises, where these few hold something else than most."""
         rank = self._group.rank
         if rank not in few:
             named = ", ".join(f"rank {one} (on {hosts[one]})" for one in sorted(few))
@@ -251,13 +254,13 @@ class Exchange:
         )
 
     def close(self, *, in_order: bool = False) -> None:
-        """For good. in_order: nothing is in flight, so the next view may have the memory"""
+        """Release the gradients' memory, for good. in_order: nothing is in flight, so the next view may have it."""
         for gradients in self._cached.values():
             gradients.release(in_order=in_order)
         self._cached = {}
 
     def _follow(self, trained: TrainedSet) -> None:
-        """Buckets and hooks are those of this set from here on."""
+        """Use the buckets and hooks of this set from here on."""
         before, self._set = self._set, trained
         if before is not None and not trained.same_parameters(before):
             self.close()
@@ -272,10 +275,9 @@ class Exchange:
         self.gradients.open()
 
     def _meet(self) -> None:
-        """Before anything of the step leaves: all ranks have begun it, train the same by the same settings, and passed
-        over the same.
+        """Wait, before anything of the step leaves, until all ranks have begun it.
 
-        Raises PeerLost, CollectiveMismatch.
+        All train the same by the same settings, and have passed over the same. Raises PeerLost, CollectiveMismatch.
         """
         if self._giving is not None:
             with self._waiting():
@@ -318,8 +320,10 @@ class Exchange:
         return {"host": socket.gethostname(), **said}
 
     def _check_alike(self, known: Sequence[Any], other: int, state: str = UNTOUCHED, *, unapplied: bool = True) -> None:
-        """Raise CollectiveMismatch unless rank `other` is set as this one is; on all, if only newcomers are not as the
-        others, NotLetIn or PeerWrong. known: each rank's `_said_settings`; unapplied: so is the step in hand
+        """Raise CollectiveMismatch unless rank `other` is set as this one is.
+
+        On all, if only newcomers are not as the others, NotLetIn or PeerWrong. known: each rank's `_said_settings`;
+        unapplied: so is the step in hand.
         """
         rank = self._group.rank
         all_settings = [one["settings"] for one in known]
@@ -370,6 +374,7 @@ class Exchange:
 
 
 def nothing_to_read(step: int, examples: int) -> StepError:
+    """Return the error for a step of which no example could be read."""
     return StepError(
         f"all {examples} examples of step {step} raised as they were read, so there is nothing to train it on\n"
         f'{UNTOUCHED}  next   see whether the dataset\'s storage is there: on_bad_example="skip" is for a few bad '

@@ -28,7 +28,8 @@ from elastic.state.train_state import Tree
 
 @dataclass(frozen=True)
 class PassOver:
-    """
+    """What passing a bad step over is.
+
     new    the steps among those of `passed` that were not passed over before
     state  what the run goes on with; None: with what it has
     """
@@ -40,7 +41,7 @@ class PassOver:
 
 
 class BadSteps:
-    """Of one worker, for as long as its session is open."""
+    """Judges steps on one worker, for as long as its session is open."""
 
     def __init__(self, session: Session, rule: OnBad) -> None:
         self._session = session
@@ -50,7 +51,10 @@ class BadSteps:
         self._checked: int | None = None
 
     def look(self, step: int, agreed: Agreed) -> PassOver | None:
-        """Whether the step in hand is passed over. `.grad` is exact. Raises BadStep, StepError; PeerLost."""
+        """Return what passing the step in hand over is; None: it is well. `.grad` is exact.
+
+        Raises BadStep, StepError; PeerLost.
+        """
         rule, health = self._rule, self._session.train_state.health
         found = self._signs = self._signs_of(agreed)
         why = health.why_bad(found)
@@ -71,12 +75,12 @@ class BadSteps:
         return PassOver(Passed(first, step, why), found, new, state)
 
     def applied(self) -> None:
-        """The step that was looked at is applied."""
+        """Remember what the step showed that was looked at: it is applied."""
         assert self._signs is not None
         self._session.train_state.health.step_applied(self._signs)
 
     def pass_over(self, over: PassOver) -> None:
-        """Within the step's update. Afterwards the state is that of the next one."""
+        """Put the state of the next step in place, within the update of the one that is passed over."""
         train_state = self._session.train_state
         if over.state is not None:
             before = train_state.health.copy()
@@ -87,7 +91,7 @@ class BadSteps:
             parameter.grad = None
 
     def check_weights(self) -> None:
-        """Before what this worker holds is saved. Raises WeightsNotFinite, on all workers that ask alike."""
+        """Raise WeightsNotFinite, on all workers that ask alike, before what this one holds is saved."""
         step = self._session.state.step
         if self._checked == step:
             return
@@ -105,11 +109,12 @@ class BadSteps:
         self._checked = step
 
     def _of_position(self) -> Tree:
-        """What goes on with the data, and not back with the weights."""
+        """Return what goes on with the data, and not back with the weights."""
         streams = self._config.streams
         return {} if streams is None else {"extra.streams": streams.state_dict()}
 
     def _signs_of(self, agreed: Agreed) -> Signs:
+        """Return what the step shows. Raises StepError where no share has added the loss that OnBad names."""
         gradients = [p.grad for p in self._config.parameters().values() if p.grad is not None]
         scaler = self._config.scaler
         scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None

@@ -33,7 +33,7 @@ _PHASE = 0
 
 
 class NotFinite:
-    """Of one worker, for as long as its session is open."""
+    """Looks for what is not finite on one worker, for as long as its session is open."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class NotFinite:
         self._waiting: Callable[[], bool] | None = None
 
     def look(self, step: int, agreed: Agreed) -> None:
-        """`.grad` is exact."""
+        """Look at a step whose `.grad` is exact, on the coordinator alone, until something was told."""
         if self._told or self._session.view_group.rank != 0:
             return
         gradients = [p.grad for p in self._config.parameters().values() if p.grad is not None]
@@ -56,7 +56,7 @@ class NotFinite:
             self._session.seed(outside_seed(self._config.plan.seed, step, _PHASE))  # examples were read for it
 
     def _judge(self, step: int, agreed: Agreed, norm: Callable[[], float], scale: float | None) -> bool:
-        """Whether there was something to tell."""
+        """Tell of a step that is not finite; return whether there was something to tell."""
         found = signs(_RULE, agreed.sums, agreed.count, norm(), scale)
         why = why_bad(_RULE, found, (), ())
         if why is not None:
@@ -86,7 +86,7 @@ class NotFinite:
         )
 
     def _causes(self, step: int) -> list[int]:
-        """Examples of it that hold numbers that are not finite; [] where none does, or that cannot be told soon."""
+        """Return a step's examples that hold numbers that are not finite; [] if none does, or that takes too long."""
         plan, found, until_s = self._session.step_plan(step), list[int](), time.monotonic() + _READ_S
         with suppress(Exception):  # the script's own classes, which may raise anything: it is told without them
             for share in range(len(plan.sizes)):
@@ -102,6 +102,7 @@ class NotFinite:
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of floating-point numbers in a batch."""
     if isinstance(batch, torch.Tensor):
         if batch.is_floating_point():
             yield batch

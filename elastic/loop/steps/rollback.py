@@ -21,9 +21,10 @@ from elastic.state.train_state import Tree
 
 
 def go_back(session: Session, step: int, every: int) -> tuple[int, Tree] | None:
-    """All ranks call it. The newest regular save of at most `step` steps: (its steps, its state); None: there is none.
+    """Return (steps, state) of the newest regular save of at most `step` steps; None: there is none.
 
-    Raises PeerLost, and StartFailed where the storage failed on the coordinator; there, StorageError.
+    All ranks call it. Raises PeerLost, and StartFailed where the storage failed on the coordinator; there,
+    StorageError.
     """
     group, phases, saver = session.group, session.phases, session.restorer.saver
     tree: Tree | None = None

@@ -79,7 +79,7 @@ class Step(ScriptStep):
         self._session.phases.enter_script()
 
     def add(self, **values: Any) -> None:
-        """Adds to `sums`, exactly and in the tree's order.
+        """Add to `sums`, exactly and in the tree's order.
 
         Args:
             **values: Numbers, or tensors of any one shape per name.
@@ -94,11 +94,11 @@ class Step(ScriptStep):
             )
 
     def backward(self, loss: torch.Tensor, count: float) -> None:
-        """Adds the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
+        """Add the gradients of `loss`, a sum over `count` examples (or tokens), to the step.
 
-        The division by the global count comes once, after the exchange: pass sums, never means. One call for
-        each batch that the inner loop gives; combine several losses first. An error that the body catches ends the step
-        all the same: a share that broke off half way cannot be left out.
+        The division by the global count comes once, after the exchange: pass sums, never means. One call for each batch
+        that the inner loop gives; combine several losses first. An error that the body catches ends the step all the
+        same: a share that broke off half way cannot be left out.
 
         Args:
             loss: A scalar, the sum over the batch.
@@ -115,7 +115,7 @@ class Step(ScriptStep):
 
 
 class _Body:
-    """The inner loop's: what it must do for each batch, and what came of it.
+    """What the inner loop's body must do for each batch, and what came of it.
 
     lost   in its backward pass
     broke  what its backward pass raised
@@ -165,21 +165,21 @@ class _Body:
             self.lost = lost
 
     def check_begins(self) -> None:
-        """See Driver."""
+        """Do nothing: `backward` sees by itself that the body counts for nothing."""
 
     def check_has_ended(self) -> None:
-        """See Driver."""
+        """Look at that body as at every other one."""
         self.body_has_ended()
 
     def body_begins(self, batch: Any, examples: int) -> None:
-        """See Driver."""
+        """Do nothing: `backward` begins the pass."""
 
     def share_has_ended(self, exchange: Exchange) -> None:
-        """See Driver."""
+        """Take what the share has moved of buffers."""
         self._in_hand.take_buffers(exchange)
 
     def body_has_ended(self) -> bool:
-        """See Driver."""
+        """Raise what the body has met, or StepError without step.backward; else go on with the next batch."""
         step = self._in_hand
         if self.broke is not None:
             raise self._broken_off(self.broke) from self.broke
@@ -204,6 +204,7 @@ class _Body:
 
 
 def _check_loss(loss: Any) -> None:
+    """Raise StepError unless the loss is one number that some parameter takes part in."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = (
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"

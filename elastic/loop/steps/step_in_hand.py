@@ -51,19 +51,22 @@ class Driver(Protocol):
     """What surrounds the loop's body."""
 
     def check_begins(self) -> None:
-        """Before a batch is handed out whose body counts for nothing; what it gives is to be handed to `check`."""
+        """Prepare for a batch whose body counts for nothing; what it gives is to be handed to `check`."""
 
     def check_has_ended(self) -> None:
-        """After it. Raises StepError."""
+        """Look at what such a body has done. Raises StepError."""
 
     def body_begins(self, batch: Any, examples: int) -> None:
-        """Before a batch of so many examples is handed out."""
+        """Prepare for a batch of so many examples, before it is handed out."""
 
     def body_has_ended(self) -> bool:
-        """After it; returns whether the step goes on with the next batch. Raises PeerLost, StepError."""
+        """Look at what the body has done; return whether the step goes on with the next batch.
+
+        Raises PeerLost, StepError.
+        """
 
     def share_has_ended(self, exchange: Exchange) -> None:
-        """After the last batch of a share."""
+        """Finish a share, after its last batch."""
 
 
 class StepInHand:
@@ -132,18 +135,18 @@ class StepInHand:
 
     @property
     def passed_over(self) -> str | None:
-        """Why it was; None: it was not, or not yet."""
+        """Return why it was passed over; None: it was not, or not yet."""
         return self.session.train_state.health.why(self.index) if self.applied else None
 
     def ready(self) -> Exchange:
-        """Plans this worker's part in the present view; returns that view's exchange."""
+        """Plan this worker's part in the present view; return that view's exchange."""
         exchange = self.session.exchange
         exchange.plan(self.plan)
         self._phases.enter(Phase.COMPUTING)
         return exchange
 
     def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> bool:
-        """To the sums of the share in hand; returns whether there is one. of_nothing: see ShareSums.add"""
+        """Add to the sums of the share in hand; return whether there is one. of_nothing: see ShareSums.add."""
         if self.check.runs:
             return True
         if self.share is None or not self.share_sums:
@@ -155,14 +158,14 @@ class StepInHand:
         return True
 
     def count_in(self, items: float) -> None:
-        """Of the share in hand: what its loss is of. What is no integer is added in the shares' order, as sums are."""
+        """Count in what the loss of the share in hand is of."""
         if isinstance(items, int):
             self._counted += items
-        else:
+        else:  # what is no integer is added in the shares' order, as sums are
             self.share_sums[-1].add(COUNT, items)
 
     def batches(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        """Hands out this worker's. Raises PeerLost, StepError, and what the driver raises."""
+        """Hand out this worker's batches. Raises PeerLost, StepError, and what the driver raises."""
         context, plan = self.context, self.plan
         self.begin(exchange)
         if self.leaves is not None:
@@ -220,7 +223,7 @@ class StepInHand:
             driver.share_has_ended(exchange)
 
     def pass_checked(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        """Hands out what is passed for nothing ahead of this worker's own. Raises PeerLost, StepError."""
+        """Hand out what is passed for nothing ahead of this worker's own. Raises PeerLost, StepError."""
         found, self._differing = self._differing, None
         if found is None:
             if self.check.first is First.FOR_NOTHING:
@@ -236,7 +239,7 @@ class StepInHand:
         raise self.check.settles(found, self.session.group)
 
     def _pass_first(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        """Hands out the step's first batch, on a worker that leaves and whose peers may be gone."""
+        """Hand out the step's first batch, on a worker that leaves and whose peers may be gone."""
         try:
             if self._streams is not None:
                 batch = self.read(self.session.loader.next).batch
@@ -247,12 +250,12 @@ class StepInHand:
         yield from self._hand_for_nothing(0, batch, exchange, driver, self.check.left)
 
     def _left_behind(self) -> NextStep | None:
-        """For whoever resumes here; None: there is nothing to compare."""
+        """Return what is left for whoever resumes here; None: there is nothing to compare."""
         digests = self.check.digests_of_first()
         return NextStep.of_share(self.index, digests) if digests is not None else None
 
     def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver, kept: dict[int, Pass]) -> Iterator[Any]:
-        """Hands out what another worker passes as its own. kept: see CrossCheck.begins"""
+        """Hand out what another worker passes as its own; kept: see CrossCheck.begins."""
         self.session.train_state.staging.look()
         exchange.announced.look()
         self.session.group.check()
@@ -273,6 +276,7 @@ class StepInHand:
     def _hand_for_nothing(
         self, share: int, batch: Any, exchange: Exchange, driver: Driver, kept: dict[int, Pass]
     ) -> Iterator[Any]:
+        """Hand out a batch whose body counts for nothing, and put back the buffers that it moves."""
         self.check.begins(share, batch, kept)
         if batch is not None:
             self.share, self.piece, self.due, self.last = share, _NO_PIECE, True, False
@@ -285,19 +289,20 @@ class StepInHand:
 
     @property
     def _notes_step(self) -> bool:
-        """So that whoever resumes here finds out whether it is the same (storage/next_step.py)."""
+        """Return whether this step is noted, for whoever resumes here to compare with it (storage/next_step.py)."""
         return self.index in (self._state.saved, self._state.total_steps - 1)
 
     def _examples_checked(self, share: int) -> Sequence[int]:
-        """Numbers of those of its first micro-batch; none of streams."""
+        """Return the numbers of the examples of a share's first micro-batch; none of streams."""
         return [] if self._streams is not None else self.plan.micro_batches(share)[0].indices.tolist()
 
     def _note_read(self, batch: Any, share: int, micro: int, ended: int) -> None:
+        """Add a batch's digest to what the step's sums say of what was read."""
         if (place := digest_at(batch, share, micro)) is not None:
             self.share_sums[-1].add(READ, np.array([place, ended, 1]))
 
     def _compare_with_end(self) -> None:
-        """With what the last step of a run has read that is made longer: nobody has read the step behind it."""
+        """Warn if the last step of a run that is made longer reads other values; nobody has read the one behind it."""
         last = self.session.restorer.last_read()
         if last is None or not last.shares or self._streams is not None or self.context.config.mode != "exact":
             return
@@ -310,7 +315,7 @@ class StepInHand:
             self.context.console.warn(reads_otherwise(last.step))
 
     def read(self, read: Callable[[], T]) -> T:
-        """What that gives; an error of the data set says that it was read for this step."""
+        """Return what `read` gives; an error of the data set says that it was read for this step."""
         try:
             return read()
         except ExampleError as error:
@@ -319,7 +324,7 @@ class StepInHand:
             raise
 
     def read_for_nothing(self) -> Any:
-        """A batch of this step for a body that has none to count, and must pass one. Raises StepError."""
+        """Return a batch of this step for a body that has none to count, and must pass one. Raises StepError."""
         for share in range(len(self.plan.sizes)):
             batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
             if batch is not None:
@@ -334,6 +339,7 @@ class StepInHand:
             )
 
     def begin(self, exchange: Exchange) -> None:
+        """Begin the step in the present view, with nothing read or counted."""
         self.share_sums, self.indices_read, self._counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
         self._compare_with_end()
@@ -344,6 +350,7 @@ class StepInHand:
         self.session.body.begin(self.index, trained)
 
     def take_buffers(self, exchange: Exchange) -> None:
+        """Take what the share in hand has moved of buffers. Raises StepError."""
         assert self.share is not None
         refused = None
         try:
@@ -358,14 +365,14 @@ class StepInHand:
         self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, micro))
 
     def end(self) -> None:
-        """After the last share of this worker. Raises StepError for what the loop's body may not do."""
+        """Close the step's bodies, after the last share of this worker. Raises StepError for what they may not do."""
         self.share = None
         self.session.body.end(self.index)
 
     def carry_out(self, exchange: Exchange, *, unit: int = 1) -> Agreed:
-        """`.grad`, `sums` and `count` are exact afterwards, and `bad` is known. unit: see Exchange.carry_out.
+        """Exchange the step: `.grad`, `sums` and `count` are exact afterwards, and `bad` is known.
 
-        Raises PeerLost, StepError, BadStep.
+        unit: see Exchange.carry_out. Raises PeerLost, StepError, BadStep.
         """
         self.last = False
         self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))
@@ -407,8 +414,10 @@ class StepInHand:
         return agreed
 
     def comes_again(self, lost: PeerLost, exchange: Exchange) -> bool:
-        """Comes into the next view, and says whether the step comes round again: not if a peer had applied it before
-        the exchange failed here; then its state and sums came from there."""
+        """Come into the next view, and return whether the step comes round again.
+
+        It does not if a peer had applied it before the exchange failed here; then its state and sums came from there.
+        """
         self.session.body.end(self.index)
         self.session.body.give_up(self.index)
         exchange.buffers.restore()  # of a share that was broken off
@@ -433,7 +442,7 @@ class StepInHand:
         self.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
 
     def _look_since_boundary(self) -> None:
-        """What comes now may save the state, or be asked to."""
+        """Leave the boundary if the script has changed something since: what comes now may save the state."""
         since_boundary = self.session.train_state.since_boundary
         changed = since_boundary.changed()
         if changed and self._state.at_boundary:
@@ -448,13 +457,15 @@ class StepInHand:
             )
 
     def leave_to_the_script(self) -> None:
-        """The code after the update draws the same on every worker: on one that has drawn noise in its update, and
-        on one that took the state over from it."""
+        """Seed the code after the update, so that it draws the same on every worker.
+
+        On one that has drawn noise in its update, and on one that took the state over from it.
+        """
         self.session.seed(after_seed(self.plan.plan.seed, self.index))
 
 
 def _copy(batch: Any) -> Any:
-    """As the batch is, or kernels would sum in another order; None: there is none to be had."""
+    """Return a copy, aligned as the batch is, or kernels would sum in another order; None: there is none to be had."""
     try:
         return aligned(copy.deepcopy(batch))
     except Exception:  # the script's own class, which may raise anything
@@ -462,7 +473,7 @@ def _copy(batch: Any) -> Any:
 
 
 def counted(count: Any, asked: str) -> float:
-    """As a number. Raises StepError. asked: how it was given"""
+    """Return a count as a number. Raises StepError. asked: how it was given."""
     of_one = (isinstance(count, torch.Tensor) and count.numel() == 1) or isinstance(count, np.generic)
     number = count.item() if of_one else count
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:

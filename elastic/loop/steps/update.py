@@ -71,7 +71,7 @@ class Update:
         self._commit(step.in_hand)
 
     def begin_own(self) -> None:
-        """Of a loop that updates by its own code.
+        """Begin the update of a loop that updates by its own code.
 
         What that changes beside the models and their optimizers is noted as it is now: a worker that takes the step
         over goes on right here, and runs that code itself.
@@ -81,7 +81,10 @@ class Update:
             self._session.train_state.applied.note_surroundings()
 
     def end_own(self, step: StepInHand, agreed: Agreed, *, read: bool) -> None:
-        """read: the script's own code has read exact gradients, and may have made something of them"""
+        """End and commit that update.
+
+        read: the script's own code has read exact gradients, and may have made something of them
+        """
         also = self._also(step) or read
         self._close(step, agreed)
         if self._context.live is not None:
@@ -90,7 +93,7 @@ class Update:
         self._commit(step)
 
     def pass_over(self, step: StepInHand, agreed: Agreed) -> None:
-        """In place of the update, of either loop."""
+        """Pass a step over in place of its update, in either loop."""
         over, buffers = step.bad, self._session.exchange.buffers
         assert over is not None
         assert self._bad_steps is not None
@@ -107,6 +110,7 @@ class Update:
         self._context.moment("applied")
 
     def _begin(self) -> None:
+        """Join what a save still copies; from here on a failure leaves a torn state."""
         self._session.train_state.staging.join()
         self._state.begin_update()
         self._context.moment("update")
@@ -118,6 +122,7 @@ class Update:
         self._session.exchange.buffers.apply()
 
     def _close(self, step: StepInHand, agreed: Agreed) -> None:
+        """Make the state that of the next step."""
         self._state.step += 1
         self._state.joined &= not self._session.holds_state(step.index)
         self._state.end_update(agreed, self._session.view_group.view.workers)
@@ -148,6 +153,7 @@ class Update:
         return indices[:_LISTED]
 
     def _commit(self, step: StepInHand) -> None:
+        """Announce an applied step, to the event log and to whoever waits for it."""
         if self._bad_steps is not None:
             self._bad_steps.applied()
         self._context.progress.step_done()
