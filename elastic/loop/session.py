@@ -64,7 +64,7 @@ _CHECK = int(Wish.CHECK)
 
 
 class Session:
-    """`close` gives back all of it.
+    """What one worker holds while it is in a run; `close` gives back all of it.
 
     compiling                  torch's compiler, under exact mode
     compile_cache              what it made, in the run's storage
@@ -128,8 +128,10 @@ class Session:
 
     @property
     def repeats(self) -> bool:
-        """Whether a share gives the same bits each time that it is passed, on every machine: in exact mode, unless
-        kernels by themselves may give others, or processors, which accept= lets differ."""
+        """Return whether a share gives the same bits each time that it is passed, on every machine.
+
+        In exact mode, unless kernels by themselves may give others, or processors, which accept= lets differ.
+        """
         config = self._config
         return self._kernels_repeat and config.mode == "exact" and self._alike
 
@@ -139,26 +141,31 @@ class Session:
 
     @property
     def checks(self) -> bool:
-        """Whether there are steps whose shares two workers pass."""
+        """Return whether there are steps whose shares two workers pass."""
         return self._may_check and (self.group.world_size > 1 or self._config.plan.virtual_workers > 1)
 
     @property
     def _may_check(self) -> bool:
-        """Whether a share may be passed twice: not where a read that fails once, of two, leaves an example out."""
+        """Return whether a share may be passed twice: not where one failed read, of two, leaves an example out."""
         config = self._config
         repeats = self._kernels_repeat and self._alike
         return config.cross_check is not None and repeats and config.on_bad_example == "raise"
 
     @property
     def state_is_agreed_on(self) -> bool:
-        """Whether what is held can hold nothing that some worker alone has computed: nothing was applied since the last
-        save, before which all compare; or every share is passed by two."""
+        """Return whether what is held can hold nothing that some worker alone has computed.
+
+        Nothing was applied since the last save, before which all compare; or every share is passed by two.
+        """
         config = self._config
         of_two = self.checks and config.cross_check == 1 and config.mode == "exact" and config.streams is None
         return (of_two and config.plan.micro_batch_size is None) or self.state.saved == self.state.step
 
     def open(self) -> None:
-        """Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises."""
+        """Open all in order, until this worker holds the run's state.
+
+        Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises.
+        """
         context, config = self.context, self._config
         self.on_close(context.events.close)
         if context.live is not None:
@@ -225,13 +232,16 @@ class Session:
         self._prepare()
 
     def _end_moved_on(self, why: str) -> None:
-        """In the channel's thread: whatever the others may be in, what this worker holds must change nothing any more.
-        Its agent kills it soon, should the storage be slow to take the record."""
+        """End this process, whatever the others may be in: what this worker holds must change nothing any more.
+
+        Called in the channel's thread. Its agent kills it soon, should the storage be slow to take the record.
+        """
         self.context.events.emit(schema.MovedOn(step=self.state.step, why=why))
         self.context.events.flush(wait=True)
         os._exit(AGAIN)
 
     def tell_finished(self) -> None:
+        """Record that the run is finished, with the digest of its weights."""
         digest = self.train_state.weights_digest()
         spent = self.context.stopwatch.lap()
         passed_over = self.train_state.health.ranges() or ABSENT
@@ -244,22 +254,23 @@ class Session:
 
     @property
     def is_orderly(self) -> bool:
-        """Whether it does not end abruptly."""
+        """Return whether it does not end abruptly."""
         return not self._abruptly
 
     def close(self, *, abruptly: bool = False) -> None:
-        """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
+        """Give back all; abruptly: wait for no collective in flight, so that peers that wait learn of it at once."""
         self._abruptly = abruptly
         self.context.progress.at(Phase.ENDED, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
     def change_view(self, standing: Standing, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
-        """Leaves the view, and enters the next one. Returns the side state of those who stand ahead of this worker.
+        """Leave the view, and enter the next one; return the side state of those who stand ahead of this worker.
 
         side_state  what this rank has to tell those behind, beside the state
         at          where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
         lost        a collective failed: the group is severed now, so that all others learn of it
         whole       what this worker holds may be saved as it is
+
         Raises PeerLost (try again), StartFailed, and what Live.wait_for_view raises.
         """
         live = self.context.live
@@ -275,8 +286,10 @@ class Session:
         return side_state_of_those_ahead
 
     def cross_check(self, plan: StepPlan) -> CrossCheck:
-        """This worker's part in that of a step. The next one is known to all: what the coordinator asks for is agreed
-        on with the step before."""
+        """Return this worker's part in the cross-check of a step.
+
+        That of the next one is known to all: what the coordinator asks for is agreed on with the step before.
+        """
         config, agreed = self._config, self.state.agreed
         asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
@@ -299,27 +312,31 @@ class Session:
 
     @property
     def first_is_passed(self) -> bool:
-        """Whether where all leave the coordinator passes the next step's first share, for whoever resumes. In fast mode
-        a stream's share is passed with others only."""
+        """Return whether the coordinator passes the next step's first share where all leave, for whoever resumes.
+
+        In fast mode a stream's share is passed with others only.
+        """
         return self._may_check and (self._config.mode == "exact" or self._config.streams is None)
 
     def holds_state(self, step: int) -> bool:
-        """Whether this worker does in that step, which may be its first in a view."""
+        """Return whether this worker does in that step, which may be its first in a view."""
         return self.group.rank not in self.restorer.idle.at(step)
 
     def find_generators(self) -> None:
-        """When the script has built its models: those that these keep to themselves, and those that are variables of
-        the script, are pointed at streams, too."""
+        """Find the generators that models keep, and that are variables of the script: they are seeded, too.
+
+        Called when the script has built its models.
+        """
         modules = roots(self._config.models, self._config.extra)
         self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values(), named=generators())
 
     def seed(self, value: int) -> None:
-        """Points all generators at the stream `value`, a `derive`d number."""
+        """Point all generators at the stream `value`, a `derive`d number."""
         seed_streams(value, self._config.device)
         self._own_generators.seed(value)
 
     def read_beside(self, examples: Examples) -> Any:
-        """A batch of these that nobody counts: not the loader's, and not observed. None where all are left out."""
+        """Return a batch of these that nobody counts: not the loader's, and not observed. None: all are left out."""
         config = self._config
         return read_once(
             config.dataset,
@@ -331,11 +348,11 @@ class Session:
         )
 
     def read_from(self, first: int) -> None:
-        """Points the loader at what this worker reads in the present view, from step `first` to the run's end."""
+        """Point the loader at what this worker reads in the present view, from step `first` to the run's end."""
         self.loader.redirect(self._requests(first, self.group.rank, self.group.world_size))
 
     def _enter_first(self, identity: identities.Identity) -> Tree | None:
-        """Into a view, with no state yet."""
+        """Enter a view, with no state yet; return the side state of those who stand ahead."""
         live = self.context.live
         assert live is not None
         while True:
@@ -356,6 +373,7 @@ class Session:
                 self._ready(identity, accepted=True)
 
     def _ready(self, identity: identities.Identity, *, accepted: bool) -> None:
+        """Tell the hub that this worker is ready for a view."""
         live = self.context.live
         assert live is not None
         shares = self._config.plan.virtual_workers
@@ -396,7 +414,7 @@ class Session:
         )
 
     def _on_the_terminal(self) -> Callable[[Status], None]:
-        """Where this worker shows the status itself: what takes it."""
+        """Return what takes the status, where this worker shows it itself."""
         from elastic.status.terminal import StatusTerminal  # rich takes a moment to load, and few show anything
 
         terminal = StatusTerminal(sys.stderr.fileno())
@@ -404,7 +422,7 @@ class Session:
         return terminal.show
 
     def _close_restorer(self) -> None:
-        """Where others wait for this process's end, a save that is under way is left to the writer process."""
+        """Close the restorer; where others wait for this process's end, the writer process finishes the save."""
         alone = self.context.live is None and (not self._abruptly or self.view_group.world_size == 1)
         self.restorer.close(abruptly=not alone)
 
@@ -412,10 +430,11 @@ class Session:
         self.exchange.close()  # that of the last view
 
     def _interrupt(self) -> None:
-        """For waits that a lost peer makes pointless. Raises PeerLost."""
+        """Raise PeerLost in a wait that a lost peer makes pointless."""
         self.group.check()
 
     def _requests(self, first: int, rank: int, world_size: int) -> Iterator[Examples]:
+        """Yield what this rank reads, one batch after the other, from step `first` to the run's end."""
         config = self._config
         idle = self.restorer.idle
         for index in range(first, config.plan.total_steps):

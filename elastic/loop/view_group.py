@@ -66,7 +66,7 @@ class ViewGroup:
         self.witness = self.begun_elsewhere = self.unanswered = False
 
     def join(self) -> None:
-        """The one view of this process. Raises RendezvousTimeout, PeerLost."""
+        """Form the one view of this process. Raises RendezvousTimeout, PeerLost."""
         launch = self._context.launch
         if launch.rank == 0 and not launch.one_node and secret_of_run() is None:
             self._context.console.warn(_OPEN)
@@ -82,7 +82,10 @@ class ViewGroup:
         )
 
     def enter(self, *, step: int) -> None:
-        """The next view. Raises PeerLost (say "view_is_over", and try again), and what Live.wait_for_view raises."""
+        """Enter the next view.
+
+        Raises PeerLost (say "view_is_over", and try again), and what Live.wait_for_view raises.
+        """
         context, live = self._context, self._context.live
         assert live is not None
         view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and names whom
@@ -107,24 +110,24 @@ class ViewGroup:
             self.group.sever()
 
     def stay_out(self) -> None:
-        """In no view, and alone, of a run that others are past: rank -1, as torch calls it, so that nothing is printed
-        or written twice."""
+        """Stay in no view, and alone, of a run that others are past."""
         self._context.console.quiet = True
+        # Rank -1, as torch calls it, so that nothing is printed or written twice.
         self.rank, self.world_size, self.group = -1, 1, LocalGroup()
         self.view = View(generation=self.generation, workers=(self._context.worker_id,))
 
     def sever(self) -> None:
-        """The group is of no use any more; all others learn of it at once."""
+        """Shut the group down, which is of no use any more; all others learn of it at once."""
         if self._grouped:
             self.group.sever()
 
     def first_answer(self, answer: str | None) -> str | None:
-        """The first rank's among those that have one; all ranks call it and get the same. Raises PeerLost."""
+        """Return the answer of the first rank that has one; all ranks call it and get the same. Raises PeerLost."""
         answers = gather_bytes(self.group, (answer or "").encode())
         return next((one.decode() for one in answers if one), None)
 
     def what_others_do(self, doing: str, *, within_s: float) -> dict[int, str]:
-        """rank -> what it says it was doing when its exchange failed, of those that say so in time."""
+        """Return rank -> what it says it was doing when its exchange failed, of those that say so in time."""
         said: dict[int, str] = {}
         if self._store is not None:
             with suppress(DistError):
@@ -138,7 +141,7 @@ class ViewGroup:
         return said
 
     def close(self, *, abruptly: bool) -> None:
-        """abruptly  do not wait for collectives in flight: peers that wait for this worker learn of its end at once"""
+        """Leave the group; abruptly: wait for no collective in flight, so that peers that wait learn of it at once."""
         self._retire(abruptly=abruptly)  # not here: gloo may not let go of a collective that failed
         # Survivors wait for the end of one that raised: it must not wait for messages that were torn in two (10 s, in 1
         # of 30 exceptions).
@@ -148,6 +151,7 @@ class ViewGroup:
         self._store = None
 
     def _form(self, view: View, rank: int, store: Store | None, address: str) -> None:
+        """Form the group of a view, and record that."""
         config, live = self._context.config, self._context.live
         self.view = view
         self._store = store
@@ -174,7 +178,7 @@ class ViewGroup:
         self._context.moment("formed")
 
     def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
-        """What the agents know of those who are gone since the last view."""
+        """Record what the agents know of those who are gone since the last view."""
         events = self._context.events
         for one in gone:
             lost, step = one["worker"], one["step"]
@@ -183,6 +187,7 @@ class ViewGroup:
                 events.emit(schema.Hang(lost=lost, step=step, stuck_s=one["stuck_s"]))
 
     def _retire(self, *, abruptly: bool = True) -> None:
+        """Close the group in a thread of its own, if there is one."""
         if self._grouped:
             self._grouped = False
             end = threading.Thread(

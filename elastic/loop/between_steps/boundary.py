@@ -10,7 +10,7 @@ from elastic.loop.wishes import Wish
 
 
 class Boundary:
-    """Of one worker, for as long as its session is open."""
+    """Crosses boundaries on one worker, for as long as its session is open."""
 
     def __init__(self, session: Session, recovery: Recovery) -> None:
         self._session = session
@@ -23,7 +23,7 @@ class Boundary:
         )
 
     def wishes(self, checked: bool, last_of_epoch: bool) -> int:
-        """This worker's, for the exchange that is about to be carried out. checked: the step is cross-checked"""
+        """Return this worker's wishes for the exchange that is about to begin. checked: the step is cross-checked."""
         saver, live, departure = self._session.restorer.saver, self._session.context.live, self._recovery.departure
         wishes = Wish.STOP if self._state.stop_wish is not None else Wish(0)
         self._leaves = departure.notice is not None
@@ -43,17 +43,21 @@ class Boundary:
         return int(wishes)
 
     def _is_saved_behind(self, step: int) -> bool:
+        """Return whether a regular save comes behind that step."""
         every = self._session.context.config.saves.steps
         return every is not None and (step + 1) % every == 0
 
     def _checks_first(self) -> Wish:
-        """What is saved is a step later, where that is checked. A loop that has foreseen how many batches there are is
-        handed no more of them: it is checked where an epoch begins, or not at all."""
+        """Return the wish for a check if one may be asked for: what is saved is a step later then, which is checked.
+
+        A loop that has foreseen how many batches there are is handed no more of them: it is checked where an epoch
+        begins, or not at all.
+        """
         may, world_size = self._session.checks, self._session.view_group.world_size
         return Wish.CHECK if may and self._budget.asks(self._state.step, world_size=world_size) else Wish(0)
 
     def reach(self) -> None:
-        """The step is whole, and the run ends here where it was the last one, or somebody has called run.stop.
+        """Come to the boundary; end the run here if this step was its last one, or somebody has called run.stop.
 
         Raises StepError and SavesFailed.
         """
@@ -73,7 +77,7 @@ class Boundary:
         state.look_for_end()
 
     def cross(self) -> bool:
-        """Return whether all workers leave here, and all is saved.
+        """Do what the exchange agreed on; return whether all workers leave here, and all is saved.
 
         Raises as `reach`, and SystemExit on workers that leave here alone, or cannot save.
         """
@@ -103,6 +107,7 @@ class Boundary:
         return False
 
     def _tell_who_stopped(self) -> None:
+        """Warn where not all workers have called run.stop: the run may depend on its size."""
         assert self._state.agreed is not None
         wishes = self._state.agreed.wishes
         ranks = [str(rank) for rank, wish in enumerate(wishes) if wish & Wish.STOP]

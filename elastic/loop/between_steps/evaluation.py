@@ -34,7 +34,7 @@ from elastic.state.randomness import derive, evaluated_seed
 
 
 class Evaluations:
-    """Of one worker, for as long as its session is open.
+    """Makes evaluations on one worker, for as long as its session is open.
 
     are_made_alone  this worker joined late, and its script has not come to its loop: the others are past what it makes
     """
@@ -54,7 +54,7 @@ class Evaluations:
         batch_size: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any]:
-        """See Run.evaluate."""
+        """Evaluate with the workers of the view, or alone; see Run.evaluate."""
         session, state, context = self._session, self._state, self._context
         context.moment("evaluate")
         state.evaluations += 1
@@ -122,7 +122,7 @@ def evaluate(
     ],
     buffers: Buffers,
 ) -> dict[str, Any]:
-    """See Run.evaluate.
+    """Sum `function` over a dataset with the ranks of a group; see Run.evaluate.
 
     batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
@@ -193,6 +193,7 @@ def _requests(length: int, size: int, mine: range, epoch: int) -> Iterator[Examp
 
 
 def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> ShareSums:
+    """Return the sums that the function gives for a batch. Raises StepError."""
     result = function(*batch) if isinstance(batch, (tuple, list)) else function(batch)
     if not isinstance(result, Mapping):
         raise StepError(
@@ -206,7 +207,7 @@ def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> ShareSums
 
 @contextmanager
 def _evaluating(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Eval mode, and no gradients; every module gets its own mode back."""
+    """Set eval mode, and no gradients, within the block; every module gets its own mode back."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         model.eval()

@@ -14,7 +14,7 @@ from elastic.loop.session import Session
 
 
 class OnCoordinator:
-    """Of one worker, for as long as its session is open.
+    """Has functions called on the coordinator, for as long as one worker's session is open.
 
     all_are_past  this worker joined late, and its script has not come to its loop: the others have done it
     """
@@ -26,7 +26,7 @@ class OnCoordinator:
         self.all_are_past = False
 
     def call(self, function: Callable[[], object]) -> None:
-        """See Run.on_coordinator."""
+        """Call `function` if this worker is the coordinator, while the others wait; see Run.on_coordinator."""
         session, state = self._session, self._state
 
         def done() -> bool:

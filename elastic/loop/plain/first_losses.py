@@ -26,7 +26,8 @@ Divided = tuple[Mean, float, Any]
 
 
 class FirstLosses:
-    """
+    """Looks at the losses of the first batches.
+
     buffers  those that a pass may move: looking into the graph of a checkpointed part passes it again
     sums     is called with the name of the node that sums, if the first loss is a sum
     divides  is called once, with a mean of two batches that are not in proportion to what the run takes them to be of
@@ -46,7 +47,7 @@ class FirstLosses:
         self._undo: Callable[[], None] | None = None
 
     def watch(self, items: float, batch: Any) -> None:
-        """From here to `close`, or to the next call of any tensor's `backward`: of a loss over so many examples."""
+        """Look at the loss of the next call of any tensor's `backward`, which is over so many examples."""
         if not self._left or self._undo is not None:
             return
         before = torch.Tensor.backward
@@ -69,7 +70,7 @@ class FirstLosses:
         self._undo = undo
 
     def close(self) -> None:
-        """Whoever has wrapped `backward` in the meantime keeps it: it lets all pass then."""
+        """Look at no loss any more. Whoever has wrapped `backward` in the meantime keeps it: it lets all pass then."""
         self._left, self._before = 0, []
         self._restore()
 
@@ -95,15 +96,16 @@ class FirstLosses:
 
 
 def _apart(one: Divided, other: Divided) -> bool:
-    """A divisor that stays while the batch's size changes is a penalty's, say, and nothing of the batch."""
+    """Return whether two means are not in proportion to their batches."""
     (before, items_before, _), (now, items, _) = one, other
+    # A divisor that stays while the batch's size changes is a penalty's, say, and nothing of the batch.
     if before.node != now.node or before.divisor == now.divisor:
         return False
     return not math.isclose(before.divisor * items, now.divisor * items_before, rel_tol=_ROUNDED)
 
 
 def summed_by(loss: torch.Tensor, items: float) -> str | None:
-    """The name of the node by which the loss is a sum over its batch; None: it is a mean, or that cannot be told."""
+    """Return the name of the node by which the loss is a sum over its batch; None: it is a mean, or nobody can tell."""
     node: Any = loss.grad_fn
     for _ in range(_LOOKED_AT):
         name = type(node).__name__
@@ -122,7 +124,7 @@ def summed_by(loss: torch.Tensor, items: float) -> str | None:
 
 
 def _is_a_division(node: Any, items: float) -> bool:
-    """By about as many as the batch has examples, or more: `loss.sum() * (1 / len(y))`."""
+    """Return whether it divides by about as many as the batch has examples: `loss.sum() * (1 / len(y))`; or by more."""
     factor = next(
         (one for name in ("_saved_self", "_saved_other") if (one := getattr(node, name, None)) is not None), None
     )

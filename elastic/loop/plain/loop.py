@@ -18,7 +18,7 @@ from elastic.loop.run_state import RunState
 
 
 def check_plain(config: Config, update: Any, count: Count | None) -> Count | None:
-    """Returns `count`. Raises ConfigError where an argument of the run is for the other loop."""
+    """Return `count`. Raises ConfigError where an argument of the run is for the other loop."""
     for name, given, instead in (
         ("clip_grad_norm", config.clip_grad_norm, "clip between backward and optimizer.step(), as without elastic"),
         ("update", update, "do it between backward and optimizer.step(); run.on_apply(function) goes with both loops"),
@@ -57,7 +57,8 @@ class Batches(Iterator[Any]):
 
 
 class PlainLoop:
-    """
+    """The loop over batches, which knows of no steps.
+
     state      the run's
     to_check   how many batches this worker will be handed for nothing, ahead of a launch's first step
     checks     whether it has one in hand
@@ -96,7 +97,7 @@ class PlainLoop:
         self.left_at: str | None = None  # where the script left the last batches that it took, if it did
 
     def epochs(self) -> Iterator[int]:
-        """See Run.epochs."""
+        """Yield the epochs that are left; see Run.epochs."""
         steps = self._start()
         self.by_epochs = True
         while (step := next(steps, None)) is not None:
@@ -117,11 +118,11 @@ class PlainLoop:
                 )
 
     def batches(self) -> Batches:
-        """See Run.batches."""
+        """Return this worker's batches; see Run.batches."""
         return Batches(self._give(), self._count)
 
     def progress(self, bar: Iterable[Any]) -> Iterator[Any]:
-        """See Run.progress."""
+        """Yield this worker's batches, and move a bar with the steps; see Run.progress."""
         moves, moved = iter(bar), 0
         for batch in self._give():
             moved += self._move(moves, moved)
@@ -131,14 +132,14 @@ class PlainLoop:
             moves.close()  # as where a run is stopped
 
     def _move(self, moves: Iterator[Any], moved: int) -> int:
-        """Bars count an item when the next one is asked for."""
-        due = self._state.step - self._first + 1 - moved
+        """Move the bar on to the step in hand; return by how many."""
+        due = self._state.step - self._first + 1 - moved  # bars count an item when the next one is asked for
         for _ in range(due):
             next(moves, None)
         return max(due, 0)
 
     def _count(self) -> int:
-        """Those that were handed out, and those that are left."""
+        """Return how many batches were handed out, and are left: the loop has foreseen them from here on."""
         self._state.foreseen = "epoch" if self.by_epochs else "run"
         step, end = self._state.step, self._end
         if step >= end:
@@ -149,7 +150,8 @@ class PlainLoop:
         return self._to_check() + self._handed - here + self._bodies_before(end) - self._bodies_before(step)
 
     def _bodies_before(self, step: int) -> int:
-        """Only the last step of an epoch may be smaller; where epochs run into each other, that of the run."""
+        """Return how many batches this worker is handed in the steps before `step`, in the present view."""
+        # Only the last step of an epoch may be smaller; where epochs run into each other, that of the run.
         period = self._plan.steps_per_epoch or self._state.total_steps
         full, last = (self._bodies(self._plan.step(at)) for at in (0, min(period, self._state.total_steps) - 1))
         periods, rest = divmod(step, period)
@@ -165,6 +167,7 @@ class PlainLoop:
             yield batch
 
     def _give(self) -> Iterator[Any]:
+        """Hand out batches, and note where the script leaves them."""
         left_at, self.left_at = self.left_at, None
         try:
             yield from self._hand(self._batches(left_at))
@@ -173,6 +176,7 @@ class PlainLoop:
             raise
 
     def _batches(self, left_at: str | None) -> Iterator[Any]:
+        """Yield the batches of this epoch, or of the run. Raises StepError where some were taken and left."""
         steps = self._start()
         if not self.by_epochs:
             for step in steps:
@@ -198,13 +202,14 @@ class PlainLoop:
             self._next = None if now.in_hand.last_of_epoch else next(steps, None)
 
     def steps(self) -> Iterator[PlainStep]:
-        """See Run.steps."""
+        """Yield the steps, each with its update behind its batches; see Run.steps."""
         for step in self._start():
             step.update_follows = True
             yield step
             step.check_closed()
 
     def _start(self) -> Iterator[PlainStep]:
+        """Begin the loop, or go on with it by epochs; return its steps. Raises ConfigError."""
         if self._steps is None:
             self._steps = self._begins()
         elif not self.by_epochs:
@@ -216,4 +221,4 @@ class PlainLoop:
 
 
 def _nothing() -> None:
-    """The epoch begins here, for this worker as for the run."""
+    """Undo nothing: the epoch begins here, for this worker as for the run."""

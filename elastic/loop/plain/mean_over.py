@@ -22,7 +22,8 @@ PASSED = ("AddBackward0", "MulBackward0", "MulBackward1", "DivBackward0", "NegBa
 
 @dataclass(frozen=True)
 class Mean:
-    """
+    """A mean that a loss is made of.
+
     divisor   what its sum is divided by
     node      by which node of the graph
     weighted  of a cross entropy: by the sum of its targets' class weights
@@ -36,7 +37,7 @@ class Mean:
 
 
 def mean_over(loss: Any) -> list[int]:
-    """Of each cross entropy that the loss has as a mean: the number of targets that count there.
+    """Return for each cross entropy that the loss has as a mean the number of targets that count there.
 
     One whose classes are weighted is a mean over weights, and not told.
     """
@@ -44,7 +45,7 @@ def mean_over(loss: Any) -> list[int]:
 
 
 def means(loss: Any) -> Iterator[Mean]:
-    """The means that a loss is made of, always in the same order: behind sums, factors and changes of its type."""
+    """Yield the means that a loss is made of, always in one order: behind sums, factors and changes of its type."""
     waiting: list[Any] = [loss.grad_fn]
     for _ in range(_LOOKED_AT):
         if not waiting:
@@ -68,7 +69,7 @@ def means(loss: Any) -> Iterator[Mean]:
 
 
 def targets_in(batch: Any, mean: Mean) -> list[str]:
-    """Where in this batch a cross entropy may have its targets, as code: it divides by as many as are not left out.
+    """Return where in a batch a cross entropy may have its targets, as code: it divides by as many as are not left out.
 
     Language models leave out the first of each text; where both fit, that comes first.
     """
@@ -79,12 +80,13 @@ def targets_in(batch: Any, mean: Mean) -> list[str]:
 
 
 def _counts(targets: torch.Tensor, mean: Mean) -> bool:
+    """Return whether a mean is over as many of these as are not left out."""
     ignored = mean.ignored
     return ignored is not None and not targets.is_floating_point() and int(targets.ne(ignored).sum()) == mean.divisor
 
 
 def _signed(index: int) -> int:
-    """The graph shows -100 as what its 64 bits are without a sign."""
+    """Return an index with its sign: the graph shows -100 as what its 64 bits are without one."""
     return index - (1 << 64) if index >= 1 << 63 else index
 
 

@@ -25,7 +25,8 @@ from elastic.loop.plain.step import PlainStep
 
 
 class OwnSchedules:
-    """
+    """Lets through those calls of schedulers that count.
+
     exchanged  whether the gradients of the step in hand are exact, or no step is in hand
     """
 
@@ -52,7 +53,7 @@ class OwnSchedules:
         self._step, self._early, self._told = step, set(), {}
 
     def check_closed(self, step: PlainStep) -> None:
-        """Raises StepError for a scheduler that the body of an updated step has stepped to no effect."""
+        """Raise StepError for a scheduler that the body of an updated step has stepped to no effect."""
         if self._early and step.passed_over is None:
             raise StepError(
                 f"scheduler.step() of {', '.join(map(repr, sorted(self._early)))} was called before the backward pass "
@@ -64,6 +65,7 @@ class OwnSchedules:
             )
 
     def _gate(self, name: str, scheduler: Any) -> None:
+        """Give a scheduler a class whose `step` does nothing where the call does not count."""
         kind = type(scheduler)
 
         def step(gated: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,11 +80,10 @@ class OwnSchedules:
         self._undo.append(undo)
 
     def _check_alike(self, name: str, args: tuple[Any, ...]) -> None:
-        """Raises StepError for a schedule that is told something else in one body than in another: which body's call
-        counts, that of a worker's last share, depends on the world size.
+        """Raise StepError for a schedule that is told something else in one body than in another.
 
-        What follows from the steps that are applied is alike in all bodies; behind the update it is told what the next
-        step's bodies are.
+        Which body's call counts, that of a worker's last share, depends on the world size. What follows from the steps
+        that are applied is alike in all bodies; behind the update it is told what the next step's bodies are.
         """
         step = self._step
         if self._ungated or step is None or not step.has_begun or step.over:
@@ -107,6 +108,7 @@ class OwnSchedules:
             )
 
     def _counts(self, name: str) -> bool:
+        """Return whether a call counts, and note one that comes before its body's backward pass."""
         step = self._step
         if self._ungated or step is None or self._exchanged():
             self._early.discard(name)
@@ -123,7 +125,7 @@ def _said(argument: Any) -> str:
 
 
 def check_scheduled(config: Config) -> None:
-    """Raises ConfigError for an optimizer with a schedule that the run does not know: torch marks those."""
+    """Raise ConfigError for an optimizer with a schedule that the run does not know: torch marks those."""
     known = [*config.schedulers.values(), *(one for one in config.extra.values() if hasattr(one, "optimizer"))]
     for name, optimizer in config.optimizers.items():
         if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
@@ -140,7 +142,7 @@ def check_scheduled(config: Config) -> None:
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """All that there are: an optimizer does not know its schedulers, so those are asked who hold it.
+    """Return all schedulers of an optimizer: it does not know them, so those are asked who hold it.
 
     That walks over every object of the process, as seldom as it can: a scheduler holds it by itself, or, where somebody
     has asked for its `__dict__`, by that.
@@ -153,7 +155,7 @@ def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
 
 
 def _within(known: list[Any]) -> list[Any]:
-    """These, and the schedulers that they hold, as SequentialLR holds some."""
+    """Return these, and the schedulers that they hold, as SequentialLR holds some."""
     found: list[Any] = []
     waiting = [*known]
     while waiting:

@@ -32,7 +32,8 @@ Count = Callable[[Any], Any]
 
 
 class PlainStep(ScriptStep):
-    """
+    """A step of a loop over batches, or of `for step in run.steps()`.
+
     count         of a batch, what its loss is a mean over; None: its examples
     on_batch      is called before the loss of a batch, which is a mean over so many, is passed back
     on_exact      is called when exact gradients are in `.grad`: the loop's own code is the update from there on
@@ -84,21 +85,21 @@ class PlainStep(ScriptStep):
         return self.batches()
 
     def show_sums(self, shown: Callable[[Mapping[str, Any], float], Mapping[str, Any]]) -> None:
-        """Has people be shown what `shown` makes of the step's sums and its count, in place of these sums."""
+        """Show people what `shown` makes of the step's sums and its count, in place of these sums."""
         self.in_hand.shown_sums = shown
 
     @property
     def under_way(self) -> bool:
-        """Batches of it were taken, and it is not applied."""
+        """Return whether batches of it were taken, and it is not applied."""
         return self.has_begun and not self._done
 
     def check_closed(self) -> None:
-        """Raises StepError unless the loop has carried its update out."""
+        """Raise StepError unless the loop has carried its update out."""
         self._check(self)
         self.over = True
 
     def batches(self) -> Iterator[Any]:
-        """This worker's, until the step is applied."""
+        """Yield this worker's batches, until the step is applied."""
         self.has_begun = True
         step = self.in_hand
         while not self._done:
@@ -111,7 +112,7 @@ class PlainStep(ScriptStep):
                 self._recover(lost, exchange)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """See Run.add."""
+        """Add to the sums of the share in hand; see Run.add. Raises StepError."""
         step = self.in_hand
         if not step.due:
             raise StepError(
@@ -122,7 +123,7 @@ class PlainStep(ScriptStep):
             step.add(values, of_nothing=not self.items)
 
     def leave_to_the_script(self) -> None:
-        """The update is over, here or where this worker's state came from."""
+        """Go on to the script's code behind the update, which is over, here or where this worker's state came from."""
         self.in_hand.leave_to_the_script()
         if not self.taken:
             self._session.exchange.gradients.at_next_pass(None)
@@ -130,7 +131,7 @@ class PlainStep(ScriptStep):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A context for an evaluation, which puts back what it moves of buffers, at its end maybe in another view."""
+        """Let an evaluation run in the block: it puts back the buffers that it moves, maybe in another view."""
         watched = self._moved is not None
         self._check_unmoved()
         yield
@@ -138,17 +139,17 @@ class PlainStep(ScriptStep):
             self._watch_buffers()
 
     def check_begins(self) -> None:
-        """See Driver."""
+        """Prepare for a body that counts for nothing."""
         self._idle = True
         self._session.exchange.gradients.at_next_pass(self._pass_begins)
 
     def check_has_ended(self) -> None:
-        """See Driver."""
+        """Look at that body as at every other one."""
         self.body_has_ended()
         self._idle = not self._session.exchange.assignment.batches
 
     def body_begins(self, batch: Any, examples: int) -> None:
-        """See Driver."""
+        """Prepare for the backward pass of a body that counts."""
         step, gradients = self.in_hand, self._session.exchange.gradients
         self.items = self._items(batch, examples)
         gradients.begin_pass(
@@ -164,12 +165,13 @@ class PlainStep(ScriptStep):
         step.context.moment("backward", step.share)
 
     def _items(self, batch: Any, examples: int) -> float:
+        """Return what the loss of a batch is a mean over; 0: its body counts for nothing."""
         if self.in_hand.for_nothing:
             return 0
         return examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
 
     def body_has_ended(self) -> bool:
-        """See Driver."""
+        """Return whether the step goes on with the next batch; raise StepError for what the body may not do."""
         step = self.in_hand
         if self._done and not self.update_follows:
             self.check_closed()
@@ -185,9 +187,10 @@ class PlainStep(ScriptStep):
         return True
 
     def share_has_ended(self, exchange: Exchange) -> None:
-        """See Driver. Its last backward pass has seen to that, within the body."""
+        """Do nothing: the share's last backward pass has seen to that, within the body."""
 
     def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
+        """Yield a batch that counts for nothing, on a rank without a share."""
         step = self.in_hand
         step.begin(exchange)
         yield from step.pass_checked(exchange, self)
@@ -199,13 +202,16 @@ class PlainStep(ScriptStep):
         self.body_has_ended()
 
     def _pass_begins(self) -> None:
-        """The first gradient has come."""
+        """Have the end of the pass noticed whose first gradient has come."""
         at_end_of_pass(self._pass_has_ended)
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
 
     def _pass_has_ended(self) -> None:
-        """In autograd's engine, on whichever thread of it came last, while the loop waits in `backward`."""
+        """Take what the pass has given; behind the last one, exchange the step.
+
+        Called in autograd's engine, on whichever thread of it came last, while the loop waits in `backward`.
+        """
         step, exchange = self.in_hand, self._session.exchange
         step.due = False
         exchange.gradients.at_next_pass(self._second_pass)
@@ -238,6 +244,7 @@ class PlainStep(ScriptStep):
                 self._watch_buffers()
 
     def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
+        """Come into the next view: the step comes round again, or a peer had applied it."""
         self.in_hand.due = False
         exchange.gradients.at_next_pass(None)
         self._moved = None
@@ -251,6 +258,7 @@ class PlainStep(ScriptStep):
         self._moved = self._session.exchange.buffers.watched(closely=self.in_hand.check.takes_place)
 
     def _check_unmoved(self) -> None:
+        """Raise StepError where the body has moved buffers behind its backward pass."""
         moved, self._moved = self._moved, None
         names = moved() if moved is not None else []
         if not names:
@@ -276,7 +284,7 @@ class PlainStep(ScriptStep):
 
 
 def _unit(config: Config, step: StepPlan) -> int:
-    """How many examples a batch's gradient is of, where it is added up as it is.
+    """Return how many examples a batch's gradient is of, where it is added up as it is.
 
     Means over equally many examples are; in fast mode each is weighted by its part of all, as it is copied, and their
     sum is the step's. Where examples may be left out, nobody knows before all have read theirs, and gradients are

@@ -33,14 +33,17 @@ _of_runs: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def known_as_of_a_run(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """An optimizer of any run that is open in this process: what it trains is that run's to save and to give. Returns
-    what ends that."""
+    """Know an optimizer as one of a run that is open in this process; return what ends that.
+
+    What it trains is that run's to save and to give.
+    """
     _of_runs.add(optimizer)
     return functools.partial(_of_runs.discard, optimizer)
 
 
 class OwnUpdate:
-    """
+    """The update that the loop's own code carries out.
+
     begins    is called with an update's beginning
     ends      is called when it is over, with what the exchange gave
     stepping  a context for an optimizer's own step
@@ -70,7 +73,10 @@ class OwnUpdate:
         self._ungated = False
 
     def install(self) -> None:
-        """Raises ConfigError for an optimizer with a schedule that the run does not know."""
+        """Replace the methods whose calls count at times only.
+
+        Raises ConfigError for an optimizer with a schedule that the run does not know.
+        """
         check_scheduled(self._config)
         let_nothing_be_clipped()
         for name, optimizer in self._config.optimizers.items():
@@ -90,9 +96,9 @@ class OwnUpdate:
             self._undo.pop()()
 
     def asks_whether_open(self) -> bool:
-        """Whether exact gradients are in `.grad`, and wait for the loop's own code, which asks in order to read them.
+        """Return whether `.grad` is exact, and waits for the loop's own code, which asks in order to read it.
 
-        What it makes of them belongs to the update: a worker that takes the step over has no gradients to make it of.
+        What it makes of it belongs to the update: a worker that takes the step over has no gradients to make it of.
         """
         self.was_asked |= self._agreed is not None
         return self._agreed is not None
@@ -102,12 +108,13 @@ class OwnUpdate:
         self._schedules.next_step(step)
 
     def opens(self, step: PlainStep, agreed: Agreed) -> None:
+        """Begin the update: gradients are exact."""
         self._agreed, self.was_asked = agreed, False
         self._given = {name for name, one in self._config.optimizers.items() if _has_gradients(one)}
         self._begins()
 
     def check_closed(self, step: PlainStep) -> None:
-        """Raises StepError where the loop's body has left the update undone, or a schedule behind."""
+        """Raise StepError where the loop's body has left the update undone, or a schedule behind."""
         if self._agreed is not None:
             missing = self._missing()
             call = f"step() of {', '.join(map(repr, missing))}" if missing else "scaler.update()"
@@ -121,7 +128,7 @@ class OwnUpdate:
         self._schedules.check_closed(step)
 
     def notes(self, error: BaseException) -> Iterator[str]:
-        """What this has to say to an error of the loop's own code."""
+        """Yield what this has to say to an error of the loop's own code."""
         if self._agreed is not None or self._step is None or self._step.in_hand.applied:
             return
         is_none = isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
@@ -136,8 +143,11 @@ class OwnUpdate:
     # what the loop calls
 
     def _check_known(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Raises StepError for an optimizer that the run does not know, of the model's parameters, or of others that
-        are trained from one body to the next. One that is made in a body, and steps in that alone, keeps nothing."""
+        """Raise StepError for an optimizer that the run does not know.
+
+        It is of the model's parameters, or of others that are trained from one body to the next. One that is made in a
+        body, and steps in that alone, keeps nothing.
+        """
         if any(optimizer is known for known in [*self._config.optimizers.values(), *self._config.extra.values()]):
             return
         names = {id(parameter): name for name, parameter in self._config.parameters().items()}
@@ -226,7 +236,7 @@ class OwnUpdate:
         return step.in_hand.applied and (step.over or step.passed_over is None)
 
     def _is_due(self, name: str) -> bool:
-        """Whether a call of this optimizer's step counts. Raises StepError where none is due."""
+        """Return whether a call of this optimizer's step counts. Raises StepError where none is due."""
         step = self._step
         if self._agreed is None and step is not None and not step.in_hand.applied:
             return False
@@ -245,7 +255,7 @@ class OwnUpdate:
         return True
 
     def _missing(self) -> list[str]:
-        """The optimizers whose step the update lacks: of those with a gradient, or of all where none has one."""
+        """Return the optimizers whose step the update lacks: of those with a gradient, or of all where none has one."""
         due = self._given or set(self._config.optimizers)
         return sorted(due - self._stepped)
 
@@ -275,14 +285,14 @@ class OwnUpdate:
         )
 
     def _replace(self, thing: Any, name: str, function: Any) -> None:
-        """By a method of the object's own. Whoever has wrapped that in the meantime keeps it: it lets all pass then."""
+        """Replace a method by one of the object's own, until `remove`."""
         had = thing.__dict__.get(name)
         ours = MethodType(function, thing)
         setattr(thing, name, ours)
 
         def undo() -> None:
             if thing.__dict__.get(name) is not ours:
-                return
+                return  # whoever has wrapped it in the meantime keeps it: it lets all pass then
             if had is None:
                 delattr(thing, name)
             else:
@@ -292,6 +302,7 @@ class OwnUpdate:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether any parameter of the optimizer has a gradient."""
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -300,6 +311,7 @@ def _same(value: Any) -> Any:
 
 
 def _stranger(optimizer: torch.optim.Optimizer) -> StepError:
+    """Return the error for an optimizer that trains from body to body what none of the run's models has."""
     return StepError(
         f"a {type(optimizer).__name__} that the run does not know steps in one body of the loop after another, "
         "and what it trains\nis in none of the run's models\n"
