@@ -16,5 +16,5 @@ _engine: Any = torch.autograd.Variable._execution_engine
 
 
 def at_end_of_pass(function: Callable[[], None]) -> None:
-    """Within a backward pass: calls `function` once all its gradients are there. What it raises, `backward` raises."""
+    """Have `function` called once the present backward pass has all its gradients. `backward` raises what it raises."""
     _engine.queue_callback(function)

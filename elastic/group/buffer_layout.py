@@ -10,7 +10,7 @@ from elastic_checkpoint.format.dtypes import name_of
 
 
 class Layout(NamedTuple):
-    """How a buffer lies; dtype None: there is none."""
+    """The dtype and shape of a buffer; dtype None: there is none."""
 
     dtype: str | None
     shape: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Equal to the bit, but for the sign of zero; a NaN is one."""
+    """Return whether two values are equal to the bit, but for the sign of zero; a NaN equals one of the same bits."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return one is other
     if torch.equal(one, other):
@@ -37,21 +37,23 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def as_bytes(value: torch.Tensor) -> torch.Tensor:
+    """Return a value's bytes, flat: a view of its memory where it is contiguous."""
     return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def as_floats(value: torch.Tensor) -> torch.Tensor:
-    """Its floats, flat."""
+    """Return a value as flat floats, of which a complex number has two."""
     return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).reshape(-1)
 
 
 def floats_in(layout: Layout) -> int:
+    """Return how many floats `as_floats` makes of such a value."""
     numel = torch.Size(layout.shape).numel()
     return 2 * numel if layout.dtype is not None and getattr(torch, layout.dtype).is_complex else numel
 
 
 def shaped(value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A value of this layout, or the floats of one."""
+    """Return a value, or the floats of one, in the shape of a layout."""
     if layout.dtype is not None and getattr(torch, layout.dtype).is_complex and not value.is_complex():
         return torch.view_as_complex(value.view(*layout.shape, 2))
     return value.view(layout.shape)

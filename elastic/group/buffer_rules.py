@@ -26,13 +26,14 @@ Rule = str | Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 def override(overrides: Mapping[str, Rule], name: str) -> Rule | None:
+    """Return the rule that the script names for a buffer: by its name, else by the first pattern that fits."""
     if name in overrides:
         return overrides[name]
     return next((rule for pattern, rule in overrides.items() if "*" in pattern and fnmatchcase(name, pattern)), None)
 
 
 def check(overrides: Mapping[str, Rule], buffers: Sequence[Buffer]) -> None:
-    """Raises ConfigError for rules that do not fit, and for names that no buffer has."""
+    """Raise ConfigError for rules that do not fit, and for names that no buffer has."""
     for buffer in buffers:
         rule, value = override(overrides, buffer.name), buffer.start
         if rule is None or value is None:
@@ -54,6 +55,7 @@ def check(overrides: Mapping[str, Rule], buffers: Sequence[Buffer]) -> None:
 
 
 def no_rule(names: Sequence[str], share: int) -> StepError:
+    """Return the error for buffers that a share wrote to, and that nobody has named a rule for."""
     given = ", ".join(f"{name!r}: rule" for name in names[:8])
     choices = "\n".join(f"           {name!r:<9} {use}" for name, use in RULES.items())
     return StepError(
@@ -67,7 +69,7 @@ def no_rule(names: Sequence[str], share: int) -> StepError:
 
 
 def summed(values: Sequence[torch.Tensor], start: torch.Tensor) -> torch.Tensor:
-    """The start, and what each has added to it, in the order of shares."""
+    """Return the start and what each value has added to it, in the order of shares."""
     wide = torch.complex128 if start.is_complex() else torch.float64 if start.is_floating_point() else torch.int64
     total = start.to(wide)
     for value in values:
@@ -76,14 +78,14 @@ def summed(values: Sequence[torch.Tensor], start: torch.Tensor) -> torch.Tensor:
 
 
 def default(buffer: Buffer, *, one_share: bool) -> Rule | None:
-    """None: of a normalisation layer, or none."""
+    """Return the rule of a buffer that the script names none for; None: of a normalisation layer, or there is none."""
     if isinstance(buffer.entry.module, NORMS):
         return None
     return "first" if one_share or _is_spectral(buffer) else None
 
 
 def _is_spectral(buffer: Buffer) -> bool:
-    """Of torch's spectral norm, as a parametrization, or as the hook that it was before."""
+    """Return whether a buffer is of torch's spectral norm: a parametrization, or the hook that it was before."""
     module = buffer.entry.module
     if isinstance(module, torch.nn.utils.parametrizations._SpectralNorm):
         return True

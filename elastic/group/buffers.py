@@ -35,7 +35,7 @@ ShareValues = dict[Buffer, "torch.Tensor | None"]
 
 
 class Buffers:
-    """The buffers of the run's modules in one view."""
+    """The buffers of the run's modules in one view: what each share left, and what they become."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Buffers:
         self._cached: tuple[int, FlatSum] | None = None
 
     def begin(self) -> None:
-        """Notes the values that every share of the step starts from. Call with the model in its applied state."""
+        """Note the values that every share of the step starts from. Call with the model in its applied state."""
         if self._now.begin():
             self._index()
         if self._lively is not self._now.lively:
@@ -87,7 +87,7 @@ class Buffers:
 
     @torch.no_grad()
     def share_done(self, share: int, examples: int) -> None:
-        """Takes what a share of `examples` examples left, and puts the step's buffers back for the next one."""
+        """Take what a share of `examples` examples left, and put the step's buffers back for the next one."""
         stirred = self._now.stirred()
         if self._usual is not None and stirred is self._usual.buffers and self._usual.hold():
             self._take_usual(self._usual, share, examples)
@@ -96,6 +96,7 @@ class Buffers:
             self._now.put_back()
 
     def _take_usual(self, all_of_them: UsualBuffers, share: int, examples: int) -> None:
+        """Take what a share left, all of it usual. Raises StepError where it disagrees with an earlier share."""
         row = all_of_them.take(len(self._shares))
         if not self._shares:
             self._holds_the_first_share = share == 0
@@ -108,6 +109,7 @@ class Buffers:
         self._shares.append((examples, row.values))
 
     def _take(self, stirred: Sequence[Buffer], share: int, examples: int) -> None:
+        """Take what a share left in these buffers. Raises StepError where no rule allows it."""
         values: ShareValues = {}
         relaid: dict[Buffer, Layout] = {}
         written: list[str] = []
@@ -141,19 +143,21 @@ class Buffers:
         self._shares.append((examples, values))
 
     def restore(self) -> None:
-        """Puts the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
+        """Put the step's buffers back, as they were at `begin`. Between two steps there is nothing to put back."""
         self._now.restore()
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """A context for what is no step: it may move buffers, and `restore` in it, and its end, put them back."""
+        """Open a context for what is no step: it may move buffers, and `restore` in it, and its end, put them back."""
         with self._now.untouched():
             yield
 
     @property
     def hanging(self) -> Sequence[tuple[str, Callable[[], torch.Tensor | None]]]:
-        """(name, what gives what hangs there now), of those that were there as the step began, but for those that are
-        put back in any case. Another object, where others are there."""
+        """Return (name, what gives what hangs there now), of those that were there as the step began.
+
+        Left out are those that are put back in any case. It is another object where others are there.
+        """
         if self._hanging_of is not self._now.buffers:
             self._hanging_of = self._now.buffers
             kept = {buffer.name for buffer in self._hanging_of if self._rules.get(buffer.name) == "keep"}
@@ -162,17 +166,17 @@ class Buffers:
 
     @property
     def walked(self) -> Sequence[tuple[str, str, torch.nn.Module]]:
-        """(root, path, module), as the step began: another object, where others are there."""
+        """Return (root, path, module), as the step began: another object, where others are there."""
         return self._now.walked
 
     def newly_moving(self) -> list[str]:
-        """Float buffers that this rank's shares changed and that are not known to move yet."""
+        """Return the float buffers that this rank's shares changed and that are not known to move yet."""
         changed = {buffer for _, values in self._shares for buffer in values}
         new = [b for b in changed if b.name not in self._moving and b not in self._relaid]
         return sorted(b.name for b in new if self._rule(b, b.start) == "mean")
 
     def relaid(self) -> list[str]:
-        """What all ranks must know of buffers that this rank's shares left in another layout, came or went."""
+        """Return what all ranks must know of buffers that came or went, or got another layout, in shares here."""
         return [
             json.dumps([b.entry.root, b.entry.path, b.entry.attribute, self._persistent[b], *layout])
             for b, layout in self._relaid.items()
@@ -180,7 +184,7 @@ class Buffers:
         ]
 
     def digest(self) -> int:
-        """63 bits that say what must be equal on all ranks, 0 on an idle one; equal ones let the step go on."""
+        """Return 63 bits of what must be equal on all ranks, 0 on an idle one; equal ones let the step go on."""
         if not self._shares:
             return 0
         hasher = xxhash.xxh3_64()
@@ -189,8 +193,7 @@ class Buffers:
         return hasher.intdigest() >> 1 or 1
 
     def settle(self) -> None:
-        """The ranks' digests differ: all ranks call it. Raises StepError, on all of them, where no rule says what is to
-        become of what differs."""
+        """Raise StepError, on all ranks, that names what differs. All call it where their digests differ."""
         gathered = gather_bytes(self._group, json.dumps(self._digests() if self._shares else None).encode())
         known: list[dict[str, str]] = [answer for answer in map(json.loads, gathered) if answer is not None]
         names = sorted({name for digests in known for name in digests})
@@ -198,7 +201,7 @@ class Buffers:
         raise _disagreement(differ, "the shares of different ranks")
 
     def start(self, moving: Sequence[str], relaid: Iterable[str], schedule: Schedule, merges: Sequence[int]) -> None:
-        """Starts the sums of the float buffers named by `moving`, and of those of `relaid`, the same on every rank.
+        """Start the sums of the float buffers named by `moving`, and of those of `relaid`, the same on every rank.
 
         Raises PeerLost, StepError.
         """
@@ -226,12 +229,13 @@ class Buffers:
                     stack[-1].add_(right)
             for row, total_of_row in zip(self._sum.rows, stack, strict=True):
                 row[:elements] = total_of_row
+            # behind the values, one number per buffer: on how many ranks a share has touched it
             touched = [float(self._touched(buffer)) for buffer, _ in self._moves]
             self._sum.rows[0][elements : elements + len(touched)] = torch.tensor(touched, device=self._device)
         self._sum.start()
 
     def finish(self, examples: int, schedule: Schedule) -> None:
-        """Waits for the sums over the step's `examples`; `apply` then has what it needs. Raises PeerLost."""
+        """Wait for the sums over the step's `examples`; `apply` then has what it needs. Raises PeerLost, StepError."""
         if self._sum is not None:
             self._sum.join()
             self._mean = self._sum.finish()
@@ -243,11 +247,11 @@ class Buffers:
         self._agreed = {buffer: value for buffer, value in agreed.items() if not same_bits(value, buffer.start)}
 
     def close(self) -> None:
-        """In place of `apply`, after `restore`: the step leaves the buffers as they were."""
+        """End the step with the buffers as they were: in place of `apply`, after `restore`."""
         self._now.close()
 
     def apply(self) -> None:
-        """Gives the modules the step's buffers: the beginning of the update, whose own changes come on top."""
+        """Give the modules the step's buffers, as the update begins: its own changes come on top."""
         self._now.close()
         ties: dict[int, torch.Tensor] = {}
         with torch.no_grad():
@@ -255,6 +259,7 @@ class Buffers:
                 sizes = [numel for _, numel in self._moves]
                 *means, touched = torch.split_with_sizes(self._mean[: sum(sizes) + len(sizes)], [*sizes, len(sizes)])
                 self._mean[: sum(sizes)].div_(self._mean_of)
+                # what no share touched keeps its bits: a mean of equal values may round
                 moved = [
                     (buffer, mean)
                     for (buffer, _), mean, shares in zip(self._moves, means, touched.tolist(), strict=True)
@@ -273,8 +278,10 @@ class Buffers:
                     buffer.put(None)
 
     def watched(self, *, closely: bool) -> Callable[[], list[str]]:
-        """Tells which of the buffers that shares move have been moved since. closely: by value, too, and not only by
-        their versions, of which BatchNorm counts that of `num_batches_tracked` alone."""
+        """Return what tells which of the buffers that shares move have been moved since.
+
+        closely: by value, too, and not only by versions, of which BatchNorm counts that of `num_batches_tracked` alone
+        """
         return self._now.watched(closely=closely)
 
     # which buffers there are, and what is to become of them
@@ -287,7 +294,7 @@ class Buffers:
         }
 
     def _rule(self, buffer: Buffer, value: torch.Tensor | None) -> Rule:
-        """Of a buffer that is, or becomes, like `value`."""
+        """Return the rule of a buffer that is, or becomes, like `value`."""
         rule = self._rules.get(buffer.name)
         if rule is not None:
             return rule
@@ -298,6 +305,7 @@ class Buffers:
         return "agree" if known is None or start is None or not same_kind(known, start) else REFUSED
 
     def _takes_all(self, buffer: Buffer) -> bool:
+        """Return whether a buffer's rule takes the values of all shares together."""
         rule = self._rules.get(buffer.name)
         return rule == "sum" or callable(rule)
 
@@ -305,7 +313,7 @@ class Buffers:
         return {buffer: value for buffer, value in values.items() if self._rule(buffer, value) != "mean"}
 
     def _counts(self, buffer: Buffer) -> bool:
-        """Whether this rank's word on the layout of a buffer counts."""
+        """Return whether this rank's word on the layout of a buffer counts."""
         return self._rules.get(buffer.name) != "first" or self._holds_the_first_share
 
     # a step
@@ -317,7 +325,7 @@ class Buffers:
         self._moves, self._sum, self._agreed = [], None, {}
 
     def _same_layouts(self, share: int, relaid: Mapping[Buffer, Layout]) -> None:
-        """All shares make of a buffer's layout the same, but where only the first one counts. Raises StepError."""
+        """Raise StepError unless all shares give a buffer the same layout, or only the first share's counts."""
         for buffer in {**self._relaid, **relaid}:
             one, other = self._relaid.get(buffer), relaid.get(buffer)
             if one != other and self._rules.get(buffer.name) != "first":
@@ -330,7 +338,7 @@ class Buffers:
                 )
 
     def _agree(self, share: int, values: ShareValues) -> None:
-        """Exact buffers are the same in all shares. Raises StepError."""
+        """Raise StepError unless exact buffers are the same in this share as in the first one here."""
         first = self._shares[0][1]
         asked = self._exact if values.keys() == first.keys() else self._not_averaged({**first, **values})
         differ = [
@@ -343,7 +351,7 @@ class Buffers:
             raise _disagreement(sorted(differ), f"share {share} and an earlier one")
 
     def _digests(self) -> dict[str, str]:
-        """Of what must be equal on all ranks that hold shares, and is no longer what the step began with."""
+        """Return digests of what must be equal on all ranks with shares, and is not what the step began with."""
         found = {b.name: str(layout) for b, layout in self._relaid.items() if self._rules.get(b.name) != "first"}
         for buffer, value in self._exact.items():
             if value is not None and self._rule(buffer, value) == "agree" and not same_bits(value, buffer.start):
@@ -353,6 +361,7 @@ class Buffers:
         return dict(sorted(found.items()))
 
     def _known_by_all(self, relaid: Iterable[str]) -> dict[Buffer, tuple[Layout, bool]]:
+        """Return the layouts that shares of any rank gave to buffers. Raises StepError for an unknown module."""
         found: dict[Buffer, tuple[Layout, bool]] = {}
         for layout in relaid:
             root, path, attribute, persistent, dtype, shape = json.loads(layout)
@@ -366,7 +375,7 @@ class Buffers:
         return found
 
     def _summed(self) -> list[tuple[Buffer, int]]:
-        """The buffers of which a mean is taken, and how many floats each has; the same on every rank."""
+        """Return the buffers of which a mean is taken, and how many floats each has; the same on every rank."""
         known = [self._by_name[name] for name in self.moving if name in self._by_name]
         if not self._layouts:
             return [(b, b.start.numel() * (1 + b.start.is_complex())) for b in known if b.start is not None]
@@ -379,7 +388,7 @@ class Buffers:
         ]
 
     def _leaves(self, elements: int) -> Sequence[torch.Tensor]:
-        """Share by share, what they left in the buffers of which a mean is taken, times their examples."""
+        """Return, share by share, what they left in the buffers of which a mean is taken, times their examples."""
         examples = [float(count) for count, _ in self._shares]
         averaged = self._usual.averaged if self._usual is not None and not self._layouts else []
         if len(self._rows) == len(self._shares) and [buffer for buffer, _ in self._moves] == averaged:
@@ -388,7 +397,7 @@ class Buffers:
         return torch.cat(self._values()).to(torch.float32).view(len(self._shares), elements).mul_(weights).unbind()
 
     def _values(self) -> list[torch.Tensor]:
-        """Share by share, what they left in the buffers of which a mean is taken, as floats."""
+        """Return, share by share, what they left in the buffers of which a mean is taken, as floats."""
         starts = {b: b.start for b, _ in self._moves if b.start is not None and b.start.device == self._device}
         usual = not self._layouts and not self._relaid and len(starts) == len(self._moves)
         if not usual or any(start.is_complex() for start in starts.values()):
@@ -397,7 +406,7 @@ class Buffers:
         return [value.reshape(-1) for value in tensors if value is not None]
 
     def _as_summed(self, values: ShareValues, buffer: Buffer, numel: int) -> torch.Tensor:
-        """What a share left, as so many floats."""
+        """Return what a share left in a buffer, as so many floats."""
         for value in (values.get(buffer, buffer.start), buffer.start):
             if value is not None and (flat := as_floats(value)).numel() == numel:
                 return flat.to(self._device)
@@ -406,7 +415,7 @@ class Buffers:
         )  # of this sum nothing is taken: a layout is still to be exchanged
 
     def _touched(self, buffer: Buffer) -> bool:
-        """Whether a share of this rank left the buffer other than it found it."""
+        """Return whether a share of this rank left the buffer other than it found it."""
         start = buffer.start
         for _, values in self._shares:
             value = values.get(buffer, start)
@@ -415,7 +424,7 @@ class Buffers:
         return False
 
     def _of_first_share(self, schedule: Schedule) -> dict[Buffer, torch.Tensor]:
-        """The exact buffers as the first share left them, from the rank that computed it. Raises PeerLost."""
+        """Return the exact buffers as the first share left them, from the rank that computed it. Raises PeerLost."""
         some_idle = 0 in schedule.rows  # an idle rank cannot know what the others agree on
         rules = ("agree", "first") if some_idle else ("first",)
         layouts = {b: Layout.of(b.start) for b in self._now.buffers} | {b: to for b, (to, _) in self._layouts.items()}
@@ -441,7 +450,7 @@ class Buffers:
 
     @torch.no_grad()
     def _of_all_shares(self) -> dict[Buffer, torch.Tensor]:
-        """What a sum, or a function, makes of the values of all shares with examples. Raises PeerLost, StepError."""
+        """Return what a sum, or a function, makes of all shares with examples. Raises PeerLost, StepError."""
         pairs = [(buffer, buffer.start) for buffer in self._now.buffers if self._takes_all(buffer)]
         asked = [(buffer, start) for buffer, start in pairs if start is not None]
         if not asked:
@@ -465,6 +474,7 @@ class Buffers:
         return found
 
     def _as_it_was(self, buffer: Buffer, value: Any) -> torch.Tensor:
+        """Return what a script's function gave. Raises StepError where it is not of the buffer's kind."""
         assert buffer.start is not None
         if isinstance(value, torch.Tensor) and same_kind(value, buffer.start):
             return value.detach()
@@ -475,7 +485,7 @@ class Buffers:
         )
 
     def _become(self, buffer: Buffer, value: torch.Tensor, ties: dict[int, torch.Tensor]) -> None:
-        """The buffer takes the value: in place, or in a new tensor where it has got another layout."""
+        """Give a buffer its value: in place, or in a new tensor where it has got another layout."""
         layout, persistent = self._layouts.get(buffer, (None, True))
         if layout is None:
             assert buffer.tensor is not None
@@ -490,6 +500,7 @@ class Buffers:
 
 
 def _disagreement(names: Sequence[str], where: str) -> StepError:
+    """Return the error for buffers that became different, where no mean of them exists."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     first = ", ".join(f"{name!r}: 'first'" for name in names[:8])
     return StepError(

@@ -41,7 +41,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Kind(enum.IntEnum):
-    """What ranks do together. The script brings them there, or their own agreement of the step before.
+    """Things that ranks do together. The script brings them there, or their own agreement of the step before.
 
     BREAK          one that does so alone leaves the run, and the others go on
     BREAK_FOR_ALL  of a loop over batches, whose body has a loss of this worker's own to decide by: all do, or it is a
@@ -53,7 +53,8 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """
+    """One rank's row: what it is about to do.
+
     step     how many are applied
     ordinal  of an evaluation, since the last update; else 0
     batches  of an evaluation: the examples, and how many of them in a batch; else (0, 0)
@@ -69,7 +70,7 @@ class Fingerprint:
     site: str = ""
 
     def meets(self, other: Fingerprint) -> bool:
-        """Whether both can be carried out together. Where they were called from may differ."""
+        """Return whether both can be carried out together. Where they were called from may differ."""
         return self.packed()[:_COMPARED] == other.packed()[:_COMPARED]
 
     def packed(self) -> bytes:
@@ -85,7 +86,7 @@ class Fingerprint:
         return cls(kind=known, step=step, ordinal=kind >> 8, batches=(length, size), trained=trained, site=where)
 
     def __str__(self) -> str:
-        """In words that fit one rank and many."""
+        """Say it in words that fit one rank and many."""
         after = "before the first step" if self.step == 0 else f"after step {self.step - 1}"
         what = {
             Kind.STEP: f"step {self.step}",
@@ -128,16 +129,16 @@ class Announced:
 
     @property
     def arrived(self) -> bool:
-        """Whether nobody has to be waited for."""
+        """Return whether nobody has to be waited for."""
         return self._pending is None or self._pending.arrived
 
     def look(self) -> None:
-        """As `check`, if all rows are here already: while there is something to compute."""
+        """Do as `check`, if all rows are here already: while there is something to compute."""
         if self._pending is not None and self._pending.arrived:
             self.check()
 
     def check(self) -> None:
-        """Returns when all ranks are about to do the same. Raises PeerLost, CollectiveMismatch."""
+        """Wait until all ranks are known to be about to do the same. Raises PeerLost, CollectiveMismatch."""
         if self._pending is None:
             return
         if self.all_meet():
@@ -151,7 +152,7 @@ class Announced:
         raise mismatch(theirs)
 
     def all_meet(self) -> bool:
-        """Whether all ranks are about to do the same: where they are not, once all know it. Raises PeerLost."""
+        """Return whether all ranks are about to do the same; if not, once all know it. Raises PeerLost."""
         if self._pending is not None:
             self._pending.wait()
         mine = self._mine.packed()[:_COMPARED]
@@ -171,7 +172,7 @@ class Announced:
 
 
 class Alone(Announced):
-    """Of a worker on its own, which nobody has to meet."""
+    """The row of a worker on its own, which nobody has to meet."""
 
     def __init__(self) -> None:
         self._pending = None
@@ -194,7 +195,7 @@ def announce(
     site: str | None = None,
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Announced:
-    """Tells all ranks of `group` what this one is about to do, and where its script called for it, or came from `site`.
+    """Tell all ranks of `group` what this one is about to do, and where its script called for it, or `site`.
 
     waiting  a context for waiting until all ranks know that they are about to do different things
 
@@ -210,7 +211,7 @@ def announce(
 
 
 def mismatch(fingerprints: Sequence[Fingerprint]) -> CollectiveMismatch:
-    """The error for ranks that are about to do different things: the same text on all of them."""
+    """Return the error for ranks that are about to do different things: the same text on all of them."""
     doing: dict[str, list[int]] = {}
     for rank, fingerprint in enumerate(fingerprints):
         doing.setdefault(str(fingerprint), []).append(rank)
@@ -231,7 +232,7 @@ def _applied(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """ "0, 2-4" """
+    """Write ranks as "0, 2-4", say."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:
@@ -246,7 +247,7 @@ def _ordinal(number: int) -> str:
 
 
 def script_site() -> str:
-    """The innermost place outside this package: the script's, or a library's that it uses."""
+    """Return the innermost place outside this package: the script's, or a library's that it uses."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

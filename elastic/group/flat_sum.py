@@ -30,7 +30,7 @@ class Rows:
         self._blocks: list[torch.Tensor] = []
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Full of NOTHING when it is new."""
+        """Return the row of this number, full of NOTHING when it is new."""
         while len(self._blocks) <= index:
             block = self._memory.take(self._numel, self._dtype, self._device)
             block[: self._numel].fill_(NOTHING)
@@ -47,9 +47,12 @@ class Rows:
 
 
 class FlatSum(ABC):
-    """Warm memory for sums of `numel` elements in one view. One sum at a time: `begin`, fill `rows`, `start`, `advance`
-    as often as one likes, `join`, `finish`.
+    """A sum of `numel` elements over the ranks of one view, with warm memory. One sum at a time.
 
+    It goes: `begin`, fill `rows`, `start`, `advance` as often as one likes, `join`, `finish`.
+
+    ordered  the tree's bits; else any order's
+    memory   of earlier views
     rows     this rank's subtrees, of padded numel each: filled by the caller between `begin` and `start`
     result   (padded numel,): where the sum is after `finish`; the memory of the first row, which has left by then
     buffers  beside the rows, memory of what is under way
@@ -65,10 +68,6 @@ class FlatSum(ABC):
         ordered: bool,
         memory: WarmMemory | None = None,
     ) -> None:
-        """
-        ordered  the tree's bits; else any order's
-        memory   of earlier views
-        """
         self.group = group
         self.ordered = ordered
         self.dtype = dtype
@@ -85,18 +84,18 @@ class FlatSum(ABC):
     @staticmethod
     @abstractmethod
     def multiple(group: Group) -> int:
-        """Of how many elements a row is a multiple."""
+        """Return the number of elements of which a row's length is a multiple."""
 
     @abstractmethod
     def hold_nothing(self) -> None:
-        """There is no sum under way, and no memory for one."""
+        """Forget any sum under way, and the memory for one."""
 
     @abstractmethod
     def begin(self, schedule: Schedule) -> None:
-        """Sets the schedule of the next sum."""
+        """Set the schedule of the next sum."""
 
     def row(self, index: int) -> torch.Tensor:
-        """Memory for a partial sum; that of the first ones is `rows`. Full of NOTHING when it is new."""
+        """Return memory for a partial sum; that of the first ones is `rows`. Full of NOTHING when it is new."""
         return self._memory[index]
 
     @property
@@ -105,11 +104,11 @@ class FlatSum(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept."""
+        """Return how many bytes are kept from sum to sum."""
         return self._memory.nbytes + sum(buffer.nbytes for buffer in self.buffers)
 
     def release(self) -> None:
-        """Its memory is for others from here on."""
+        """Give the memory back, for others."""
         self._memory.release()
         self.warm.give_back(self.buffers)
         self.buffers, self.rows = [], []
@@ -117,25 +116,24 @@ class FlatSum(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Sends the rows. Collectives must start in the same order on all ranks. Raises PeerLost."""
+        """Send the rows. Collectives must start in the same order on all ranks. Raises PeerLost."""
 
     @property
     @abstractmethod
     def arrived(self) -> bool:
-        """Whether `advance` need not wait."""
+        """Return whether `advance` need not wait."""
 
     @abstractmethod
     def advance(self) -> None:
-        """Where a sum travels in several stages: waits for the one under way, and begins the next. Same order on all
-        ranks, too."""
+        """Wait for the stage under way, and begin the next, if there are several. Same order on all ranks, too."""
 
     @abstractmethod
     def join(self) -> None:
-        """Adds this rank's chunk when it has arrived, and sends the result on. Same order on all ranks, too."""
+        """Add this rank's chunk when it has arrived, and send the result on. Same order on all ranks, too."""
 
     @abstractmethod
     def finish(self) -> torch.Tensor:
-        """Waits for `result`, and returns it. Raises PeerLost."""
+        """Wait for `result`, and return it. Raises PeerLost."""
 
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

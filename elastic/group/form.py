@@ -55,11 +55,11 @@ class Work:
 
     @property
     def arrived(self) -> bool:
-        """Whether `wait` need not wait: the result is there, or will not come."""
+        """Return whether `wait` need not wait: the result is there, or will not come."""
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        """Returns when the result is there. Raises PeerLost, CollectiveFailed."""
+        """Wait until the result is there. Raises PeerLost, CollectiveFailed."""
         given_up = False
         while not self._ended(_LOOK if self._severed is not None else None):
             if given_up:
@@ -67,6 +67,7 @@ class Work:
             given_up = self._severed is not None and self._severed()
 
     def _ended(self, within: timedelta | None) -> bool:
+        """Wait `within` a time, or for good, and return whether it has ended. Raises PeerLost, CollectiveFailed."""
         try:
             if within is None:
                 self._work.wait()
@@ -91,37 +92,38 @@ class Group(Protocol):
     hosts: tuple[range, ...]
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        """In-place sum over the ranks, in no fixed order."""
+        """Sum over the ranks in place, in no fixed order."""
 
     def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> Work:
-        """1-D: `sizes[r]` elements of `tensor` go to rank r; `out_sizes[r]` elements of `out` come from it."""
+        """Send `sizes[r]` elements of `tensor` to each rank r, and receive `out_sizes[r]` in `out` from it; 1-D."""
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Work:
-        """1-D: every rank's `tensor` (equal sizes), in rank order."""
+        """Gather every rank's `tensor` (equal sizes, 1-D) in `out`, in rank order."""
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> Work:
-        """The source's bytes, in place."""
+        """Send the source's bytes to all, in place."""
 
     def send(self, tensor: torch.Tensor, to: int) -> Work:
-        """Its bytes to one rank that receives them; beside collectives, and in order. `tensor` is dense, on the CPU.
+        """Send the bytes of `tensor` to one rank that receives them; beside collectives, and in order.
 
-        In a thread of its own: `Work.wait` comes back where it has left, or the group has broken, not sooner.
+        `tensor` is dense, on the CPU. `Work.wait` needs a thread of its own: it returns when all has left, or the
+        group has broken, not sooner.
         """
 
     def receive(self, tensor: torch.Tensor, source: int) -> Work:
-        """What that rank sends: see `send`."""
+        """Receive what that rank sends: see `send`."""
 
     def settle(self) -> None:
-        """On a GPU waits only order what comes after them: returns when it has come so far. Raises PeerLost."""
+        """Return when a GPU has come so far: there, waits only order what comes after them. Raises PeerLost."""
 
     def check(self) -> None:
-        """Raises PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
+        """Raise PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
 
     def sever(self) -> None:
-        """Ends the connections: collectives in flight fail at once, here and at the peers. From any thread."""
+        """End the connections: collectives in flight fail at once, here and at the peers. From any thread."""
 
     def close(self, *, abruptly: bool = False) -> None:
-        """Ends connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
+        """End connections and threads. abruptly: what is in flight fails at once, here and at the peers."""
 
 
 class LocalGroup:
@@ -184,12 +186,11 @@ class DistributedGroup:
         nccl: Any | None,
         rank: int,
         hosts: tuple[range, ...],
-        connections: Sequence[socket.socket],
+        connections: Sequence[socket.socket],  # copies of the sockets that gloo opened, one per peer
         *,
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        """connections  copies of the sockets that gloo opened, one per peer"""
         self.rank = rank
         self.world_size = hosts[-1].stop
         self.hosts = hosts
@@ -257,11 +258,13 @@ class DistributedGroup:
         return self._severed
 
     def _peer_hung_up(self) -> None:
+        """Remember that a peer is gone; the watch ends gloo's connections by itself."""
         self._severed = True
         if self._nccl is not None:
             self._nccl.abort()
 
     def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Work:
+        """Start a collective of the tensor's backend. Raises PeerLost where the group is severed or closed."""
         # The backend has no name here: a traceback would keep it, and whoever forgets that last would wait for gloo's
         # end (20 ms; where a message was torn in half, for good), which is the affair of the thread that closes it.
         if self._severed or self._backend(tensor) is None:
@@ -274,10 +277,11 @@ class DistributedGroup:
             raise failed(what, failure, severed=self._severed) from failure
 
     def _start_between_two(self, method: str, tensor: torch.Tensor, other: int) -> Work:
-        """A look at gloo's own work for one of these, as at those of collectives, would break its connections."""
+        """Start what goes from one rank to another. Raises PeerLost where the group is severed or closed."""
         if self._severed or self._gloo is None:
             raise PeerLost("the transfer cannot start: a peer hung up", step=None, phase="transfer")
         try:
+            # without looks: one at gloo's own work for these would break its connections
             return Work(getattr(self._gloo, method)([tensor], other, _TAG), "transfer", None)
         except RuntimeError as failure:
             raise failed("transfer", failure, severed=self._severed) from failure
@@ -297,7 +301,7 @@ def form(
     timeout_s: float,
     broken: Callable[[], bool] | None = None,
 ) -> Group:
-    """Connects the ranks of a view over `store`, each listening on the interface that holds `address`.
+    """Connect the ranks of a view over `store`, each listening on the interface that holds `address`.
 
     address    ranks that listen on the same one are on one host
     timeout_s  for the forming and for every collective
@@ -321,6 +325,8 @@ def form(
 
 
 class _Forming:
+    """The forming of one group, which may be left to itself in a thread of its own."""
+
     def __init__(
         self,
         store: Store,
@@ -350,7 +356,7 @@ class _Forming:
         self.done.set()
 
     def group(self) -> DistributedGroup:
-        """Once it is over. Raises PeerLost."""
+        """Return the group, once the forming is over. Raises PeerLost."""
         if isinstance(self._failure, PeerLost):
             raise self._failure
         if self._failure is not None:
@@ -367,7 +373,7 @@ class _Forming:
             if self._address
             else ProcessGroupGloo.create_default_device()
         ]
-        own_ports = listening_ports() - before
+        own_ports = listening_ports() - before  # those that gloo has opened for this group
         options._timeout = self._timeout
         leave_garbage_to_parents()
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
@@ -387,7 +393,7 @@ class _Forming:
 
 
 def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:
-    """One per peer; the last ones may be accepted a moment after the group's making. Raises PeerLost."""
+    """Return one per peer; the last ones may be accepted a moment after the group's making. Raises PeerLost."""
     deadline = time.monotonic() + _ACCEPTED_S
     while True:
         found = connections(own_ports, peer_ports)
@@ -401,7 +407,7 @@ def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[
 
 
 def gather_bytes(group: Group, data: bytes) -> list[bytes]:
-    """Every rank's bytes, in rank order; lengths may differ. Two rounds. Raises PeerLost."""
+    """Return every rank's bytes, in rank order; lengths may differ. Takes two rounds. Raises PeerLost."""
     sizes = torch.empty(group.world_size, dtype=torch.int64)
     group.all_gather(sizes, torch.tensor([len(data)])).wait()
     longest = int(sizes.max())
@@ -416,11 +422,11 @@ def gather_bytes(group: Group, data: bytes) -> list[bytes]:
 
 
 def all_know(group: Group) -> None:
-    """All ranks call it before an error that all of them raise, since the first to know of it ends the group, and
-    results go from rank to rank: it would hang up on those that are still getting them.
+    """Wait until all ranks have come here. All call it before an error that all of them raise.
 
-    Returns when all have come to this. One that computes, or reads, for longer than 2 s is not waited for: gloo's own
-    threads have got the result for it by then.
+    The first to know of it ends the group, and results go from rank to rank: it would hang up on those that are still
+    getting them. One that computes, or reads, for longer than 2 s is not waited for: gloo's own threads have got the
+    result for it by then.
     """
     with suppress(PeerLost):  # then somebody knew, and has ended the group
         rows, row = torch.empty(group.world_size, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
@@ -431,7 +437,7 @@ def all_know(group: Group) -> None:
 
 
 def failed(what: str, failure: RuntimeError, *, severed: bool) -> PeerLost | CollectiveFailed:
-    """What a collective's RuntimeError says: a peer is gone or silent, or something is wrong with the tensors.
+    """Return what a collective's RuntimeError says: a peer is gone or silent, or something is wrong with the tensors.
 
     severed  a peer hung up: then whatever failed did so for that
     """

@@ -54,7 +54,7 @@ class _Partial:
 
 
 def _nothing() -> None:
-    """What comes before the first bucket of a group that need not meet."""
+    """Do nothing before the first bucket of a group that need not meet."""
 
 
 class GradientSum:
@@ -114,14 +114,14 @@ class GradientSum:
         self._alike = self._dtypes == [parameter.dtype for parameter in self._parameters]
 
     def open(self) -> None:
-        """From here on gradients are taken as they arrive, until `close`."""
+        """Take gradients as they arrive from here on, until `close`."""
         self.close()
         self._is_open = self._overlap
         self._listen(self._large)
 
     @property
     def held_bytes(self) -> int:
-        """What is kept from step to step."""
+        """Return how many bytes are kept from step to step."""
         return sum(total.held_bytes for total in self._totals)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class GradientSum:
         self._hear_no_more(list(self._hooks))
 
     def release(self, *, in_order: bool) -> None:
-        """Closes it for good: it goes when it is let go, and not when garbage is collected.
+        """Close it for good: it goes when it is let go, and not when garbage is collected.
 
         in_order  nothing is in flight: its memory is for others from here on, and with it what lies in `.grad`
         """
@@ -148,7 +148,7 @@ class GradientSum:
         *,
         seen: bool = True,
     ) -> None:
-        """Starts a step (or starts it again): forgets every gradient.
+        """Start a step (or start it again): forget every gradient.
 
         meet     is called before the first bucket leaves
         waiting  a context for what waits for other ranks in the middle of a backward pass
@@ -169,27 +169,27 @@ class GradientSum:
         self.clear()
 
     def at_next_pass(self, function: Callable[[], None] | None) -> None:
-        """Has `function` called once, as the first gradient of the next backward pass arrives, whoever called it."""
+        """Have `function` called once, as the first gradient of the next pass arrives, whoever called it."""
         self._pass_begins = function
         if function is not None and self._is_open:
             self._listen(self._small)
 
     def look_at(self, look: Callable[[int, torch.Tensor], None] | None) -> None:
-        """From here on it is called with each gradient of a pass that is taken, and the parameter's number."""
+        """Have `look` called with the parameter's number and its gradient, for each that is taken from here on."""
         self._look = look
 
     def given(self) -> list[tuple[int, torch.Tensor]]:
-        """What a pass that is not taken has left in `.grad`."""
+        """Return (parameter's number, gradient) of what a pass that is not taken has left in `.grad`."""
         return [(number, p.grad) for number, p in enumerate(self._parameters) if p.grad is not None]
 
     def clear(self) -> None:
-        """Forgets what is in `.grad`."""
+        """Forget what is in `.grad`."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters."""
+        """Return the parameters' names."""
         return self._names
 
     def begin_pass(
@@ -203,7 +203,7 @@ class GradientSum:
         holds_back: bool = False,
         at_once: bool = False,
     ) -> None:
-        """Before a backward pass: the `piece`th of a share's `pieces`, followed by `merges` sums of the topmost two.
+        """Prepare a backward pass: the `piece`th of a share's `pieces`, then `merges` sums of the topmost two.
 
         last        it is this rank's last one of the step: its gradients may leave as they come
         weight      what its gradients are multiplied by: those of a mean, by how many examples it is of
@@ -211,6 +211,7 @@ class GradientSum:
         at_once     nothing but the pass comes before `end_pass`, so that no script reads or clears `.grad`
         """
         self._weight, self._holds_back = weight, holds_back
+        # a share of one pass, on the right of a node, needs no sum of its own: it is added to the one on its left
         onto_left = pieces == 1 and merges > 0
         if piece == 0 and not onto_left:
             self._stack.append(self._partial(len(self._stack)))
@@ -230,7 +231,7 @@ class GradientSum:
         self._open = True
 
     def end_pass(self) -> None:
-        """After it: takes what is left; what happens to `.grad` from here on does not count. Raises PeerLost."""
+        """Take what is left after a pass; later changes of `.grad` do not count. Raises PeerLost."""
         self._open = False
         if self._lost is not None:
             lost, self._lost = self._lost, None
@@ -246,12 +247,12 @@ class GradientSum:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what has not left yet. Raises PeerLost."""
+        """Send what has not left yet. Raises PeerLost."""
         while self._sent < len(self._buckets):
             self._send()
 
     def finish(self, divisor: float) -> None:
-        """Waits for the sums and leaves them, divided by `divisor`, in `.grad`. Raises PeerLost."""
+        """Wait for the sums and leave them, divided by `divisor`, in `.grad`. Raises PeerLost."""
         for later in range(STAGES - 1):
             self._advance(len(self._totals) + later)
         for total in self._totals:
@@ -270,10 +271,10 @@ class GradientSum:
                 parameter.grad = gradient.to(parameter.dtype) if rows > 0 else None
 
     def _gave(self, bucket: Bucket, flat: torch.Tensor) -> Sequence[float]:
-        """How many rows of all ranks have a sum of each parameter. Read from a GPU, whose work the host then waits for;
-        alone a rank knows it."""
+        """Return how many rows of all ranks have a sum of each parameter."""
         if self._group.world_size == 1:
             return [self._rows[0].gave[span.parameter] for span in bucket.spans]
+        # read from a GPU, whose work the host then waits for; a rank alone knows it without
         gave: list[float] = flat[bucket.counts_at : bucket.numel].tolist()
         return gave
 
@@ -283,12 +284,13 @@ class GradientSum:
                 self._hooks[index] = self._nodes[index].register_hook(self._arrivals[index])
 
     def _hear_no_more(self, parameters: Iterable[int]) -> None:
-        """Each call from autograd into Python takes 3 µs."""
+        """Remove the hooks of these parameters: each call from autograd into Python takes 3 µs."""
         for index in parameters:
             if (hook := self._hooks.pop(index, None)) is not None:
                 hook.remove()
 
     def _arrival(self, index: int) -> Callable[..., None]:
+        """Return the hook that is called as a parameter's gradient arrives."""
         bucket, small = self._bucket_of[index], index in self._small
 
         def arrived(*_: Any) -> None:
@@ -310,7 +312,7 @@ class GradientSum:
         return arrived
 
     def _send_complete(self) -> None:
-        """Within a backward pass: the buckets whose gradients have all arrived."""
+        """Send, within a backward pass, the buckets whose gradients have all arrived."""
         try:
             while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
                 self._send()
@@ -320,7 +322,7 @@ class GradientSum:
             self._lost = lost.with_traceback(None)  # it holds the frames, and those the group
 
     def _let_autograd_add(self, partial: _Partial) -> None:
-        """The pass's small gradients are added in place, to what stands in the partial sum."""
+        """Have autograd add the pass's small gradients in place, to what stands in the partial sum."""
         if self._alike and partial.gave == self._all:
             for index in self._small:
                 self._parameters[index].grad = partial.sums[index]
@@ -332,8 +334,10 @@ class GradientSum:
             self._take(compress(count(), self._waits))
 
     def _take_all(self) -> bool:
-        """As `_take` does it with all parameters, in fewer calls. Returns False, and has done nothing, where some have
-        no gradient, or one of another kind."""
+        """Take all parameters as `_take` does, in fewer calls.
+
+        Returns False, and has done nothing, where some have no gradient, or one of another kind.
+        """
         values = [p.grad for p in self._parameters if p.grad is not None]
         if not self._alike or not self._weight or len(values) < len(self._parameters):
             return False
@@ -356,8 +360,7 @@ class GradientSum:
         return True
 
     def _take(self, indices: Iterable[int]) -> None:
-        """Adds the gradients of these parameters, as far as they have one, to the share's partial sum, and that to
-        those on its left that the share completes."""
+        """Add these parameters' gradients to the share's partial sum, and that to those that the share completes."""
         taken = list(indices)
         values: list[torch.Tensor | None] = []
         for index in taken:
@@ -375,7 +378,7 @@ class GradientSum:
             values = [_weighted(value, weight, self._dtypes[index]) for index, value in zip(taken, values, strict=True)]
             weight = 1
         for partial in self._way:
-            values = _added(partial, taken, values)
+            values = _added(partial, taken, values)  # the sum so far goes on to the partial sum on its left
         leftmost = self._way[-1]
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
@@ -391,7 +394,7 @@ class GradientSum:
             _copy_weighted(into, out_of, weight)
 
     def _partial(self, index: int) -> _Partial:
-        """The lowest ones are the rows."""
+        """Return the partial sum of this number; the lowest ones are the rows."""
         while len(self._partials) <= index:
             sums = self._sums_in([total.row(len(self._partials)) for total in self._totals])
             self._partials.append(_Partial(sums, bytearray(len(sums))))
@@ -401,7 +404,8 @@ class GradientSum:
         partial.gave[:] = bytes(len(partial.gave))
 
     def _send(self) -> None:
-        """Completes the next bucket of this rank's rows and sends it."""
+        """Complete the next bucket of this rank's rows and send it."""
+        # no bucket leaves before all ranks are known to be about to do the same
         if self._sent == 0:
             self._meet()
         bucket, total = self._buckets[self._sent], self._totals[self._sent]
@@ -421,14 +425,13 @@ class GradientSum:
         self._advance(self._sent - 1)
 
     def _advance(self, bucket: int) -> None:
-        """As a bucket leaves, those that left before it, and still travel, begin their next stage: the same ones on all
-        ranks. Raises PeerLost."""
+        """Begin the next stage of buckets that left before and still travel, the same on all ranks. Raises PeerLost."""
         for total in self._totals[max(0, bucket - STAGES + 1) : bucket]:
             with nullcontext() if total.arrived else self._waiting():
                 total.advance()
 
     def _sums_in(self, flats: Sequence[torch.Tensor]) -> Sums:
-        """The spans of the flat tensors of all buckets."""
+        """Return the spans of the flat tensors of all buckets, in the order of the parameters."""
         sums = {
             span.parameter: self._sum_in(flat, span)
             for bucket, flat in zip(self._buckets, flats, strict=True)
@@ -437,7 +440,7 @@ class GradientSum:
         return [sums[index] for index in range(len(self._parameters))]
 
     def _sum_in(self, flat: torch.Tensor, span: Span) -> torch.Tensor:
-        """A span with the parameter's shape, and its strides where it is dense: as autograd lays gradients out."""
+        """Return a span with the parameter's shape, and its strides if it is dense: as autograd lays gradients out."""
         parameter = self._parameters[span.parameter]
         if dense(parameter):
             return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + span.offset)
@@ -458,8 +461,11 @@ class GradientSum:
 
 
 def _small(numels: Sequence[int]) -> frozenset[int]:
-    """Which parameters' gradients wait for the end of the pass: of so few elements that Python would take longer than
-    the sum does, and together of so few that they are still near."""
+    """Return the parameters whose gradients wait for the end of the pass.
+
+    They have so few elements that Python would take longer than the sum does, and together so few that they are still
+    in the cache.
+    """
     small: set[int] = set()
     together = 0
     for numel, index in sorted((numel, index) for index, numel in enumerate(numels)):
@@ -473,7 +479,7 @@ def _small(numels: Sequence[int]) -> frozenset[int]:
 def _added(
     partial: _Partial, indices: Sequence[int], values: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Adds values to what stands in the partial sum, in place; where nothing does, they are returned as they are."""
+    """Add values to what stands in the partial sum, and return the sums; where nothing does, the values."""
     into: list[torch.Tensor] = []
     added: list[torch.Tensor] = []
     sums: list[torch.Tensor | None] = []
@@ -499,7 +505,7 @@ def _weighted(value: torch.Tensor | None, weight: float, dtype: torch.dtype) -> 
 
 @torch.no_grad()
 def _copy_weighted(into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor], weight: float) -> None:
-    """In one pass over the memory, where the types are the same: 0.2 ms for 4 MB in place of 0.5 to 1.0."""
+    """Copy with a weight, in one pass over memory where types are the same: 0.2 ms for 4 MB, not 0.5 to 1.0."""
     for to, value in zip(into, out_of, strict=True):
         if value.dtype == to.dtype:
             torch.mul(value, weight, out=to)
@@ -509,12 +515,12 @@ def _copy_weighted(into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor],
 
 @lru_cache(maxsize=256)
 def _on(device: torch.device, values: bytes) -> torch.Tensor:
-    """Small numbers on a device. Kept, for each copy to a GPU would wait there until all before it is computed."""
+    """Return small numbers on a device. Kept, for each copy to a GPU would wait until all before it is computed."""
     return torch.tensor(list(values), device=device)
 
 
 def _accumulating(parameter: torch.Tensor) -> Node:
-    """The node that adds to the parameter's `.grad`: it stays the same one as long as somebody holds it."""
+    """Return the node that adds to the parameter's `.grad`: it stays the same one as long as somebody holds it."""
     with torch.enable_grad():
         above = parameter.expand_as(parameter).grad_fn
     assert above is not None

@@ -31,7 +31,7 @@ def tree_sum(
     ordered: bool,
     memory: WarmMemory | None = None,
 ) -> FlatSum:
-    """The one that suits the group's hosts; the same on all ranks.
+    """Return the sum that suits the group's hosts; the same on all ranks.
 
     ordered  the tree's bits; else any order's
     memory   of earlier views
@@ -43,7 +43,7 @@ def tree_sum(
 
 
 class HierarchicalSum(FlatSum):
-    """In STAGES stages: `advance` has something to do here."""
+    """A sum in STAGES stages: `advance` has something to do here."""
 
     @staticmethod
     def multiple(group: Group) -> int:
@@ -88,10 +88,12 @@ class HierarchicalSum(FlatSum):
         return self.result
 
     def _send(self) -> None:
+        """Start the all-to-all of the stage that this rank is at."""
         stage = self._stages[self._at]
         outgoing = [self._piece(piece) for to in stage.send for piece in to]
         incoming = [piece for source in stage.receive for piece in source]
         sizes, out_sizes = ([sum(map(len, pieces)) for pieces in side] for side in (stage.send, stage.receive))
+        # a piece of the result arrives where it belongs
         if len(incoming) == 1 and incoming[0].row == RESULT:
             self._incoming = self._piece(incoming[0])
         else:
@@ -102,6 +104,7 @@ class HierarchicalSum(FlatSum):
         self.pending = self.group.all_to_all(self._incoming, tensor, out_sizes, sizes)
 
     def _receive(self) -> None:
+        """Wait for the stage, and add what has arrived as the tree says."""
         assert self.pending is not None
         self.pending.wait()
         self.pending = None
@@ -118,6 +121,7 @@ class HierarchicalSum(FlatSum):
             self._piece(Piece(RESULT, piece.start, piece.stop)).copy_(self._piece(piece))
 
     def _piece(self, piece: Piece) -> torch.Tensor:
+        """Return some elements of a row, or of the result, where they lie."""
         for start, values in self._held[piece.row]:
             if start <= piece.start and piece.stop <= start + len(values):
                 return values[piece.start - start : piece.stop - start]

@@ -56,14 +56,14 @@ class Stage:
 
 
 def hosts_of(addresses: Sequence[str]) -> tuple[range, ...]:
-    """The ranks of each host: neighbours of one address. addresses: of the host of each rank"""
+    """Return the ranks of each host: neighbours of one address. addresses: of the host of each rank."""
     starts = [rank for rank, address in enumerate(addresses) if rank == 0 or address != addresses[rank - 1]]
     return tuple(range(start, stop) for start, stop in pairwise([*starts, len(addresses)]))
 
 
 @lru_cache(maxsize=256)
 def in_any_order(hosts: tuple[range, ...]) -> Schedule:
-    """One row for each rank, added in an order that leaves one for each host."""
+    """Return the schedule of one row for each rank, added in an order that leaves one for each host."""
     ranks = range(hosts[-1].stop)
     inside = [(host.start, rank) for host in hosts for rank in host[1:]]
     return Schedule(
@@ -75,7 +75,7 @@ def in_any_order(hosts: tuple[range, ...]) -> Schedule:
 
 @lru_cache(maxsize=1024)
 def stages(schedule: Schedule, hosts: tuple[range, ...], numel: int, rank: int) -> tuple[Stage, ...]:
-    """What `rank` sends, receives and adds; numel: of a row, a multiple of ALIGNED. The hosts cover the ranks."""
+    """Return what `rank` sends, receives and adds. numel: of a row, a multiple of ALIGNED. Hosts cover the ranks."""
     way = _way(schedule, hosts, numel)
     mine, own, home = way.host[rank], way.part[rank], way.home[rank]
     return (
@@ -95,7 +95,7 @@ def _stage(
     joins: tuple[tuple[Piece, Piece], ...] = (),
     sums: Pieces = (),
 ) -> Stage:
-    """near: between the ranks of a host; else between hosts. pieces: from a rank to another."""
+    """Return one stage of a rank, inside its host (near) or between hosts. pieces: from one rank to another."""
     ranks = range(hosts[-1].stop)
     own_host = next(host for host in hosts if rank in host)
     partners = [other != rank and (other in own_host) == near for other in ranks]
@@ -106,7 +106,7 @@ def _stage(
 
 @dataclass(frozen=True)
 class _Way:
-    """Of all ranks.
+    """The way of a sum: which rows and elements each rank adds.
 
     host           of each rank, its number
     rows           of each rank
@@ -140,6 +140,7 @@ class _Way:
 
 @lru_cache(maxsize=256)
 def _way(schedule: Schedule, hosts: tuple[range, ...], numel: int) -> _Way:
+    """Return which elements and joins are whose, for rows of `numel` elements."""
     assert numel % ALIGNED == 0
     host = tuple(number for number, ranks in enumerate(hosts) for _ in ranks)
     firsts = [sum(schedule.rows[:rank]) for rank in range(len(host) + 1)]
@@ -156,7 +157,7 @@ def _way(schedule: Schedule, hosts: tuple[range, ...], numel: int) -> _Way:
 
 
 def _levels(schedule: Schedule, host: Sequence[int]) -> tuple[tuple[Joins, ...], tuple[tuple[int, ...], ...], Joins]:
-    """The joins inside each host, the rows that are left to it then, and the joins across."""
+    """Return the joins inside each host, the rows that are left to it then, and the joins across."""
     hosts = max(host) + 1
     at: list[int | None] = [host[rank] for rank, count in enumerate(schedule.rows) for _ in range(count)]
     remaining = [[row for row, host_number in enumerate(at) if host_number == number] for number in range(hosts)]
@@ -169,12 +170,12 @@ def _levels(schedule: Schedule, host: Sequence[int]) -> tuple[tuple[Joins, ...],
             remaining[number].remove(out_of)
         else:
             across.append((into, out_of))
-            at[into] = None
+            at[into] = None  # spread over hosts: so is every later join of it
     return tuple(map(tuple, inside)), tuple(map(tuple, remaining)), tuple(across)
 
 
 def _cut(elements: range, count: int) -> list[range]:
-    """Into so many near-equal ranges; some may be empty."""
+    """Cut elements into so many near-equal ranges; some may be empty."""
     units = len(elements) // ALIGNED
     bounds = [elements.start + ALIGNED * (units * number // count) for number in range(count + 1)]
     return [range(*bound) for bound in pairwise(bounds)]

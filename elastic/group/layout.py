@@ -31,7 +31,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Bucket:
-    """numel  spans, padding and the counts (one element per span, from `counts_at` on)."""
+    """A flat tensor of gradients that travel together, of one dtype and device.
+
+    numel  spans, padding and the counts (one element per span, from `counts_at` on)
+    """
 
     spans: tuple[Span, ...]
     counts_at: int
@@ -44,12 +47,12 @@ class Bucket:
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
-    """Gradients of 16-bit parameters are added and sent in fp32, and cast once."""
+    """Return the dtype of a parameter's sums: gradients of 16 bits are added and sent in fp32, and cast once."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def buckets(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Buckets of about `bucket_bytes` over `parameters`; one that is larger has a bucket of its own."""
+    """Return buckets of about `bucket_bytes` over `parameters`; one that is larger has a bucket of its own."""
     made: list[Bucket] = []
     spans: list[Span] = []
     size = 0
@@ -77,7 +80,7 @@ def buckets(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> tuple[Buck
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gap or overlap, in whatever order of dimensions."""
+    """Return whether the elements fill their memory without gap or overlap, in whatever order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:

@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def connect(store: Store, prefix: str, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:
-    """The NCCL group of a view, or None where some of its workers share a GPU. All ranks call it, and agree."""
+    """Return the NCCL group of a view, or None where some of its workers share a GPU. All ranks call it, and agree."""
     torch.cuda.set_device(device)  # this may be a thread of its own
     mine = str(torch.cuda.get_device_properties(device).uuid)
     store.set(f"{prefix}/gpu/{rank}", mine)

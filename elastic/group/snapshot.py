@@ -47,7 +47,7 @@ class Buffer:
     _sample: torch.Tensor | None = None
 
     def now(self) -> torch.Tensor | None:
-        """What hangs there now."""
+        """Return what hangs there now."""
         return self.entry.module._buffers.get(self.entry.attribute)
 
     def put(self, tensor: torch.Tensor | None) -> None:
@@ -58,13 +58,13 @@ class Buffer:
         return self.entry.attribute not in self.entry.module._non_persistent_buffers_set
 
     def forget(self) -> None:
-        """Takes away what a share has registered."""
+        """Take away what a share has registered."""
         module, attribute = self.entry.module, self.entry.attribute
         module._buffers.pop(attribute, None)
         module._non_persistent_buffers_set.discard(attribute)
 
     def become(self, value: torch.Tensor, *, persistent: bool) -> None:
-        """Another tensor hangs there; in an entry of its own, if there was none."""
+        """Hang another tensor there; in an entry of its own, if there was none."""
         module, attribute = self.entry.module, self.entry.attribute
         if attribute in module._buffers:
             self.put(value)
@@ -72,7 +72,7 @@ class Buffer:
             module.register_buffer(attribute, value, persistent=persistent)
 
     def note(self) -> None:
-        """What hangs there now is what the step starts from."""
+        """Take what hangs there now for what the step starts from."""
         now = self.now()
         self.tensor = now
         if now is None:
@@ -85,7 +85,7 @@ class Buffer:
         self.mark()
 
     def mark(self) -> None:
-        """`tensor` holds the values of `start`."""
+        """Note how a change of `tensor` will be known, while it holds the values of `start`."""
         if self.tensor is not None:
             self._version = self.tensor._version
             if self.tensor.nbytes > _COMPARED_BYTES:
@@ -93,7 +93,7 @@ class Buffer:
                 self._sample = _sampled(self.tensor)
 
     def changed(self, *, whole: bool) -> bool:
-        """Whether the entry differs from the step's start. whole: a large one is compared in all its elements."""
+        """Return whether the entry differs from the step's start. whole: a large one is compared in all elements."""
         now = self.now()
         if now is not self.tensor:
             return True
@@ -109,7 +109,9 @@ class Buffer:
 
 
 class Snapshot:
-    """buffers  in the order in which they are found
+    """The buffers of a run as they were when a step began.
+
+    buffers  in the order in which they are found
     lively   of these, those that some share of this rank has changed: kept and put back without a look. Comparing all
              of them twice a share took 1.3 ms of a step of the digits network, 40 ms (measured, 2026-11-21)
     """
@@ -134,7 +136,7 @@ class Snapshot:
         self._find()
 
     def begin(self) -> bool:
-        """Notes what every share of the step starts from. Call with the model in its applied state.
+        """Note what every share of the step starts from. Call with the model in its applied state.
 
         Returns whether buffers have come or gone since the step before.
         """
@@ -150,18 +152,18 @@ class Snapshot:
         return others
 
     def stirred(self) -> list[Buffer]:
-        """The lively ones, and those found to differ from the step's start, which are lively from here on."""
+        """Return the lively ones, with those found to differ from the step's start: these are lively from here on."""
         whole = self._begun <= _COMPARED_WHOLE
         if stirred := [buffer for buffer in self._still if buffer.changed(whole=whole)]:
             gone = set(stirred)
             self.lively = [*self.lively, *stirred]
             self._still = [buffer for buffer in self._still if buffer not in gone]
-        if list(map(len, self._entries)) != self._counts:
+        if list(map(len, self._entries)) != self._counts:  # a share has registered some
             self.lively = [*self.lively, *self._appeared()]
         return self.lively
 
     def put_back(self) -> None:
-        """After `stirred`: the lively ones as they were at `begin`."""
+        """Put the lively ones back as they were at `begin`, after `stirred`."""
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
         with torch.no_grad():
@@ -182,13 +184,13 @@ class Snapshot:
                 torch._foreach_copy_(into, out_of)
 
     def restore(self) -> None:
-        """Within a step, or what is `untouched`: all as it was at `begin`."""
+        """Put all back as it was at `begin`, within a step or what is `untouched`."""
         if self._open:
             self.stirred()
             self.put_back()
 
     def watched(self, *, closely: bool) -> Callable[[], list[str]]:
-        """See Buffers.watched."""
+        """Return what tells which lively ones have been moved since: see Buffers.watched."""
         noted = [
             (buffer, now, now._version, now.clone() if closely else None)
             for buffer in self.lively
@@ -205,12 +207,12 @@ class Snapshot:
         return moved
 
     def close(self) -> None:
-        """The step is over: what hangs there from here on is the update's doing, and the script's."""
+        """End the step: what hangs there from here on is the update's doing, and the script's."""
         self._open = False
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """What is computed inside may move buffers; `restore` puts them back, and so does the end."""
+        """Let what is computed inside move buffers: `restore` puts them back, and so does the end."""
         self.begin()
         try:
             yield
@@ -219,7 +221,7 @@ class Snapshot:
             self.close()
 
     def at(self, root: str, path: str, attribute: str) -> Buffer | None:
-        """The buffer of this entry; None: there is no such module. It may be one that only other ranks have yet."""
+        """Return the buffer of this entry, which only other ranks may have yet; None: there is no such module."""
         for buffer in (*self.buffers, *self.lively):
             if (buffer.entry.root, buffer.entry.path, buffer.entry.attribute) == (root, path, attribute):
                 return buffer
@@ -229,7 +231,7 @@ class Snapshot:
         return None
 
     def _find(self) -> bool:
-        """Where buffers hang now. Those known already stay what they are."""
+        """Find where buffers hang now, and return whether some came or went. Known ones stay what they are."""
         found = roots(self._models, self._extra)
         if found != self._roots or not self._are_as_walked():
             self.walked, self._roots = modules(found), found
@@ -258,7 +260,7 @@ class Snapshot:
         return True
 
     def _are_as_walked(self) -> bool:
-        """Whether below every module the same ones hang as before."""
+        """Return whether the same modules hang below every module as before."""
         if not all(map(is_, self._below, [module._modules for _, _, module in self.walked])):
             return False
         held = list(chain.from_iterable(map(dict.values, self._below)))
@@ -285,7 +287,7 @@ class Snapshot:
             torch._foreach_copy_(into, out_of)
 
     def _appeared(self) -> list[Buffer]:
-        """Those that a share has registered with their modules."""
+        """Return the buffers that a share has registered with their modules."""
         there = {(id(b.entry.module), b.entry.attribute) for b in (*self.buffers, *self.lively)}
         return [
             self._made(entry)
@@ -299,7 +301,7 @@ def same_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Evenly spread elements of a large tensor, on the CPU: a look at another device would wait for it."""
+    """Return evenly spread elements of a large tensor on the CPU: a look at another device would wait for it."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return None
     return tensor.detach().view(-1)[:: max(1, tensor.numel() // _SAMPLED)].clone()

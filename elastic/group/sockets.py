@@ -18,7 +18,7 @@ from elastic_checkpoint.net.keepalive import send_again_soon
 
 
 def listening_ports() -> set[int]:
-    """The TCP ports that this process listens on. Empty where there is no /proc."""
+    """Return the TCP ports that this process listens on; none where there is no /proc."""
     ports = set()
     for copy in _copies():
         with copy:
@@ -28,7 +28,7 @@ def listening_ports() -> set[int]:
 
 
 def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list[socket.socket]:
-    """Copies of this process's connections that came in at one of its ports or go to one of its peers'.
+    """Return copies of this process's connections that came in at one of its ports or go to one of its peers'.
 
     What is lost on the way through them is sent again soon. The caller closes the copies. A connection that the peer
     has reset already is not among them.
@@ -49,7 +49,7 @@ def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list
 
 
 def _copies() -> Iterator[socket.socket]:
-    """Of the internet sockets, one of each: whatever else holds a copy, it is one connection."""
+    """Yield a copy of each internet socket, one of each: whatever else holds a copy, it is one connection."""
     for descriptor in _sockets().values():
         with suppress(OSError):  # another thread has closed it
             copy = socket.socket(fileno=os.dup(descriptor))
@@ -60,7 +60,7 @@ def _copies() -> Iterator[socket.socket]:
 
 
 def _sockets() -> dict[str, int]:
-    """Socket -> one of its descriptors. Complete before the first copy is made: a copy may get the listing's number."""
+    """Return socket -> one of its descriptors, complete before a copy is made: that may get the listing's number."""
     found: dict[str, int] = {}
     for number, link in descriptors().items():
         if link.startswith("socket:["):

@@ -54,17 +54,17 @@ class Entry:
 
 @dataclass
 class ShareSums:
-    """What one share added: name -> a float, or a float64 array, in the order of the calls. Or several, once it took
-    others in.
+    """The sums of one share, or of several once it took others in.
 
-    given  name -> how many shares added anything, and how many of them something other than integers
+    values  name -> a float, or a float64 array, in the order of the calls
+    given   name -> how many shares added anything, and how many of them something other than integers
     """
 
     values: dict[str, Values] = field(default_factory=dict)
     given: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, name: str, value: Any, *, of_nothing: bool = False) -> None:
-        """of_nothing: a mean over nothing, which is no number, is 0 here. Raises StepError for what is no number."""
+        """Add a value; a mean `of_nothing`, which is no number, is 0 here. Raises StepError for what is no number."""
         array, integral = _number(value) or _several(name, value)
         if of_nothing:
             array = _or_zero(array)
@@ -82,7 +82,7 @@ class ShareSums:
         self.given[name] = 1, int(bool(self.given[name][1]) or not integral)
 
     def take_in(self, right: ShareSums) -> None:
-        """Adds what the subtree on the right added. A name that only one of the two has stays to the bit."""
+        """Add what the subtree on the right added. A name that only one of the two has stays to the bit."""
         for name, value in right.values.items():
             if name not in self.values:
                 self.values[name], self.given[name] = value, right.given[name]
@@ -101,7 +101,7 @@ class ShareSums:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the ranks know together once a step's rows are exchanged.
+    """All that the ranks know together once a step's rows are exchanged.
 
     left_out  how many of the step's examples
     own, passed  digests of cross-checked shares, of every rank's own and of what it has passed of others
@@ -133,7 +133,7 @@ class SubtreeSums:
         self.parts: list[ShareSums] = []
 
     def push(self, share: ShareSums, merges: int) -> None:
-        """merges  how often the topmost two are added after it; see tree.Schedule. Raises StepError."""
+        """Take a share, then add the topmost two `merges` times: see tree.Schedule. Raises StepError."""
         self.parts.append(share)
         for _ in range(merges):
             right = self.parts.pop()
@@ -162,7 +162,9 @@ class StepSums:
         replica: int = 0,
         checked: tuple[int, int] = (0, 0),
     ) -> Agreed:
-        """One round, two more when a name is new. Raises PeerLost, and StepError when the ranks are not at one step.
+        """Exchange rows in one round, two more when a name is new.
+
+        Raises PeerLost, and StepError when the ranks are not at one step.
 
         position  (epoch, step, phase)
         parts     this rank's, one for each subtree
@@ -180,7 +182,7 @@ class StepSums:
         rows = self._gather(header, parts, schedule)
         self._same_step(rows, position)
         if any(row[_HEADER.index("news")] for row in rows.view(np.int64)):
-            all_relaid = self._agree_names(mine, newly_moving, relaid)
+            all_relaid = self._agree_names(mine, newly_moving, relaid)  # the rows get other widths, and go once more
             rows = self._gather(header, parts, schedule)
         heads = rows.view(np.int64)
         sums = self._total(rows, schedule)
@@ -200,7 +202,7 @@ class StepSums:
         )
 
     def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:
-        """Rows of all ranks, (world size, header + subtrees * width), the header's integers as raw bits."""
+        """Return all ranks' rows, (world size, header + subtrees * width), the header's integers as raw bits."""
         width = sum(entry.width for entry in self._entries)
         row = np.full(len(_HEADER) + max(schedule.rows) * width, NOTHING)
         row[: len(_HEADER)].view(np.int64)[:] = list(header)
@@ -211,7 +213,7 @@ class StepSums:
         return rows.numpy().reshape(self._group.world_size, row.size)
 
     def _write(self, row: npt.NDArray[np.float64], part: ShareSums) -> None:
-        """A subtree's sums side by side, each followed by its marks."""
+        """Write a subtree's sums side by side, each followed by its marks."""
         at = 0
         for entry in self._entries:
             value = part.values.get(entry.name)
@@ -221,6 +223,7 @@ class StepSums:
             at += entry.width
 
     def _total(self, rows: npt.NDArray[np.float64], schedule: Schedule) -> dict[str, Any]:
+        """Return the step's sums by name, added as the tree says, of the names that any share gave."""
         width = sum(entry.width for entry in self._entries)
         if not width:
             return {}
@@ -242,7 +245,7 @@ class StepSums:
     def _agree_names(
         self, mine: Iterable[Entry], newly_moving: Sequence[str], relaid: Sequence[str]
     ) -> tuple[str, ...]:
-        """All ranks exchange their lists; afterwards all know the same names. Returns what is relaid on any."""
+        """Exchange lists, so that all ranks know the same names. Returns what is relaid on any."""
         news = {
             "entries": [[e.name, list(e.shape)] for e in (*self._entries, *mine)],
             "moving": [*self._moving, *newly_moving],
@@ -265,6 +268,7 @@ class StepSums:
         return tuple(sorted(all_relaid))
 
     def _same_step(self, rows: npt.NDArray[np.float64], position: tuple[int, int, int]) -> None:
+        """Raise StepError unless all ranks are at `position`."""
         heads = rows.view(np.int64)[:, : len(position)]
         for rank, head in enumerate(heads.tolist()):
             if tuple(head) != position:
@@ -283,7 +287,7 @@ def _two_shapes(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> Step
 
 
 def _number(value: Any) -> tuple[float, bool] | None:
-    """As a float, and whether it is an integer; None: it is no single number, or one of another library."""
+    """Return a float, and whether it is an integer; None: it is no single number, or one of another library."""
     if isinstance(value, torch.Tensor):
         if value.dim() or value.is_complex():
             return None
@@ -293,7 +297,7 @@ def _number(value: Any) -> tuple[float, bool] | None:
 
 
 def _several(name: str, value: Any) -> tuple[npt.NDArray[np.float64], bool]:
-    """Raises StepError for what is no number."""
+    """Return an array, and whether its numbers are integers. Raises StepError for what is no number."""
     if isinstance(value, torch.Tensor):
         return _array(value).copy(), not value.is_floating_point() and not value.is_complex()
     try:

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every rank adds, and how the subtree sums of all ranks become one.
+    """The sums that every rank adds, and how the subtree sums of all ranks become one.
 
     parts   per rank, the subtrees that it sums alone, as ranges of shares, left to right
     merges  per rank and share, how many times the two topmost partial sums on the rank's stack are
@@ -31,13 +31,13 @@ class Schedule:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many subtree sums each rank holds."""
+        """Return how many subtree sums each rank holds."""
         return tuple(len(parts) for parts in self.parts)
 
 
 @lru_cache(maxsize=256)
 def schedule(virtual_workers: int, shares: int, blocks: tuple[range, ...]) -> Schedule:
-    """The sums of a step of `shares` non-empty shares (of V) that ranks hold in contiguous `blocks`.
+    """Return the sums of a step of `shares` non-empty shares (of V) that ranks hold in contiguous `blocks`.
 
     The blocks cover 0..shares-1 in order; a rank's block may be empty. Cost: O(V) once, then cached.
     """
@@ -50,7 +50,7 @@ def schedule(virtual_workers: int, shares: int, blocks: tuple[range, ...]) -> Sc
 
 
 def _parts(lo: int, hi: int, shares: int, block: range) -> list[range]:
-    """The maximal nodes under (lo, hi) whose non-empty shares all lie in `block`."""
+    """Return the maximal nodes under (lo, hi) whose non-empty shares all lie in `block`."""
     end = min(hi, shares)
     if lo >= end or end <= block.start or lo >= block.stop:
         return []
@@ -61,7 +61,7 @@ def _parts(lo: int, hi: int, shares: int, block: range) -> list[range]:
 
 
 def _merges(lo: int, hi: int, shares: int, part: range) -> list[int]:
-    """For each share of `part` in order, the merges that follow it; `part` is a node below (lo, hi)."""
+    """Return, for each share of `part` in order, the merges that follow it; `part` is a node below (lo, hi)."""
     end = min(hi, shares)
     if lo >= end or end <= part.start or lo >= part.stop:
         return []
@@ -75,6 +75,7 @@ def _merges(lo: int, hi: int, shares: int, part: range) -> list[int]:
 
 
 def _joins(virtual_workers: int, shares: int, parts: list[range]) -> tuple[tuple[int, int], ...]:
+    """Return how the rows of all parts become one: pairs of rows, of which the first takes the second in."""
     row = {part: index for index, part in enumerate(parts)}
     joins: list[tuple[int, int]] = []
 

@@ -19,7 +19,7 @@ from elastic.group.tree import Schedule
 
 
 class TreeSum(FlatSum):
-    """In one stage, or by an all-reduce."""
+    """A sum in one stage, or by an all-reduce."""
 
     @staticmethod
     def multiple(group: Group) -> int:
@@ -69,7 +69,7 @@ class TreeSum(FlatSum):
         return True
 
     def advance(self) -> None:
-        """Here there is nothing to do before `join`."""
+        """Do nothing: there is no stage before `join`."""
 
     def join(self) -> None:
         if self._reduce or self._local:
@@ -78,6 +78,7 @@ class TreeSum(FlatSum):
         self.pending.wait()
         for into, out_of in self._schedule.joins:
             self._received[into] += self._received[out_of]
+        # the result takes the place of the first row, which has left
         self.pending = self.group.all_gather(self.result, self._received[0])
 
     def finish(self) -> torch.Tensor:

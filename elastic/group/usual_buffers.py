@@ -19,7 +19,7 @@ from elastic.group.snapshot import Buffer
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What one share left.
+    """The usual buffers as one share left them.
 
     values    in the order of the buffers; `exact`: of these, what must agree
     floats    (elements,): of those of which a mean is taken
@@ -33,12 +33,13 @@ class Row:
     tensors: list[torch.Tensor]
 
     def agrees(self, other: Row) -> bool:
-        """In what must be the same in all shares."""
+        """Return whether both hold the same where all shares must."""
         return all(map(torch.equal, self.integers, other.integers))
 
 
 class UsualBuffers:
-    """
+    """The buffers that shares move, where all of them are usual: taken and put back in a few calls.
+
     buffers   all that shares move
     averaged  those of which a mean is taken, in the order in which they lie in `Row.floats`
     agreeing  the others
@@ -57,21 +58,21 @@ class UsualBuffers:
         self._names = [buffer.entry.attribute for buffer in buffers]
 
     def begin(self) -> bool:
-        """Whether the buffers are still of the kinds that they were of. Call when the step's start is noted."""
+        """Return whether the buffers are still of the kinds that they were. Call when the step's start is noted."""
         self._where = [buffer.entry.module._buffers.get for buffer in self.buffers]
         self._tensors = [buffer.tensor for buffer in self.buffers if buffer.tensor is not None]
         starts = [buffer.start for buffer in self.buffers]
         return len(self._tensors) == len(starts) and all(map(is_, starts, self._starts)) and self.hold()
 
     def hold(self) -> bool:
-        """Whether the tensors that the step began with still hang there, and are of those kinds."""
+        """Return whether the tensors that the step began with still hang there, and are of those kinds."""
         now = [get(name) for get, name in zip(self._where, self._names, strict=True)]
         if not all(map(is_, now, self._tensors)):
             return False
         return [t.shape for t in self._tensors] == self._shapes and [t.dtype for t in self._tensors] == self._dtypes
 
     def take(self, index: int) -> Row:
-        """What the `index`th share of this rank has left in them; they are as when the step began afterwards."""
+        """Return what the `index`th share of this rank has left in them, and put them back as the step began."""
         while len(self._rows) <= index:
             self._rows.append(self._new_row())
         row = self._rows[index]
@@ -96,6 +97,7 @@ class UsualBuffers:
     def _side_by_side(
         self, buffers: Sequence[Buffer], dtype: torch.dtype, placed: dict[Buffer, torch.Tensor]
     ) -> torch.Tensor:
+        """Return one flat tensor for these buffers, and add each one's piece of it to `placed`."""
         shapes = [buffer.start.shape for buffer in buffers if buffer.start is not None]
         flat = torch.empty(sum(shape.numel() for shape in shapes), dtype=dtype, device=self._device)
         pieces = torch.split_with_sizes(flat, [shape.numel() for shape in shapes])
@@ -106,7 +108,7 @@ class UsualBuffers:
 def usual(
     buffers: Sequence[Buffer], rule: Callable[[Buffer, torch.Tensor | None], object], device: torch.device
 ) -> UsualBuffers | None:
-    """None if one of them is not usual. rule: what becomes of a buffer, see buffers.py"""
+    """Return these buffers if all are usual, else None. rule: what becomes of a buffer, see buffers.py."""
     for buffer in buffers:
         start = buffer.start
         if start is None or start.device != device:

@@ -1,5 +1,8 @@
-"""Memory of sums, handed on from view to view: the kernel gives new memory page by page, which for the sums of a large
-model takes longer than to send them, on every worker that stays when another one joins."""
+"""Memory of sums, handed on from view to view.
+
+The kernel gives new memory page by page. For the sums of a large model that takes longer than to send them, on every
+worker that stays when another one joins.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ _SPARE = 1 << 12  # elements: sums are padded by world size, and may be a little
 
 
 class WarmMemory:
-    """What the sums of a view that was left in order let go, those of the next one take.
+    """Memory that the sums of a view left in order let go, for those of the next one.
 
     Not what a group that broke had in flight: its threads may write there still.
     """
@@ -22,7 +25,7 @@ class WarmMemory:
         return sum(block.nbytes for block in self._free)
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """At least so many elements, in one dimension, of any values."""
+        """Return at least so many elements, in one dimension, of any values."""
         fits = [
             (len(block), index)
             for index, block in enumerate(self._free)
@@ -33,9 +36,9 @@ class WarmMemory:
         return torch.empty(numel + (_SPARE if numel > _SPARE else 0), dtype=dtype, device=device)
 
     def give_back(self, blocks: list[torch.Tensor]) -> None:
-        """Nobody uses them any more."""
+        """Take back blocks that nobody uses any more."""
         self._free += blocks
 
     def forget(self) -> None:
-        """What nobody has taken is given back to the system."""
+        """Give back to the system what nobody has taken."""
         self._free = []

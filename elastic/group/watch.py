@@ -5,9 +5,7 @@ wait on, for neighbours that wait as well. Every rank has a connection to every 
 for nothing but hang-ups on all of them knows at once; the kernel wakes it for no data.
 
 Severing goes in two steps. First nothing more is sent: every peer reads an end of file behind what is on its way.
-A moment later nothing more is read. gloo forgets a message that was read in half when its connection ended, and
-whoever waits for it waits until its deadline (torch 2.13, tcp/pair.cc: what is being received is in no list that an
-error reaches): so messages that are on their way get the time to arrive, and form.Work does not trust the rest.
+A moment later nothing more is read. form.Work does not trust that all of it has arrived by then.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _ON_ITS_WAY_S = 0.003
 
 
 class Watch:
-    """Over one group's connections, from its forming to `close`.
+    """Watches one group's connections, from its forming to `close`.
 
     connections  sockets of its own (copies of descriptors), which it closes
     lost         called once, in the watch's thread, when a peer has hung up
@@ -42,7 +40,7 @@ class Watch:
         self._thread.start()
 
     def sever(self) -> None:
-        """Ends the connections: collectives that block in them fail here and at the peers. Idempotent."""
+        """End the connections: collectives that block in them fail here and at the peers. Idempotent."""
         with self._lock:
             if self._severing or self._closing:
                 return
@@ -51,7 +49,7 @@ class Watch:
             os.write(self._wake_write, b"1")
 
     def close(self) -> None:
-        """From here on a peer's hanging up is no loss. Idempotent."""
+        """Stop watching: from here on a peer's hanging up is no loss. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -65,6 +63,7 @@ class Watch:
         self._lost = _nobody  # no cycle: a group ends when it is let go, not when garbage is collected
 
     def _watch(self) -> None:
+        """Wait for a hang-up, `sever` or `close`; unless it was `close`, end the connections in two steps."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         for connection in self._connections:
@@ -77,6 +76,9 @@ class Watch:
                 self._severing = True
                 self._shut(socket.SHUT_WR)
         self._lost()
+        # what is on its way gets the time to arrive: gloo forgets a message that was read in half when its connection
+        # ended, and whoever waits for it waits until its deadline (torch 2.13, tcp/pair.cc: what is being received is
+        # in no list that an error reaches)
         time.sleep(_ON_ITS_WAY_S)
         self._shut(socket.SHUT_RDWR)
 
