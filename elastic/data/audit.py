@@ -93,9 +93,6 @@ def audit(
 ) -> Audit:
     """Compare the ranks' loaders with what training needs: each its own part, once, each epoch in another order.
 
-    =>
-    batches: How many to look at in an epoch, where there are no indices and batches must be read.
-
         elastic.audit(loader, set_epoch=sampler.set_epoch).check()
 
     Afterwards loaders, samplers and random generators are as they were: each epoch is what it would have been.

@@ -1,7 +1,6 @@
 """Finds out whether the script has changed its data set since loader processes were forked with a copy of it.
 
 Such a change is a curriculum's, an epoch's number, another transform.
-
 Looked at are the attributes of the data set and the collate function, and of what these hold (transforms, lists of
 them, other data sets): which objects they are, of plain values which value, and of tensors the version. Not noticed is
 what changes within other objects, such as a NumPy array.
