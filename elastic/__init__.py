@@ -107,7 +107,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is used: the pytest plugin loads this package in every test run."""
+    """Import what needs torch when it is used: the pytest plugin loads this package in every test run."""
     from importlib import import_module
 
     homes = {

@@ -38,7 +38,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for what cannot be done as asked; commands have others, too."""
+    """Run a command; return the exit status: 0, or 2 for what cannot be done as asked; commands have others, too."""
     is_command, argv = argv is None, sys.argv[1:] if argv is None else argv
     if argv and argv[0] in _COMMANDS:
         if is_command and argv[0] == "run":

@@ -40,7 +40,7 @@ console = Console(highlight=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a promise was broken, 2 for what cannot be done as asked."""
+    """Run the demo; return the exit status: 0, 1 if a promise was broken, 2 for what cannot be done as asked."""
     parser = Parser(
         prog="elastic demo",
         description="Train on handwritten digits twice: undisturbed, and under SIGKILL. Then compare the weights, byte "
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(folder: Path) -> int:
-    """Runs both, prints what happened and the verdict; returns the exit status, 0 if every promise was kept."""
+    """Run both, print what happened and the verdict; return the exit status, 0 if every promise was kept."""
     say(f"\n[bold]A convolutional network, 1,497 images of digits, {STEPS} steps, trained twice.[/bold]")
     with run(folder, "undisturbed") as baseline:
         reference = launch(baseline, "Undisturbed, 4 workers")
@@ -102,7 +102,7 @@ def run(folder: Path, name: str) -> Cluster:
 
 
 def launch(cluster: Cluster, title: str, *, workers: int | None = None) -> End:
-    """One launch to its end, and in prose what happened in it."""
+    """Run one launch to its end, and say in prose what happened in it."""
     known = len(cluster.events())
     begun_s = time.time()
     say(f"\n[bold]{title}[/bold]")
@@ -117,7 +117,7 @@ def launch(cluster: Cluster, title: str, *, workers: int | None = None) -> End:
 
 
 def changes(events: Sequence[Event], plan: Plan) -> Iterator[tuple[float, str]]:
-    """What changed in a launch, and when, each once, though every worker records them."""
+    """Yield what changed in a launch, and when, each once, though every worker records them."""
     before = None
     for event in events:
         if event["event"] == "loaded" and event["from_claim"] != event["claim"]:
@@ -138,7 +138,7 @@ def changes(events: Sequence[Event], plan: Plan) -> Iterator[tuple[float, str]]:
 
 
 def recovery(events: Sequence[Event], fault: Event) -> Iterator[str]:
-    """What became of a run that had this fault, as the survivors recorded it."""
+    """Yield in words how a run went on behind this fault, as the survivors recorded it."""
     applied = [e for e in events if e["event"] == "step_applied" and e["generation"] > fault["generation"]]
     first = next(iter(applied), None)
     if first is not None:
@@ -165,7 +165,7 @@ def table(verdicts: Sequence[Verdict], ends: Sequence[End]) -> Table:
 
 
 def accuracy(output: str) -> str:
-    """What the recipe printed."""
+    """Return the accuracy that the recipe printed, or "none"."""
     found = re.search(r"held-out images: (\S+%)", output)
     return found[1] if found else "none"
 

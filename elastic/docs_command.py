@@ -21,7 +21,7 @@ _INCLUDES = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)  # of pymdownx, by w
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0, or 2 where there is no such page."""
+    """Show a page, or list the pages; return the exit status: 0, or 2 where there is no such page."""
     parser = Parser(
         prog="elastic docs", description="Show a page of the documentation; without a name, list the pages."
     )
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def pages() -> dict[str, Path]:
-    """By their names."""
+    """Return the pages' files by their names."""
     folder = _folder()
     found: dict[str, Path] = {}
     for room in _ROOMS:
@@ -62,10 +62,10 @@ def _folder() -> Path:
 
 
 def _included(source: str) -> str:
-    """A file, or a part of one: beside the pages, in the repository as in the wheel, whose README is its metadata."""
+    """Return a file, or a part of one, that lies beside the pages, in the repository as in the wheel."""
     path, _, part = source.partition(":")
     beside = _folder().parent / path
-    readme = path == "README.md" and not beside.exists()
+    readme = path == "README.md" and not beside.exists()  # a wheel has it as its metadata
     text = importlib.metadata.metadata("elastic-exact")["Description"] if readme else beside.read_text()
     if part:
         text = text.partition(f"[start:{part}] -->\n")[2].partition(f"<!-- --8<-- [end:{part}]")[0]

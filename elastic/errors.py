@@ -80,17 +80,19 @@ class CollectiveMismatch(StepError):
 
 
 class NotLetIn(StepError):
-    """This worker gives other bits than the others in the first step that it has a part in, or its optimizers are set
-    otherwise than theirs since it joined: it has no part in the run any more."""
+    """This worker joined, and gives other bits than the others: it has no part in the run any more.
+
+    That shows in the first step that it has a part in; or its optimizers are set otherwise than theirs since it joined.
+    """
 
 
 class ComputesWrongly(StepError):
     """This worker gives other bits than most, or holds others: it ends, and another one takes its place.
 
     Attributes:
-        host: Of the machine.
-        rank: Of this worker, in the view in which that was found.
-        exit_status: Of its process under `elastic run`.
+        host: The machine's name.
+        rank: This worker's, in the view in which that was found.
+        exit_status: That of its process under `elastic run`.
     """
 
     exit_status = 77
@@ -121,11 +123,11 @@ class ExampleError(ElasticError, RuntimeError):
     """The dataset or the collate function raised. Fix it, or the example; the message ends with its traceback.
 
     Attributes:
-        epoch: Of the example; None where the collate function failed.
-        index: The example, likewise.
+        epoch: That of the example; None where the collate function failed.
+        index: That of the example, likewise.
         read_for: What it was read for, such as "step 12"; None where the loader's caller has not said.
         may_be_left_out: Whether `on_bad_example="skip"` would have helped.
-        trace: Of a loader process, as text; "" where the error has a cause to show.
+        trace: That of a loader process, as text; "" where the error has a cause to show.
     """
 
     def __init__(self, message: str, *, epoch: int | None = None, index: int | None = None, trace: str = "") -> None:

@@ -282,44 +282,46 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This worker's place in its view, from 0; -1 in a run that was finished, and in which it has no part."""
+        """Return this worker's place in its view, from 0; -1 in a run that was finished, in which it has no part."""
         return self._loop.session.view_group.rank if self._loop is not None else self._launch.rank
 
     @property
     def world_size(self) -> int:
-        """How many workers its view has."""
+        """Return how many workers the view has."""
         return self._loop.session.view_group.world_size if self._loop is not None else self._launch.world_size
 
     @property
     def generation(self) -> int:
-        """Of the view that this worker is in; 0 before the first one."""
+        """Return the number of the view that this worker is in; 0 before the first one."""
         return self._loop.session.view_group.generation if self._loop is not None else 0
 
     @property
     def is_coordinator(self) -> bool:
-        """Rank 0 of the view: who prints and who saves."""
+        """Tell whether this is rank 0 of the view: who prints and who saves."""
         return self.rank == 0
 
     @property
     def step_index(self) -> int:
-        """How many steps are applied."""
+        """Return how many steps are applied."""
         return self._state.step
 
     @property
     def step_in_epoch(self) -> int:
-        """In a loop over `batches`: the number in its epoch of the step in hand, from 0, as `enumerate(loader)` counts
-        where a batch is a step."""
+        """Return, in a loop over `batches`, the number in its epoch of the step in hand, from 0.
+
+        It is what `enumerate(loader)` counts where a batch is a step.
+        """
         step = self._here.step
         return step.step_in_epoch if step is not None else 0
 
     @property
     def total_steps(self) -> int:
-        """Steps in the whole run, if nobody stops it."""
+        """Return the steps in the whole run, if nobody stops it."""
         return self._state.total_steps
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in an epoch.
+        """Return the steps in an epoch.
 
         Raises:
             ConfigError: There is no such number: under `last_batch="carry"`, and of Streams.
@@ -332,32 +334,32 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """Of the next step's first example."""
+        """Return the epoch of the next step's first example."""
         return self._state.epoch
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Tell whether the run has come to its end."""
         return self._state.finished
 
     @property
     def stopped(self) -> str | None:
-        """The reason given to `stop`, if any."""
+        """Return the reason given to `stop`, if any."""
         return self._state.stopped
 
     @property
     def attempt(self) -> int:
-        """How often the step in hand has come round again."""
+        """Return how often the step in hand has come round again."""
         return self._state.attempt
 
     @property
     def claim(self) -> int | None:
-        """The number under which this run writes its storage, once it is claimed."""
+        """Return the number under which this run writes its storage, once it is claimed."""
         return self._loop.session.restorer.claim or None if self._loop is not None else None
 
     @property
     def events(self) -> EventLog:
-        """The log of this worker's events; the script may add its own: `run.events.emit_named("fell_back", to=3)`."""
+        """Return the log of this worker's events; a script may add some: `run.events.emit_named("fell_back", to=3)`."""
         if self._context is None:
             raise _outside()
         return self._context.events
@@ -395,7 +397,7 @@ class Run:
         return self._here.steps()
 
     def batches(self) -> Batches:
-        """This worker's batches, for a loop that is written as without elastic: its own code is the update.
+        """Return this worker's batches, for a loop that is written as without elastic: its own code is the update.
 
         Each batch is a share of a step's (in fast mode all of this worker's): forward, `loss.backward()` with a mean
         loss, clipping, `optimizer.step()`, `scheduler.step()`. The gradients of a step are exchanged when the backward
@@ -417,7 +419,7 @@ class Run:
         return self._plain_loop().batches()
 
     def progress(self, bar: Iterable[Any]) -> Iterator[Any]:
-        """The same as `batches`, with a progress bar that counts steps, as it would without elastic.
+        """Yield what `batches` gives, with a progress bar that counts steps, as it would without elastic.
 
             for x, y in run.progress(tqdm(range(run.steps_per_epoch), disable=not run.is_coordinator)):
 
@@ -433,7 +435,7 @@ class Run:
         return self._plain_loop().progress(bar)
 
     def steps(self) -> Iterator[PlainStep]:
-        """The steps that are left, for a loop that adds gradients up by itself, or a trainer: see `batches`.
+        """Yield the steps that are left, for a loop that adds gradients up by itself, or a trainer: see `batches`.
 
             for step in run.steps():
                 for x, y in step:                          # this worker's batches of it
@@ -453,12 +455,12 @@ class Run:
         return self._plain_loop().steps()
 
     def epochs(self) -> Iterator[int]:
-        """The numbers of the epochs that are left, from where the run stands. See `batches`, and what it raises."""
+        """Yield the numbers of the epochs that are left, from where the run stands. See `batches`, and its errors."""
         return self._plain_loop().epochs()
 
     @property
     def updating(self) -> bool:
-        """In a loop over `batches`: whether exact gradients are in `.grad`, and the loop's own code is the update.
+        """Tell, in a loop over `batches`, whether exact gradients are in `.grad`, and the loop's code is the update.
 
         That is from the end of the backward pass of this worker's last share of a step until each optimizer has stepped
         (and `scaler.update()` was called); not in a step that is passed over, or that this worker took from a peer.
@@ -468,19 +470,24 @@ class Run:
 
     @property
     def stepped(self) -> bool:
-        """In a loop over `batches`, after `optimizer.step()`: whether a step was applied. It is so once a step, and not
-        where a step was passed over."""
+        """Tell, in a loop over `batches`, after `optimizer.step()`, whether a step was applied.
+
+        It is so once a step, and not where a step was passed over.
+        """
         step = self._here.step
         return step is not None and step.applied and step.passed_over is None
 
     @property
     def passed_over(self) -> str | None:
-        """In a loop over `batches`, after `optimizer.step()`: why the step was passed over, see `OnBad`; else None."""
+        """Return why the step was passed over, see `OnBad`; else None.
+
+        To be asked in a loop over `batches`, after `optimizer.step()`.
+        """
         step = self._here.step
         return step.passed_over if step is not None else None
 
     def add(self, **values: Any) -> None:
-        """In a loop over `batches`, before `backward`: adds to `sums`, exactly and in the tree's order.
+        """Add to `sums`, exactly and in the tree's order; in a loop over `batches`, before `backward`.
 
         Args:
             **values: Numbers, or tensors of any one shape per name: sums over the batch, such as
@@ -500,18 +507,18 @@ class Run:
 
     @property
     def sums(self) -> dict[str, Any]:
-        """Of the step in hand, once it is exchanged: what `add` added over the whole batch, the same on all workers."""
+        """Return what `add` added over the step's whole batch, once it is exchanged: the same on all workers."""
         step = self._here.step
         return step.sums if step is not None else {}
 
     @property
     def count(self) -> float:
-        """Of the step in hand, once it is exchanged: over how many examples (or what `count` counts) it is a mean."""
+        """Return over how many examples (or what `count` counts) the step in hand is a mean, once it is exchanged."""
         step = self._here.step
         return step.count if step is not None else 0
 
     def stop(self, reason: str) -> None:
-        """Ends the run on all workers, at the boundary after the next exchange; the same at every world size.
+        """End the run on all workers, at the boundary after the next exchange; the same at every world size.
 
         That is the exchange of the step in hand inside the inner loop, and of the following step outside it.
 
@@ -521,7 +528,7 @@ class Run:
         self._state.stop_wish = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Any], None]) -> None:
-        """Has a function called as part of each update, on every worker: for averaged weights and the like.
+        """Have a function called as part of each update, on every worker: for averaged weights and the like.
 
         It is called behind the optimizers' steps, before the step is saved. A step that is passed over has no update.
 
@@ -538,7 +545,7 @@ class Run:
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, Any]:
-        """Sums what `function(*batch)` returns over every example of `dataset`, each exactly once. All workers call it.
+        """Sum what `function(*batch)` returns over each example of `dataset`, exactly once. All workers call it.
 
         The models are in eval mode and no gradients are recorded; what a forward pass moves of buffers is put back. It
         may be called between two steps, in a body of a loop over `batches` under `if run.stepped:`, and in an update
@@ -560,7 +567,7 @@ class Run:
         return self._here.evaluate(dataset, function, batch_size, collate_fn)
 
     def on_coordinator(self, function: Callable[[], object]) -> None:
-        """Calls function() on one worker, between steps, while the others wait for it. All workers call this.
+        """Call function() on one worker, between steps, while the others wait for it. All workers call this.
 
         For what is written once, and must be there: an export, a file that the run's end reads. Where the coordinator
         is lost meanwhile, the next one calls its own `function` again, from the beginning. Behind the loop there is no
@@ -577,7 +584,7 @@ class Run:
         self._here.on_coordinator(function)
 
     def long_section(self, at_most_s: float = math.inf) -> AbstractContextManager[None]:
-        """Declares, between steps, that what follows may take long on this worker, so that it is not taken for hung.
+        """Declare, between steps, that what follows may take long on this worker, so that it is not taken for hung.
 
         Such as writing samples, or compiling. It has no effect but under `elastic run`.
 
@@ -598,13 +605,14 @@ class Run:
         return self._plain
 
     def _compute(self, step: Step) -> None:
-        """What is done with a step's exact gradients."""
+        """Make the update of a step's exact gradients: the script's, or the default one."""
         if self._update is not None:
             self._update(self, step)
         else:
             default_update(self._config, self._here.session.exchange.parameters)
 
     def _call_on_apply(self, step: Step | StepInHand) -> bool:
+        """Call what `on_apply` was given; tell whether there was anything."""
         for function in self._on_apply:
             function(self, step)
         return bool(self._on_apply)

@@ -32,7 +32,7 @@ _COMMUNICATES = {
 
 
 def named(what: str, given: Any, kind: type) -> dict[str, Any]:
-    """One object or a dict of them, as a dict."""
+    """Return one object or a dict of them as a dict. Raises ConfigError for what is not of `kind`."""
     things = dict(given) if isinstance(given, Mapping) and not isinstance(given, kind) else {what: given}
     if kind is object and isinstance(given, Mapping):
         things = dict(given)
@@ -48,6 +48,7 @@ def named(what: str, given: Any, kind: type) -> dict[str, Any]:
 
 
 def length_of(dataset: Any) -> int:
+    """Return the dataset's length. Raises ConfigError where it has none, or no example can be asked for by number."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             f"dataset={type(dataset).__name__} has no length or no dataset[i]; to train on each example exactly once, "
@@ -65,7 +66,7 @@ def check_above_zero(**given: Any) -> None:
 
 
 def check_part(name: str, part: Any) -> None:
-    """Raises ConfigError for what is no part of a whole, nor None."""
+    """Raise ConfigError for what is no part of a whole, nor None."""
     if part is not None and not (type(part) in (int, float) and 0 <= part <= 1):
         raise ConfigError(f"{name}={part!r}; expected a number from 0 to 1, or None")
 
@@ -93,7 +94,7 @@ def check_saves(keep: Any, keep_every: Any, save_failures_max: Any) -> None:
 
 
 def check_url(url: Any, storage_options: Any) -> None:
-    """What no storage can be opened at."""
+    """Raise ConfigError for a URL, or options, at which no storage can be opened."""
     if (wrong := arguments.options("storage_options", storage_options)) is not None:
         raise ConfigError(wrong)
     if (found := refusal(url, storage_options)) is not None:
@@ -121,7 +122,7 @@ def check_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Is called by nobody."""
+    """Stand in for a hook; nobody calls it."""
 
 
 def check_schedulers(schedulers: Mapping[str, Any]) -> None:
@@ -135,7 +136,7 @@ def check_schedulers(schedulers: Mapping[str, Any]) -> None:
 
 
 def check_extra(extra: Mapping[str, Any] | None) -> None:
-    """What must survive a restart."""
+    """Raise ConfigError for what must survive a restart and has no state to save and load."""
     for name, thing in (extra or {}).items():
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise ConfigError(
@@ -185,7 +186,7 @@ def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str
 
 
 def check_trained(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Raises ConfigError for models and optimizers that cannot work; also where a script changes them between steps."""
+    """Raise ConfigError for models and optimizers that cannot work; also where a script changes them between steps."""
     for name, model in models.items():
         _check_model(name, model)
     _check_optimizers(models, optimizers)

@@ -51,7 +51,7 @@ class Loading(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What `Run` was given, in one shape: single models and optimizers are dicts of one. See `Run` for meanings."""
+    """The arguments of `Run`, in one shape: single models and optimizers are dicts of one. See `Run` for meanings."""
 
     url: str
     models: dict[str, torch.nn.Module]
@@ -87,11 +87,11 @@ class Config:
 
     @property
     def streams(self) -> Streams | None:
-        """The dataset, where it is read one example after another."""
+        """Return the dataset, where it is read one example after another, else None."""
         return self.dataset if isinstance(self.dataset, Streams) else None
 
     def loading(self) -> Loading:
-        """How this worker's loaders read, whatever they read."""
+        """Return how this worker's loaders read, whatever they read."""
         return {
             "num_workers": self.num_workers,
             "device": self.device,
@@ -100,7 +100,7 @@ class Config:
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Every parameter of all models, once, under its first name."""
+        """Return every parameter of all models, once, under its first name."""
         found: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for key, model in self.models.items():
             for name, parameter in model.named_parameters():
@@ -108,7 +108,7 @@ class Config:
         return dict(found.values())
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for whatever cannot work."""
+        """Raise ConfigError for whatever cannot work."""
         check_above_zero(timeout_s=self.timeout_s, bucket_bytes=self.bucket_bytes)
         check_clip(self.clip_grad_norm)
         check_saves(self.keep, self.keep_every, self.save_failures_max)
@@ -121,9 +121,9 @@ class Config:
         check_bad_examples(self.on_bad_example, self.plan.micro_batch_size, streams=self.streams is not None)
 
     def with_streams(self, order: Order | None) -> Config:
-        """Where the dataset is read one example after another, how far it was read must survive, too.
+        """Return the configuration in which a dataset of streams survives, too: how far each was read.
 
-        Raises ConfigError. order: as it was given
+        Raises ConfigError. order: as it was given.
         """
         if (streams := self.streams) is None:
             return self
@@ -133,11 +133,11 @@ class Config:
         return replace(self, extra={**self.extra, "streams": streams})
 
     def check(self) -> None:
-        """See check_trained."""
+        """Check the models and optimizers again, see check_trained."""
         check_trained(self.models, self.optimizers)
 
     def numerics(self) -> dict[str, Any]:
-        """The arguments that the bits of the result depend on."""
+        """Return the arguments that the bits of the result depend on."""
         ends = {"epochs": self.plan.epochs} if self.plan.last_batch == "carry" else {}
         data = _data_identity(self.dataset)
         return {
@@ -162,11 +162,11 @@ class Config:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a bad step takes the run back to a regular save."""
+        """Tell whether a bad step takes the run back to a regular save."""
         return self.on_bad is not None and self.on_bad.action == "rollback"
 
     def _on_bad_numerics(self) -> dict[str, Any]:
-        """Where a bad step takes the run. Nothing of a run that such steps do not change."""
+        """Return where a bad step takes the run; nothing for a run that such steps do not change."""
         decides = {} if self.on_bad is None else self.on_bad.numerics()
         if self.goes_back:
             decides["save_every"] = self.saves.steps
@@ -180,7 +180,7 @@ def order_of(dataset: Any, order: Order | None) -> Order:
 
 
 def save_rules(save_every: SaveEvery, on_bad: OnBad | None) -> SaveRules:
-    """Raises ConfigError."""
+    """Return the rules of `save_every`. Raises ConfigError, also where `on_bad` cannot go with them."""
     rules = SaveRules.of(save_every)
     check_rollback(on_bad, rules.steps, save_every)
     return rules
@@ -191,14 +191,14 @@ def _rule(rule: Any) -> str:
 
 
 def dict_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises ConfigError. name: the argument's"""
+    """Return a dict of what the argument `name` was given. Raises ConfigError."""
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"{name}={given!r}; expected a dict")
     return dict(given or {})
 
 
 def _data_identity(dataset: Any) -> Any:
-    """What a data set says of its content, or those say that it consists of; None where they say nothing."""
+    """Return what a data set, or those that it consists of, say of the content; None where they say nothing."""
     if isinstance(dataset, ConcatDataset):
         parts = [_data_identity(part) for part in dataset.datasets]
         return None if all(part is None for part in parts) else parts
@@ -209,10 +209,9 @@ def _data_identity(dataset: Any) -> Any:
 
 
 def device_of(given: torch.device | str | None, launch: Launch, models: Mapping[str, torch.nn.Module]) -> torch.device:
-    """Where this worker trains: as given, or where the model is, or its framework computes. On a GPU without a number:
-    its own of the node's.
+    """Return where this worker trains: as given, or where the model is, or its framework computes.
 
-    Raises ConfigError.
+    On a GPU without a number it is the worker's own of the node's. Raises ConfigError.
     """
     asked = given
     devices = {tensor.device for model in models.values() for tensor in model.parameters()}

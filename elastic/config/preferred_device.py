@@ -11,7 +11,7 @@ _preferred: torch.device | None = None
 
 
 def prefer(device: torch.device) -> None:
-    """The last one counts."""
+    """Note where this process's framework computes; the last one counts."""
     global _preferred
     _preferred = device
 

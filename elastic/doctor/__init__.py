@@ -1,4 +1,4 @@
-"""`elastic doctor`: has this machine what a run needs, and can it use the run's URL?
+"""`elastic doctor`: looks whether this machine has what a run needs, and can use the run's URL.
 
 command   what is looked at, in which order, and the answer
 finding   what one look found, and what to do about it

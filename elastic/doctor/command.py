@@ -29,7 +29,7 @@ _EPILOG = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Look at what a run needs, print what was found, and return the exit status."""
     parser = Parser(
         prog="elastic doctor",
         description="Look at what a run needs: of this machine, of its network, and of the run's URL, where one object "
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _places(asked: Any) -> tuple[list[tuple[str, int]], str | None]:
-    """The hosts that are named, and the run's URL. Raises ConfigError."""
+    """Return the hosts that are named, and the run's URL. Raises ConfigError."""
     url = asked.url or environment.url_and_virtual_workers()[0] or None
     if not asked.rdzv_endpoint.strip(" ,"):
         return [], url
@@ -109,7 +109,7 @@ def _findings(
 
 
 def _looked(name: str, look: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """What it finds within its time, or that it finds nothing. One that fails hides no other."""
+    """Yield what a look finds within its time, or that it finds nothing. One that fails hides no other."""
     try:
         found = answer_within(_ANSWER_S, look)
     except TimeoutError as late:

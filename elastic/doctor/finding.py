@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Verdict(str, Enum):
-    """NOTE: runs work, and somebody may want to know."""
+    """The verdict of a look. NOTE: runs work, and somebody may want to know."""
 
     OK = "ok"
     NOTE = "note"
@@ -17,7 +17,8 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """
+    """The finding of one look, with what to do about it.
+
     name   what was looked at
     found  in words
     next   what to do; "" where nothing is to be done
@@ -29,15 +30,12 @@ class Finding:
     next: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the facts as JSON has them."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 
 def of_error(name: str, error: BaseException, advice: str = "") -> Finding:
-    """What an error of ours says: its last lines tell what to do, and the state that it left is that of a look.
-
-    advice  where it does not
-    """
+    """Make a finding of an error of ours, whose last lines tell what to do; `advice` where they do not."""
     said, _, after = (str(error) or type(error).__name__).partition("\n  next ")
     found = "\n".join(line for line in said.splitlines() if not line.startswith("  state "))
     return Finding(name, Verdict.WRONG, found, " ".join(after.split()) or advice)

@@ -94,7 +94,8 @@ def memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Processes of a loader hand over batches there. Saves do not need it: their memory has no name."""
+    """Find out whether /dev/shm has room, where processes of a loader hand over batches."""
+    # Saves do not need it: their memory has no name.
     name, more = str(_SHARED), "a container gets more by --shm-size=8g, a pod by an emptyDir of medium Memory there"
     try:
         with tempfile.TemporaryFile(dir=_SHARED) as file:
@@ -120,7 +121,7 @@ def open_files() -> Finding:
 
 
 def launcher(url: str | None) -> Finding:
-    """As `elastic run` would take it, were it started where this command was. url: of the run, if it is known"""
+    """Find the launcher as `elastic run` would, started where this command was. url: of the run, if it is known."""
     try:
         ranks = environment.read()
     except ConfigError as wrong:

@@ -1,4 +1,4 @@
-"""By which address do others find this node, may they reach its ports, and does it reach them?"""
+"""Finds out by which address others find this node, whether they may reach its ports, and whether it reaches them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN = (
 
 
 def chosen(towards: str, local_addr: str | None) -> Chosen:
-    """Raises ConfigError."""
+    """Choose the address that others find this node by. Raises ConfigError."""
     return addresses.choose(towards, local_addr)
 
 
@@ -38,7 +38,7 @@ def interface(found: Chosen, local_addr: str | None) -> Finding:
 
 
 def ports(address: str, named: range | None) -> Finding:
-    """As an agent listens there; a firewall that lets nobody in holds up this machine's own connections, too."""
+    """Listen as an agent does, and connect: a firewall that lets nobody in holds up this machine's connections, too."""
     with contextlib.ExitStack() as held:
         try:
             sockets = [held.enter_context(addresses.listen(address, named)) for _ in range(PORTS)]
@@ -57,7 +57,7 @@ def ports(address: str, named: range | None) -> Finding:
 
 
 def others(url: str | None, options: Mapping[str, Any], hosts: Sequence[tuple[str, int]]) -> Finding:
-    """Where other nodes are to be found: the hosts that were named, and what nodes have written at the run's URL."""
+    """Try to reach other nodes: the hosts that were named, and where nodes have written at the run's URL."""
     places = [(host, port, f"{host}:{port}, as named") for host, port in hosts]
     if url is not None:
         from elastic.launch.rendezvous.written_meeting import newest_meeting
@@ -84,7 +84,7 @@ def others(url: str | None, options: Mapping[str, Any], hosts: Sequence[tuple[st
 
 
 def _unreached(host: str, port: int) -> str | None:
-    """Why; None: a connection was taken."""
+    """Try to connect; return why that failed, or None where a connection was taken."""
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except TimeoutError:

@@ -79,7 +79,7 @@ def _looks(storage: Storage) -> Iterator[Finding]:
 
 
 def _clock(ahead_s: float) -> Finding:
-    """ahead_s: of this machine's clock is the storage's"""
+    """Judge this machine's clock. ahead_s: by how much the storage's is ahead of it."""
     if abs(ahead_s) <= _CLOCK_S:
         return Finding("clock", Verdict.OK, f"within {_CLOCK_S:.0f} s of the storage's")
     where = "behind" if ahead_s > 0 else "ahead of"
@@ -89,7 +89,7 @@ def _clock(ahead_s: float) -> Finding:
 
 @contextlib.contextmanager
 def _nothing_left(url: str) -> Iterator[None]:
-    """Of folders that were not there before."""
+    """Remove at the end the folders that were not there before."""
     made: list[Path] = []
     if (named := local_folder(url)) is not None:
         folder = named.expanduser().absolute()

@@ -57,7 +57,7 @@ _FORMING = ("run_started", "view_formed", "peer_lost")
 
 @dataclass
 class Account:
-    """One worker's time.
+    """One worker's time, by part.
 
     begin_s, end_s  unix seconds
     parts           seconds by part; they sum to end_s - begin_s
@@ -75,7 +75,7 @@ class Account:
     _before: str | None = None
 
     def take(self, until_s: float, *split: tuple[str, float], rest: str, shown: str | None = None) -> None:
-        """The time from end_s to until_s: so much of each part of `split`, as far as it goes, and the rest."""
+        """Account for the time up to until_s: so much of each part of `split`, as far as it goes, and then `rest`."""
         rest_s = until_s - self.end_s
         if rest_s <= 0.0:
             return
@@ -100,7 +100,7 @@ class Account:
         stalled_s: float = 0.0,
         share: float = 1.0,
     ) -> None:
-        """An event of its own, in their order.
+        """Account for the time before an event of its own; they come in their order.
 
         counts     of a step: it does, in the end
         met_s      of a lost peer: when the fault began, -inf where nobody saw it; None: nothing is told
@@ -134,7 +134,7 @@ class Account:
 
     @property
     def unfinished(self) -> str:
-        """What the time since the last of them counts as, should nothing come of it."""
+        """Return the part that the time since the last event counts as, should nothing come of it."""
         if self._before is None:
             return "starting"
         return "forming" if self._before in _FORMING else "redone"
@@ -163,7 +163,7 @@ class Account:
         self.take(t, *split, rest="productive")
 
     def _folded(self, folded: Event, t: float, share: float) -> None:
-        """The share of it that counts comes first: a restart takes back the newest."""
+        """Account for folded steps. The share of them that counts comes first: a restart takes back the newest."""
         if folded.get("unknown"):
             self.take(t, rest="unknown")
             return

@@ -52,7 +52,7 @@ class Compaction:
 
 
 def joined(items: Iterable[Event]) -> list[Event]:
-    """The items of consecutive compactions, where neighbouring folded ones become one."""
+    """Join the items of consecutive compactions, where neighbouring folded ones become one."""
     found: list[Event] = []
     for item in items:
         if found and found[-1]["event"] == item["event"] == "folded" and _same_place(found[-1], item):
@@ -63,7 +63,7 @@ def joined(items: Iterable[Event]) -> list[Event]:
 
 
 def forget(items: list[Event], count: int) -> list[Event]:
-    """The first `count` items become one, which says that it stands for more than steps and saves."""
+    """Make one of the first `count` items, which says that it stands for more than steps and saves."""
     if count < 2:
         return items
     whole = _as_folded(items[0])
@@ -118,7 +118,7 @@ def _as_folded(item: Event) -> Event:
 
 
 def _merged(a: Event, b: Event) -> Event:
-    """b follows a."""
+    """Make one folded record of two, where b follows a."""
     both = {**a, **b, "since": a["since"], "t": max(a["t"], b["t"])}
     for name in ("steps", "redone", "count", "saved_bytes", "stall_s"):
         both[name] = a[name] + b[name]

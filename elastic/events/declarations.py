@@ -24,7 +24,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Fact:
-    """kind: as in `_KINDS`, several with "|" between them   optional: absent in some records"""
+    """A fact of an event. kind: as in `_KINDS`, several with "|" between them; optional: absent in some records."""
 
     name: str
     kind: str
@@ -34,7 +34,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Declared:
-    """One event. when: at which moment, and by whom"""
+    """An event as it is declared. when: at which moment it is emitted, and by whom."""
 
     name: str
     when: str
@@ -42,7 +42,7 @@ class Declared:
 
 
 def problems(event: Mapping[str, Any]) -> list[str]:
-    """Where a record differs from what is declared, in words; empty: nowhere."""
+    """Return in words where a record differs from what is declared; empty: nowhere."""
     declared = DECLARED.get(str(event.get("event")))
     if declared is None:
         return [f"event {event.get('event')!r} is not declared"]
@@ -58,7 +58,7 @@ def problems(event: Mapping[str, Any]) -> list[str]:
 
 
 def table() -> str:
-    """The events as Markdown."""
+    """Return the table of events, as Markdown."""
     lines = [
         "Every record is a line of JSON. All of them have these facts, the last four once they are known:",
         "",
@@ -81,7 +81,7 @@ def _row(fact: Fact) -> str:
 
 
 def matches(value: Any, kind: str) -> bool:
-    """Whether it is of that kind, as in Fact."""
+    """Tell whether a value is of a kind, as Fact has it."""
     kinds = kind.split("|")
     if isinstance(value, bool):
         return "bool" in kinds
@@ -95,7 +95,7 @@ def _declared_in(module: ModuleType) -> Iterator[Declared]:
 
 
 def _facts(event: type) -> Iterator[Fact]:
-    """Its own, then those of what it derives from."""
+    """Yield a class's own facts, then those of what it derives from."""
     hints = get_type_hints(event, include_extras=True)
     for declaring in event.__mro__:
         for name in get_annotations(declaring):

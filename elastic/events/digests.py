@@ -13,7 +13,7 @@ _VALUES_MAX = 16
 
 
 def plain_values(sums: Mapping[str, Any]) -> dict[str, float | str]:
-    """A step's global sums as numbers of nine digits, for people: scalars alone, and no more than a few."""
+    """Return a step's global sums as numbers of nine digits, for people: scalars alone, and no more than a few."""
     values: dict[str, float | str] = {}
     for name, value in sums.items():
         if getattr(value, "ndim", 0) == 0 and len(values) < _VALUES_MAX:
@@ -23,13 +23,13 @@ def plain_values(sums: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def digest_of_indices(indices: Iterable[int]) -> str:
-    """SHA-256, hexadecimal, of example indices in order, each as a little-endian int64."""
+    """Return SHA-256, hexadecimal, of example indices in order, each as a little-endian int64."""
     numbers = indices if isinstance(indices, np.ndarray) else list(indices)
     return hashlib.sha256(np.asarray(numbers, dtype="<i8").tobytes()).hexdigest()
 
 
 def digest_of_sums(sums: Mapping[str, Any], count: float) -> str:
-    """SHA-256, hexadecimal, of the bits of a step's global sums (numbers or CPU tensors) by name, and of its count."""
+    """Return SHA-256, hexadecimal, of the bits of a step's global sums (numbers or CPU tensors) and of its count."""
     sha = hashlib.sha256(f"count {count}\n".encode())
     for name in sorted(sums):
         value = np.asarray(sums[name])

@@ -21,7 +21,9 @@ ABSENT: Any = object()
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class TypedEvent:
-    """Of a subclass, each field is a fact: Annotated[its type, "its meaning"]; one with a default may be absent.
+    """An event to be written. Each field of a subclass is a fact: Annotated[its type, "its meaning"].
+
+    A fact with a default may be absent.
 
     event_name  the class's name in lower case: step_applied for StepApplied
     """
@@ -35,7 +37,7 @@ class TypedEvent:
         self.__dict__ = facts
 
     def facts(self) -> Event:
-        """Those that are there."""
+        """Return the facts that are there."""
         facts = self.__dict__
         for fact in facts.values():
             if fact is ABSENT:

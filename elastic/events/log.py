@@ -49,17 +49,19 @@ class EventLog:
             self.tee(url, storage_options=storage_options)
 
     def context(self, **facts: Any) -> None:
-        """Sets facts that every later record carries; None removes one."""
+        """Set facts that every later record carries; None removes one."""
         merged = {**self._common, **facts}
         self._common = {name: fact for name, fact in merged.items() if fact is not None}
 
     def emit(self, event: TypedEvent) -> None:
-        """Records that it happened now."""
+        """Record that it happened now."""
         self._write(event.event_name, event.facts())
 
     def emit_named(self, event: str, **facts: Any) -> None:
-        """As `emit`, of an event that schema.py does not have: an observer's own. Facts are JSON values; of NumPy
-        scalars the value, of others the str()."""
+        """Record an event that schema.py does not have: an observer's own.
+
+        Facts are JSON values; of NumPy scalars the value is taken, of others the str().
+        """
         self._write(event, facts)
 
     def _write(self, event: str, facts: Event) -> None:
@@ -78,7 +80,7 @@ class EventLog:
                 log.exception("what is shown of this run is out of date from here on; training goes on")
 
     def tee(self, url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> None:
-        """From now on, records go to `url` as well: a drill keeps its evidence where a killed worker loses none."""
+        """Send records to `url` as well, from now on: a drill keeps its evidence where a killed worker loses none."""
         folder = local_folder(url)
         sink: Sink = (
             RemoteSink(str(url), storage_options, self._worker_id)
@@ -90,22 +92,22 @@ class EventLog:
         self._sinks.append(sink)
 
     def hear(self, hear: Callable[[Event], None]) -> None:
-        """From now on, hear(record) is called with each, in the thread that emits it; it must be quick."""
+        """Have `hear` called with each record from now on, in the thread that emits it; it must be quick."""
         self._hearing.append(hear)
 
     def keep_uncompacted(self) -> None:
-        """Nothing is folded, however long the log: for evidence."""
+        """Fold nothing, however long the log: for evidence."""
         self._whole = True
         for sink in self._sinks:
             sink.keep_uncompacted()
 
     def flush(self, *, wait: bool = False) -> None:
-        """Has what waits uploaded; wait: it has been tried on return."""
+        """Have what waits uploaded; wait: return when it has been tried."""
         for sink in self._sinks:
             sink.flush(wait=wait)
 
     def close(self) -> None:
-        """Flushes and lets go; what is emitted afterwards is discarded."""
+        """Flush and let go; what is emitted afterwards is discarded."""
         sinks, self._sinks, self._hearing = self._sinks, [], []
         for sink in sinks:
             sink.close()

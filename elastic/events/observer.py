@@ -96,28 +96,28 @@ class Observer:
     """The null observer: everything passes through, every moment goes by."""
 
     def storage(self, url: str, storage_options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
-        """Where the run lives. Called once, before anything else, with what the script says."""
+        """Return where the run lives. Called once, before anything else, with what the script says."""
         return url, storage_options
 
     def cadence(self, save_every: int | str | Sequence[int | str]) -> int | str | Sequence[int | str]:
-        """How often the run saves. Called once, before anything else, with what the script says."""
+        """Return how often the run saves. Called once, before anything else, with what the script says."""
         return save_every
 
     def cross_checks(self, part: float | None) -> float | None:
-        """How large a part of all shares two workers pass. Called once, before anything else."""
+        """Return how large a part of all shares two workers pass. Called once, before anything else."""
         return part
 
     def dataset(self, dataset: Any) -> Any:
-        """The dataset that the loader reads, here and in loader processes. Called once, before any read."""
+        """Return the dataset that the loader reads, here and in loader processes. Called once, before any read."""
         return dataset
 
     def collate(self, collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """The function that makes a batch of a list of examples. It may change what a batch is; `batch` undoes that."""
+        """Return what makes a batch of a list of examples. It may change what a batch is; `batch` undoes that."""
         return collate_fn
 
     def batch(self, batch: Any, *, step: int, share: int, attempt: int) -> Any:
-        """One loaded batch of `share` (a micro-batch of it, where shares are split), on its way to the user's code."""
+        """Return one loaded batch of `share` (a micro-batch, where shares are split), on its way to the user's code."""
         return batch
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
-        """`run` is at `moment`; `share` is given at data, forward and backward. May not return at all."""
+        """Hear that `run` is at `moment`; `share` is given at data, forward and backward. May not return at all."""

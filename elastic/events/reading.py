@@ -21,7 +21,7 @@ _LOOKS = 5  # a run that is under way may remove a segment between a look at the
 
 
 def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> list[Event]:
-    """The records of all workers, merged by time; one worker's stay in the order in which it wrote them.
+    """Return the records of all workers, merged by time; one worker's stay in the order in which it wrote them.
 
     A line that is no whole record (torn by a kill, a full disk) is passed over. No events: an empty list.
     """
@@ -33,7 +33,7 @@ def read_events(url: str | os.PathLike[str], *, storage_options: dict[str, Any] 
 
 
 def record_in(line: bytes) -> Event | None:
-    """None: it is no whole record."""
+    """Return the record of a line; None: it is no whole one."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(line)
         if isinstance(found, dict) and _is_record(found):
@@ -65,7 +65,7 @@ def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) 
 
 
 def _each(look: Callable[[], Mapping[str, int]], read: Callable[[str], bytes]) -> Iterator[bytes]:
-    """Worker by worker, in order. Where a segment is gone when it is to be read, its worker is looked at again."""
+    """Yield the lines of worker after worker, in order. Where a segment has gone, its worker is looked at again."""
     from elastic_checkpoint.storage import Missing
 
     def read_worker(worker: str, names: list[str]) -> list[bytes]:

@@ -20,7 +20,7 @@ PENDING_BYTES_MAX = 64 << 20
 
 
 class RemoteSink:
-    """A sink; see the module's docstring."""
+    """A sink that uploads; see the module's docstring."""
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None, worker_id: str) -> None:
         from elastic_checkpoint.storage import open_storage
@@ -87,7 +87,7 @@ class RemoteSink:
                 self._put()
 
     def _put(self) -> bool:
-        """Whether all that waited is there. A failure is said once, and made up for at the next time."""
+        """Upload what waits; tell whether all is there. A failure is said once, and made up for at the next time."""
         with self._uploading:
             with self._lock:
                 data, full = b"".join(self._lines), self._size >= SEGMENT_BYTES
@@ -118,11 +118,12 @@ class RemoteSink:
             return True
 
     def _put_segment(self, data: bytes) -> None:
-        """Under the next free number, and then over it. (`put_new` knows bytes that its own retry has put there.)"""
+        """Put the segment under the next free number, and from then on over what is there."""
         from elastic_checkpoint.storage import AlreadyThere
 
         while not self._begun:
             try:
+                # `put_new` knows bytes that its own retry has put there.
                 self._storage.put_new(self._key(self._number), data)
                 self._begun = True
                 return
@@ -131,7 +132,7 @@ class RemoteSink:
         self._storage.put(self._key(self._number), data)
 
     def _next(self, compaction: Compaction) -> None:
-        """As in FileSink."""
+        """Begin a new segment, and remove the oldest, as FileSink does."""
         number = self._number
         self._number, self._begun = number + 1, False
         if not self._bounded:

@@ -28,7 +28,7 @@ _NAME = re.compile(r"(?P<worker>.+?)(?P<past>\.past)?(?:\.(?P<number>\d{6,}))?\.
 
 
 def current(names: Collection[str]) -> dict[str, list[str]]:
-    """worker -> the names, in order, that hold all that is known of it."""
+    """Return by worker the names, in order, that hold all that is known of it."""
     segments: dict[str, dict[int, str]] = {}
     pasts: dict[str, dict[int, str]] = {}
     for name in names:
@@ -56,7 +56,7 @@ class Past:
         self._items: list[Event] = []
 
     def full(self, number: int) -> int | None:
-        """Segment `number` is full. Returns the one that is to be removed: `data` stands for it then."""
+        """Take in that segment `number` is full; return the one to be removed: `data` stands for it then."""
         self._full.append((number, self.compaction))
         self.compaction = Compaction(since=self.compaction.until)
         if len(self._full) <= SEGMENTS:
@@ -71,6 +71,7 @@ class Past:
 
 
 def _bounded(items: list[Event]) -> list[Event]:
+    """Fold the oldest items where all take more than PAST_BYTES, so that half of that is free."""
     sizes = [len(encoded(item)) for item in items]
     excess = sum(sizes) - PAST_BYTES
     if excess <= 0:
@@ -83,7 +84,8 @@ def _bounded(items: list[Event]) -> list[Event]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON cannot say: a NumPy scalar's value, anything else's str(). Without NumPy there are none."""
+    """Return a NumPy scalar's value, and anything else's str(): JSON can say neither."""
+    # Without NumPy there are none.
     numpy = sys.modules.get("numpy")
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else str(value)
 

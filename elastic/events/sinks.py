@@ -25,8 +25,7 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Appends to one file, a whole line per write: a SIGKILL loses nothing that was written. Lines of a file whose end
-    was torn start on a line of their own."""
+    """Appends to one file, a whole line per write: a SIGKILL loses nothing that was written."""
 
     def __init__(self, folder: Path, worker_id: str) -> None:
         self._folder = folder
@@ -49,7 +48,7 @@ class FileSink:
         with self._lock:
             if self._fd is None:
                 return
-            whole = b"\n" + line if self._torn else line
+            whole = b"\n" + line if self._torn else line  # a line of its own behind a torn end
             try:
                 written = os.write(self._fd, whole)
                 self._torn = written < len(whole)  # a full disk may take a part
@@ -65,7 +64,7 @@ class FileSink:
         self._bounded = False
 
     def flush(self, *, wait: bool) -> None:
-        """Nothing waits: every line was written when it was emitted."""
+        """Do nothing: every line was written when it was emitted."""
 
     def close(self) -> None:
         with self._lock:
@@ -80,7 +79,7 @@ class FileSink:
         self._torn = self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n"
 
     def _next(self) -> None:
-        """A new segment; the oldest goes. A crash between two of these lines leaves what `current` passes over."""
+        """Begin a new segment; the oldest goes. A crash between two of these lines leaves what `current` skips."""
         before, number = self._fd, self._number
         self._number += 1
         self._open()
@@ -107,7 +106,7 @@ class FileSink:
 
 
 def local_folder(url: str | os.PathLike[str]) -> Path | None:
-    """The folder that `url` names, or None if it is not on a local file system."""
+    """Return the folder that `url` names, or None if it is not on a local file system."""
     text = os.fspath(url)
     for scheme in ("file://", "local://"):
         if text.startswith(scheme):

@@ -34,9 +34,9 @@ class Stopwatch:
         self._spent: dict[str, float] = {}
 
     def at(self, on: str | None) -> str | None:
-        """From now on, time is spent on one of SPENT; None: on computing and the script's own code.
+        """Count time on one of SPENT from now on; return what it was spent on before.
 
-        Returns what it was spent on before.
+        None means computing and the script's own code.
         """
         before = self._on
         if on == before:
@@ -48,7 +48,7 @@ class Stopwatch:
         return before
 
     def lap(self) -> Spent:
-        """Seconds by what they were spent on since the last lap; without those that are less than a microsecond."""
+        """Return seconds by what they were spent on since the last lap, without those of less than a microsecond."""
         on = self._on
         self.at(None)
         self.at(on)
@@ -57,8 +57,10 @@ class Stopwatch:
 
 
 def age_s(ordered: float | None = None) -> float:
-    """Seconds that this worker has existed: since it was asked for (unix seconds), or since its process began, to a
-    hundredth (Linux; elsewhere the CPU time that it has used)."""
+    """Return for how many seconds this worker has existed: since it was asked for, or since its process began.
+
+    ordered: unix seconds. On Linux to a hundredth; elsewhere the CPU time that the process has used.
+    """
     if ordered is not None:
         return round(max(0.0, time.time() - ordered), 3)
     stat = process_stat("self")

@@ -9,12 +9,12 @@ _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of a surrogate pai
 
 
 def counted(number: int, what: str) -> str:
-    """1 worker, 2 workers."""
+    """Write a number of things: 1 worker, 2 workers."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def seconds(value: float) -> str:
-    """Two or three digits that matter: 85 ms, 1.2 s, 34 s, 5 min 20 s, 3 h 12 min."""
+    """Write two or three digits that matter: 85 ms, 1.2 s, 34 s, 5 min 20 s, 3 h 12 min."""
     if value == 0:
         return "0 s"
     if value < 0.9995:
@@ -33,7 +33,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Decimal: 1.5 kB, 20 MB."""
+    """Write bytes with decimal units: 1.5 kB, 20 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.2g} {unit}"
@@ -42,7 +42,7 @@ def size(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Never 100.0 % or 0.0 % for what is not all or nothing."""
+    """Write a share as a percentage, never 100.0 % or 0.0 % for what is not all or nothing."""
     if share <= 0 or share >= 1:
         return f"{100 * share:.0f} %"
     return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
@@ -57,11 +57,11 @@ def workers(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what moves a terminal's cursor or changes its colours, and without what no encoding has."""
+    """Replace what moves a terminal's cursor or changes its colours, and what no encoding has."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in _UNPRINTABLE else "�" for c in text)
 
 
 def short_cause(cause: str) -> str:
-    """An exception by its class and first line."""
+    """Shorten an exception to its class and first line."""
     line = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", cause.strip().split("\n")[0])
     return line if len(line) <= 90 else f"{line[:89]}…"

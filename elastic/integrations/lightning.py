@@ -135,14 +135,14 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self._stand_as(place_before_views()[0])
 
     def setup_environment(self) -> None:
-        """The first to be called: what would come before the run is refused here."""
+        """Choose the device. It is called first, and refuses what would come before the run. Raises ConfigError."""
         _check_before(self.lightning_module.trainer)
         if not self._has_device:
             self._root_device = own_device("cpu" if isinstance(self.accelerator, CPUAccelerator) else "cuda")
         super().setup_environment()
 
     def process_dataloader(self, loader: Any) -> Any:
-        """The train loader's dataset is read by the run; other loaders are read whole by each worker."""
+        """Give the run the train loader's dataset; other loaders are read whole by each worker. Raises ConfigError."""
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return loader
@@ -163,7 +163,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             fit = trainer.fit_loop
 
             def set_up() -> None:
-                """In place of the fit loop's own, which has the loader already."""
+                """Open the run once there are optimizers, in place of the loop's own set-up, which has the loader."""
                 if self.optimizers:
                     del fit.setup_data
                     self._open(steps, loader)
@@ -172,7 +172,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         return steps
 
     def _open(self, steps: _Steps, loader: Any) -> None:
-        """Enters the run."""
+        """Make the run of what the Trainer and its loader decide, and enter it."""
         trainer = self.lightning_module.trainer
         self._results = trainer.fit_loop.epoch_loop._results = _StepResults(self)
         self._progress = _Progress(trainer, self._results)
@@ -201,7 +201,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         run.events.hear(lambda event: self._follow_view() if event["event"] == "view_formed" else None)
 
     def _follow_view(self) -> None:
-        """Lightning disables the bar of who is not the first as it sets up; who becomes it later draws one."""
+        """Stand where the run's view has this worker; only the coordinator draws the progress bar."""
         run, drew = self.run, self.global_rank == 0
         assert run is not None
         self._stand_as(run.rank)
@@ -212,6 +212,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         if drew:
             bar.disable()
             return
+        # Lightning disables the bar of who is not the first as it sets up; who becomes it later draws one.
         bar.enable()
         if self._progress is not None and self._progress.is_looping:
             bar.on_train_start(trainer, self.lightning_module)
@@ -222,25 +223,25 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     @property
     def is_global_zero(self) -> bool:
-        """Lightning's: rank 0 of all. Here: the run's coordinator, which may change; before the run see placing.py."""
+        """Tell whether this is the run's coordinator, which may change; before the run see placing.py."""
         return self.global_rank == 0 if self.run is None else self.run.is_coordinator
 
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """A step stays as it is: its shares are moved one by one, as each is computed."""
+        """Move a batch; leave a step as it is, whose shares are moved one by one, as each is computed."""
         return batch if _step_of(batch) is not None else super().batch_to_device(batch, *args, **kwargs)
 
     def on_train_start(self) -> None:
-        """A resumed epoch is no other than one that was not interrupted."""
+        """Have a resumed epoch be no other than one that was not interrupted."""
         self.lightning_module.trainer.fit_loop._restarting = False
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """What Lightning takes for a batch is a step of the run."""
+        """Note the step: what Lightning takes for a batch is a step of the run."""
         self._step = _step_of(batch)
         if self._progress is not None:
             self._progress.is_looping = True
 
     def training_step(self, _: Any, *args: Any) -> Any:
-        """Of the share in hand instead of the batch; its loss goes into the run's sums. Raises StepError for none."""
+        """Pass the share in hand instead of the batch; add its loss to the run's sums. Raises StepError for none."""
         run, step = self.run, self._step
         assert run is not None
         assert step is not None
@@ -258,7 +259,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         return result
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
-        """`closure` is training_step, zero_grad and backward; behind the last one `.grad` is exact."""
+        """Call `closure` (training_step, zero_grad and backward) for each share, then update by the exact gradients."""
         run, step, results = self.run, self._step, self._results
         assert run is not None
         assert step is not None
@@ -273,7 +274,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         return super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **named: Any) -> Any:
-        """Raises ConfigError for `fit(ckpt_path=...)`."""
+        """Load a checkpoint as Lightning does. Raises ConfigError for `fit(ckpt_path=...)`."""
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
             raise ConfigError(
                 f"ckpt_path={str(checkpoint_path)!r}, and a run goes on from what it saved itself\n"
@@ -282,7 +283,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         return super().load_checkpoint(checkpoint_path, *args, **named)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """One worker writes it; all go on when it is there."""
+        """Write a checkpoint on one worker; all go on when it is there."""
 
         def write() -> None:
             self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
@@ -294,31 +295,31 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             write()
 
     def on_validation_start(self) -> None:
-        """Other workers do not take a long validation for a hang."""
+        """Open a long section: other workers do not take a long validation for a hang."""
         if self.run is not None:
             self._section.enter_context(self.run.long_section())
 
     def on_validation_end(self) -> None:
-        """See on_validation_start."""
+        """Close the section that on_validation_start opened."""
         self._section.close()
 
     def on_train_end(self) -> None:
-        """Leaves the run, after its last save."""
+        """Leave the run, after its last save."""
         self._stack.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leaves the run with what was raised."""
+        """Leave the run with what was raised."""
         self._section.close()
         self._stack.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self) -> None:
-        """Where there was nothing left to train, this is the first to come."""
+        """Leave the run where there was nothing left to train: then this is the first to come."""
         self._stack.close()
         super().teardown()
 
 
 class _WholeStep(dict[str, PlainStep]):
-    """What hooks around a batch are given: no examples, which `training_step` gets share by share."""
+    """A step as hooks around a batch are given it: no examples, which `training_step` gets share by share."""
 
     def __iter__(self) -> Iterator[str]:
         raise self._refused("unpacked")
@@ -360,11 +361,11 @@ class _Steps:
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """The run knows where it stands."""
+        """Return nothing: the run knows where it stands."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See state_dict."""
+        """Do nothing, see state_dict."""
 
 
 _SUM, _WEIGHT = "sum of ", "weight of "
@@ -378,7 +379,7 @@ def _step_of(batch: Any) -> PlainStep | None:
 
 
 class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
-    """What is logged while training. In `training_step` that is of a share: it is added up, and logged once a step."""
+    """Values logged while training. Those of `training_step`, a share's each, are added up and logged once a step."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         super().__init__(training=True)
@@ -387,13 +388,14 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
         self._before: dict[str, tuple[float, int]] = {}
 
     def of_shares(self, step: PlainStep) -> ExitStack:
-        """A context: what is logged in it is of this step's shares."""
+        """Return a context: what is logged in it is of this step's shares."""
         stack = ExitStack()
         self._step = step
         stack.callback(setattr, self, "_step", None)
         return stack
 
     def log(self, fx: str, name: str, value: Any, **named: Any) -> None:
+        """Log a value; of a share, add it to the run's sums. Raises ConfigError for what is no mean of numbers."""
         step, run = self._step, self._strategy.run
         if step is None or run is None:
             super().log(fx, name, value, **named)
@@ -409,13 +411,13 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
         run.add(**{f"{_SUM}{name}": value.detach().double() * weight, f"{_WEIGHT}{how}": weight})
 
     def log_step(self, run: Run) -> None:
-        """What the step's shares have logged, on all workers, also where none of this worker's own has logged it."""
+        """Log what the step's shares have logged, on all workers, also where none of this worker's own has."""
         for mean, weight, name, fx, named in _logged(run.sums):
             super().log(fx, name, torch.as_tensor(mean, dtype=torch.float32), **named, batch_size=weight)
             self._go_on(f"{fx}.{name}")
 
     def state_dict(self) -> dict[str, list[Any]]:
-        """Of this epoch's means, as far as they have come."""
+        """Return this epoch's means, as far as they have come."""
         return {
             **{name: list(before) for name, before in self._before.items()},
             **{
@@ -429,7 +431,7 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
         self._before = {name: (value, weight) for name, (value, weight) in state.items()}
 
     def _go_on(self, key: str) -> None:
-        """From where the epoch's mean stood before this process."""
+        """Add to the epoch's mean where it stood before this process."""
         value, weight = self._before.pop(key, (0.0, 0))
         if weight:
             self[key].value = self[key].value + value
@@ -437,7 +439,7 @@ class _StepResults(_ResultCollection):  # type: ignore[misc]  # it has no types
 
 
 def _logged(sums: Mapping[str, Any]) -> Iterator[tuple[Any, int, str, str, dict[str, Any]]]:
-    """Of each value that a step's shares have logged: its mean, over how much, its name, where, and how."""
+    """Yield of each value that a step's shares have logged: its mean, over how much, its name, where, and how."""
     for key, weight in list(sums.items()):
         if key.startswith(_WEIGHT) and weight:
             name, fx, named = json.loads(key.removeprefix(_WEIGHT))
@@ -445,24 +447,23 @@ def _logged(sums: Mapping[str, Any]) -> Iterator[tuple[Any, int, str, str, dict[
 
 
 def _shown(sums: Mapping[str, Any], count: float) -> dict[str, Any]:
-    """Of a step: what training_step has logged, by its names, and what else was added up. People are shown sums divided
-    by the step's count, and a value may have been logged over something else."""
+    """Return what people see of a step: what training_step has logged, by its names, and what else was added up."""
+    # People are shown sums divided by the step's count, and a value may have been logged over something else.
     added = {key: value for key, value in sums.items() if not key.startswith((_SUM, _WEIGHT))}
     return {**added, **{name: mean * count for mean, _, name, _, _ in _logged(sums)}}
 
 
 class _Progress:
-    """What of the Trainer must be the same on all workers, on one that joins, and after a restart.
+    """The Trainer's state that must be the same on all workers, on one that joins, and after a restart.
 
     is_looping  this process has begun to train
-
-    The results lie behind a function: modules that an object in `extra=` holds are the run's, and a metric's are not.
     """
 
     counts_before_steps = True  # see SinceBoundary
 
     def __init__(self, trainer: Any, results: _StepResults) -> None:
         self._trainer = trainer
+        # Behind a function: modules that an object in `extra=` holds are the run's, and a metric's are not.
         self._results: Callable[[], _StepResults] = lambda: results
         self.is_looping = False
 
@@ -485,7 +486,7 @@ class _Progress:
         }
 
     def _of_hooks(self) -> dict[str, Any]:
-        """What the hooks of module and callbacks add to a checkpoint, as a file of Lightning's would have it."""
+        """Return what the hooks of module and callbacks add to a checkpoint, as a file of Lightning's would have it."""
         trainer, module = self._trainer, self._trainer.lightning_module
         if not _keep_more(trainer):
             return {}
@@ -500,6 +501,7 @@ class _Progress:
         }
 
     def _take_hooks(self, saved: dict[str, Any], callbacks: dict[str, Any]) -> None:
+        """Hand the hooks of module and callbacks a checkpoint with what `_of_hooks` gave."""
         trainer, module = self._trainer, self._trainer.lightning_module
         if not saved:
             return
@@ -542,7 +544,7 @@ class _Progress:
         self._results().load_state_dict(saved["logged"])
 
         def reset() -> None:
-            """Once in place of the epoch loop's own, which takes a resumed epoch for one that broke off."""
+            """Stand in once for the epoch loop's own, which takes a resumed epoch for one that broke off."""
             del epoch.reset
             epoch.restarting = epoch.val_loop.restarting = False
 
@@ -550,13 +552,13 @@ class _Progress:
 
 
 def _keep_more(trainer: Any) -> bool:
-    """Whether a hook that adds to checkpoints is anybody's own."""
+    """Tell whether the module or a callback has a hook of its own that adds to checkpoints."""
     of_callbacks = any(is_overridden("on_save_checkpoint", one, parent=Callback) for one in trainer.callbacks)
     return of_callbacks or is_overridden("on_save_checkpoint", trainer.lightning_module)
 
 
 def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, arguments: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what cannot be carried."""
+    """Raise ConfigError for what a run cannot carry exactly."""
     module = trainer.lightning_module
     sampler = getattr(loader, "sampler", None)
     sampled = None if type(sampler) is SequentialSampler else other_than_shuffle(sampler)
@@ -602,7 +604,7 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
 
 
 def _check_before(trainer: Any) -> None:
-    """Raises ConfigError for what would train by itself before the run begins."""
+    """Raise ConfigError for what would train by itself before the run begins."""
     for found, refused, instead in (
         ("a LearningRateFinder", _has(trainer, LearningRateFinder), "find it without the strategy, before the run"),
         ("a BatchSizeFinder", _has(trainer, BatchSizeFinder), "micro_batch_size bounds memory"),

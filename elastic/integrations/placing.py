@@ -1,6 +1,4 @@
-"""What frameworks ask before there is a run: this worker's device, how many steps an epoch has, what cannot go on, and
-which of a run's arguments they take.
-"""
+"""Answers what frameworks ask before there is a run: devices, steps of an epoch, which arguments a run takes."""
 
 from __future__ import annotations
 
@@ -23,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def own_device(given: torch.device | str | None) -> torch.device:
-    """The same, or of "cuda" this worker's own GPU; workers beyond their number share them. None: a GPU where there is
-    one, as `accelerator="auto"` has it, else the CPU."""
+    """Return the device; of "cuda" this worker's own GPU, which workers beyond their number share.
+
+    None is a GPU where there is one, as `accelerator="auto"` has it, else the CPU.
+    """
     device = torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
     if str(device) == "cuda":
         return torch.device("cuda", environment.local_rank() % max(1, torch.cuda.device_count()))
@@ -32,7 +32,7 @@ def own_device(given: torch.device | str | None) -> torch.device:
 
 
 def place_before_views() -> tuple[int, int]:
-    """(rank, local rank) of this process before it is in a run's view, for what a script prints, or makes, first.
+    """Return this process's (rank, local rank) before it is in a view, for what a script prints, or makes, first.
 
     `elastic run` gives no ranks: there each node's first worker has rank 0, and no replacement, which comes while
     others print and log.
@@ -44,7 +44,7 @@ def place_before_views() -> tuple[int, int]:
 
 
 def check_device(run: Run, device: torch.device, whose: str) -> None:
-    """Raises ConfigError where the run trains on another device than a framework, of this name, computes on."""
+    """Raise ConfigError where the run trains on another device than a framework, `whose` name it is, computes on."""
     if (run.device.type, run.device.index or 0) != (device.type, device.index or 0):
         raise ConfigError(
             f"the run trains on {run.device}, and {whose} computes on {device}; expected one device\n"
@@ -54,7 +54,7 @@ def check_device(run: Run, device: torch.device, whose: str) -> None:
 
 
 def steps_per_epoch(dataset: Any, *, batch_size: int, drops: bool, order: Order | None) -> int:
-    """As DataPlan counts them. Raises ConfigError for an order that does not fit."""
+    """Count an epoch's steps as DataPlan does. Raises ConfigError for an order that does not fit."""
     last_batch = "drop" if drops else "short"
     sizes = Sizes(dataset_length=len(dataset), batch_size=batch_size, last_batch=last_batch, seed=0)
     length = (order or Shuffled()).for_run(sizes).length
@@ -62,7 +62,7 @@ def steps_per_epoch(dataset: Any, *, batch_size: int, drops: bool, order: Order 
 
 
 def other_than_shuffle(sampler: Any) -> str | None:
-    """In words, a sampler that does more than to visit each example once an epoch, at random; None: it does that."""
+    """Name a sampler that does more than to visit each example once an epoch, at random; None: it does that."""
     kind = type(sampler).__name__
     if type(sampler) is not RandomSampler and kind != "SeedableRandomSampler":  # the latter is accelerate's
         return f"a {kind}"
@@ -72,13 +72,13 @@ def other_than_shuffle(sampler: Any) -> str | None:
 
 
 def passes_over(arguments: Mapping[str, Any]) -> bool:
-    """Whether these of a Run's pass bad steps over, which a trainer would count all the same. Raises ConfigError."""
+    """Tell whether a Run of these passes bad steps over, which a trainer would count as steps. Raises ConfigError."""
     rule = parse(arguments.get("on_bad"))
     return rule is not None and rule.action != "stop"
 
 
 def check_arguments(given: Mapping[str, Any], run: type, *, whose: str, decided: Mapping[str, str]) -> None:
-    """Raises ConfigError for what is none of a run's arguments, or is not for a trainer.
+    """Raise ConfigError for what is none of a run's arguments, or is not for a trainer.
 
     whose    what they were given to
     decided  what the trainer decides itself -> where that is said
@@ -98,7 +98,7 @@ def check_arguments(given: Mapping[str, Any], run: type, *, whose: str, decided:
 
 
 def warn_of_nobody_followed(name: str) -> bool:
-    """True: once is enough."""
+    """Warn that `follow` was not called; return True: once is enough."""
     warnings.warn(
         f"{name}.follow(run) was not called, so who is the main process does not follow the run: where that worker is "
         f"lost, nobody prints, logs and saves\n  next   call {name}.follow(run) first in the run's with-block",

@@ -63,7 +63,7 @@ class Synced:
         self._add: Callable[[Mapping[str, Any]], None] | None = None
 
     def follow(self, run: Run) -> None:
-        """Counts what that run applies. Raises ConfigError where the run was not handed it."""
+        """Count what that run applies. Raises ConfigError where the run was not handed it."""
         own = next((name for name, one in run.extra.items() if one is self), None)
         if own is None:
             raise ConfigError(
@@ -86,23 +86,23 @@ class Synced:
         run.on_apply(applied)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """In the loop's body, before `backward`: as the metric's own, and with the same arguments."""
+        """Count examples as the metric's own does, with the same arguments; in the loop's body, before `backward`."""
         self._take(*args, **kwargs)
         self._put(self._totals)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `update`; returns the metric of these alone, which are this worker's."""
+        """Count as `update` does; return the metric of these alone, which are this worker's."""
         self._take(*args, **kwargs)
         alone = self._metric.clone().compute()
         self._put(self._totals)
         return alone
 
     def compute(self) -> Any:
-        """Over all examples of the steps that were applied since `reset`."""
+        """Return the metric over all examples of the steps that were applied since `reset`."""
         return self._metric.compute()
 
     def reset(self) -> None:
-        """Between two steps, on all workers."""
+        """Forget what was counted. Call it between two steps, on all workers."""
         self._metric.reset()
         self._totals = self._now()
 
@@ -114,7 +114,7 @@ class Synced:
         self._put(self._totals)
 
     def _take(self, *args: Any, **kwargs: Any) -> None:
-        """Leaves in the metric what these alone come to."""
+        """Add what these arguments alone come to to the step's sums, and leave it in the metric. Raises ConfigError."""
         if self._add is None:
             raise ConfigError(
                 f"Synced({type(self._metric).__name__}) follows no run, and would count this worker's shares alone\n"
@@ -133,7 +133,7 @@ class Synced:
 
 
 def _states(metric: torch.nn.Module) -> Iterator[tuple[str, torchmetrics.Metric, str]]:
-    """(path, metric, name) of the states of a metric and of those in it. Raises ConfigError for one that is no sum."""
+    """Yield (path, metric, name) of the states of a metric and of those in it. Raises ConfigError if one is no sum."""
     for path, one in metric.named_modules():
         if not isinstance(one, torchmetrics.Metric):
             continue

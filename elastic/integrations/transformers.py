@@ -67,7 +67,7 @@ else:
 
 
 class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
-    """What ElasticTrainer has, for a Trainer of one's own: `class Mine(ElasticMixin, transformers.Seq2SeqTrainer)`.
+    """ElasticTrainer's part of a Trainer of one's own: `class Mine(ElasticMixin, transformers.Seq2SeqTrainer)`.
 
     Args:
         elastic: Of elastic.Run, see ElasticTrainer.
@@ -99,7 +99,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         self.callback_handler.callbacks.insert(0, self._follower)  # before those who read the state
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See transformers.Trainer.train. The run resumes by itself: `resume_from_checkpoint` is refused."""
+        """Train as transformers.Trainer does. The run resumes by itself: `resume_from_checkpoint` is refused."""
         if args or kwargs.get("resume_from_checkpoint") or kwargs.get("trial"):
             raise ConfigError(
                 "train() was given a checkpoint or a trial, and a run goes on from what it saved itself\n"
@@ -120,7 +120,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
-        """Gives steps of the run instead of batches. Raises ConfigError for a sampler of one's own."""
+        """Return a loader of the run's steps instead of batches. Raises ConfigError for a sampler of one's own."""
         loader = super().get_train_dataloader()
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if (found := other_than_shuffle(sampler)) is not None:
@@ -132,6 +132,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return self._steps
 
     def _init_training_state(self, max_steps: int, per_epoch: int, *args: Any) -> tuple[int, int]:
+        """Make the run and enter it; return the epoch to go on in, and 0. Raises ConfigError."""
         super()._init_training_state(max_steps, per_epoch, *args)
         steps = self._steps
         if steps is None:
@@ -164,7 +165,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return run.step_index // per_epoch, 0
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Optimizer and scheduler are the run's by now; an override makes others, unless it looks for them."""
+        """Prepare with the run's optimizer and scheduler: an override would make others, unless it looks for them."""
         made = {
             "create_optimizer": lambda *_, **__: self.optimizer,
             "create_scheduler": lambda *_, **__: self.lr_scheduler,
@@ -177,7 +178,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
                 del self.__dict__[name]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """All of this worker's shares of a step; returns the loss of the whole step."""
+        """Pass all of this worker's shares of a step; return the loss of the whole step. Raises StepError."""
         run, step = self.run, inputs["step"]
         assert run is not None
         step.show_sums(_shown)
@@ -189,7 +190,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return torch.tensor(run.sums["loss"] / run.count, device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Raises StepError in a batch, where each worker would log its own shares."""
+        """Log as the Trainer does. Raises StepError in a batch, where each worker would log its own shares."""
         if self._progress.batch is not None:
             raise StepError(
                 f"log() was called in a batch, with {', '.join(logs)}: each worker would log its own shares\n"
@@ -199,7 +200,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         super().log(logs, *args, **kwargs)
 
     def _items(self, batch: Any) -> int:
-        """What a batch's loss is a mean over: its targets that are not left out, or, without labels, its examples.
+        """Count what a batch's loss is a mean over: targets that are not left out or, without labels, its examples.
 
         The Trainer counts for models whose loss takes the count. What another model's loss is a mean over shows in the
         loss itself, see `_is_apart`.
@@ -218,7 +219,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return labels[..., 1:] if self._loss_shifts_labels and "shift_labels" not in batch else labels
 
     def _is_apart(self, loss: torch.Tensor, batch: Any, items: int) -> bool:
-        """Whether the loss is a mean over something else than so many items, or may be."""
+        """Tell whether the loss is a mean over something else than so many items, or may be."""
         if self._count is not None:
             return False
         if told := mean_over(loss):
@@ -228,23 +229,23 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return not divides and targets is not None and bool(targets.eq(_LEFT_OUT).any())
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Of the whole step's inputs, on whatever worker they were computed."""
+        """Estimate the operations on the whole step's inputs, on whatever worker they were computed."""
         name = getattr(self.model, "main_input_name", "input_ids")
         elements = 0 if self.run is None else int(self.run.sums.get(_ELEMENTS, 0))
         return int(super().floating_point_ops({name: torch.empty(elements, device="meta")}))
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """By the norm of the step's exact gradients, also on a worker that took the step over."""
+        """Clip by the norm of the step's exact gradients, also on a worker that took the step over."""
         norm = self._progress.norm()
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, torch.tensor(norm))
         return norm
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """See _clip_grad_norm."""
+        """Return the norm of the step's exact gradients, see _clip_grad_norm."""
         return self._progress.norm()
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Where it is about the loss alone, the workers share the examples; metrics of one's own see all of them."""
+        """Share the examples among workers where it is about the loss alone; metrics of one's own see all of them."""
         run = self.run
         if run is None or not self._progress.is_looping:
             return super().evaluation_loop(dataloader, *args, **kwargs)
@@ -267,7 +268,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))
 
     def _evaluate(self, *args: Any, skip_scheduler: bool = False) -> Any:
-        """`eval_on_start` is of the run's start, and not of a process that goes on or joins: what it gave is there."""
+        """Evaluate, but for `eval_on_start` in a process that goes on or joins: what it gave at the start is there."""
         run = self.run
         assert run is not None
         if skip_scheduler and (run.step_index or self.state.log_history):
@@ -275,7 +276,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return super()._evaluate(*args, skip_scheduler=skip_scheduler)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """One worker writes it; all go on when it is there, and know where it lies."""
+        """Write a checkpoint on one worker; all go on when it is there, and know where it lies."""
         run, state = self.run, self.state
         assert run is not None
 
@@ -291,7 +292,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         state.best_model_checkpoint = best
 
     def _finalize_training(self, *args: Any) -> Any:
-        """Leaves the run first: its last save is of the weights that were trained, not of the best."""
+        """Leave the run first: its last save is of the weights that were trained, not of the best."""
         self._stack.close()  # the run's last save, before the best model is loaded
         self._progress.is_looping = False
         return super()._finalize_training(*args)
@@ -355,7 +356,7 @@ class _Steps:
 
 
 class _Progress:
-    """What of the Trainer must be the same on all workers, on one that joins, and after a restart.
+    """The Trainer's state that must be the same on all workers, on one that joins, and after a restart.
 
     batch       in hand
     is_looping  the Trainer is in its loop
@@ -373,13 +374,13 @@ class _Progress:
         self.is_looping = False
 
     def shares(self, step: PlainStep) -> Iterator[Any]:
-        """This worker's, while they are in hand."""
+        """Yield this worker's shares of a step, each while it is in hand."""
         for self.batch in step:
             yield self.batch
         self.batch = None
 
     def counting(self, backward: Any) -> Any:
-        """`backward`, before which the loss is added to the run's sums."""
+        """Return a `backward` that first adds the loss to the run's sums."""
 
         def adds(loss: torch.Tensor, **named: Any) -> None:
             trainer, batch = self._trainer, self.batch
@@ -395,7 +396,7 @@ class _Progress:
         return adds
 
     def norm(self) -> float:
-        """Of the step's exact gradients. A worker that took the step over has none, and got their norm with it."""
+        """Return the norm of the step's exact gradients. A worker that took the step over got it with the step."""
         run = self._trainer.run
         if run.updating and (self._norm is None or self._norm[0] != run.step_index):
             gradients = [one.grad for one in self._trainer.model.parameters() if one.grad is not None]
@@ -403,6 +404,7 @@ class _Progress:
         return 0.0 if self._norm is None else self._norm[1]
 
     def begin_loop(self) -> None:
+        """Give the Trainer, as its loop begins, the loss and the counters that the run carries."""
         trainer = self._trainer
         loss, trainer._total_loss_scalar, trainer._globalstep_last_logged, trainer.current_flos = self._loss
         trainer._tr_loss = torch.tensor(loss, device=trainer.args.device)
@@ -443,11 +445,12 @@ class _Progress:
         self._loss = tuple(saved["loss"])
 
     def _log_history(self) -> str:
-        """As JSON lines, without what differs from run to run. Of a long one only what is new is turned into text."""
+        """Return the log history as JSON lines, without what differs from run to run."""
         history = self._trainer.state.log_history or []
         if len(history) < len(self._logged):
             self._logged = []
         if len(history) > len(self._logged) or not history:
+            # Of a long history only what is new is turned into text.
             for entry in history[len(self._logged) :]:
                 lasting = {name: value for name, value in entry.items() if not name.endswith(_RUNNING_TIMES)}
                 self._logged.append(json.dumps(lasting, default=float))
@@ -460,13 +463,13 @@ class _Progress:
 
 
 def _of_trainer(state: dict[str, Any]) -> dict[str, Any]:
-    """The trainer's part of what `_Progress.state_dict` gives; runs saved before 2026-11-24 call it by another name."""
+    """Return the trainer's part of what `_Progress.state_dict` gives; before 2026-11-24 it had another name."""
     saved: dict[str, Any] = json.loads(state["trainer"] if "trainer" in state else state["told"])
     return saved
 
 
 def _shown(sums: Mapping[str, Any], _: float) -> dict[str, Any]:
-    """Of a step: what the Trainer adds up for itself is no curve for people."""
+    """Return a step's sums for people, without what the Trainer adds up for itself."""
     return {name: value for name, value in sums.items() if name not in (_APART, _ELEMENTS)}
 
 
@@ -493,7 +496,7 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
         self._aside: list[TrainerCallback] = []
 
     def put_aside(self) -> None:
-        """As the run begins."""
+        """Take bars, prints and loggers from whoever is not the coordinator, as the run begins."""
         handler = self._trainer.callback_handler
         if not self._trainer.run.is_coordinator:
             self._aside = [one for one in handler.callbacks if type(one).__module__ in _REPORTS or type(one) in _DRAW]
@@ -508,11 +511,12 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
         self._follow(args, state, control, named)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """The Trainer counts an epoch's steps from where this process began."""
+        """Set the epoch, as the Trainer counts an epoch's steps from where this process began."""
         state.epoch = state.global_step / len(self._trainer._steps)
         self._follow(args, state, control, named)
 
     def _follow(self, args: Any, state: Any, control: Any, named: dict[str, Any]) -> None:
+        """Tell the Trainer whether this is the main process; who becomes it has what was put aside begin."""
         trainer = self._trainer
         state.is_world_process_zero = state.is_local_process_zero = trainer.run.is_coordinator
         if self._aside and trainer.run.is_coordinator:
@@ -523,13 +527,13 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
 
 
 def _check_handler(args: transformers.TrainingArguments) -> None:
-    """Raises ConfigError where the Trainer would take SIGTERM's handler."""
+    """Raise ConfigError where the Trainer would take SIGTERM's handler."""
     if args.enable_jit_checkpoint:
         raise _refusal("enable_jit_checkpoint", "leave it out: elastic run saves on a notice")
 
 
 def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what cannot be carried."""
+    """Raise ConfigError for what a run cannot carry exactly."""
     if missing := [name for name in ("url", "virtual_workers") if name not in elastic]:
         raise ConfigError(
             f"elastic={{...}} lacks {', '.join(missing)}\n"
@@ -580,6 +584,7 @@ def _set_up_alone(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _train_together(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Train, but raise ConfigError for a Trainer that would train by itself in each of several workers."""
     if environment.is_one_of_several() and not isinstance(self, ElasticMixin):
         raise ConfigError(
             f"a {type(self).__name__} is no ElasticTrainer, and elastic.integrations.transformers is imported: each "

@@ -23,7 +23,7 @@ _GRADIENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
 def quantity(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, of one of units.py."""
+    """Make a reader of units.py one for argparse, which shows its errors."""
 
     def typed(text: str) -> T:
         try:
@@ -35,7 +35,7 @@ def quantity(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def link(text: str) -> Link:
-    """300GB/s:1us"""
+    """Read a link such as 300GB/s:1us. Raises ConfigError."""
     bandwidth, _, latency = text.partition(":")
     found = Link(units.rate(bandwidth), units.seconds(latency) if latency else 0.0)
     if found.bandwidth < 1:
@@ -44,7 +44,7 @@ def link(text: str) -> Link:
 
 
 def upload(text: str) -> float:
-    """Bytes per second."""
+    """Read a rate of uploads, in bytes per second. Raises ConfigError where it is too low to save anything."""
     found = units.rate(text)
     if found < 1:
         raise ConfigError(f"{text!r}: nothing is ever saved at that; expected 1B/s or more, such as 1GB/s")
@@ -117,7 +117,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, *, drawn: str) -> None:
-    """drawn: what --plot shows"""
+    """Add --json and --plot. drawn: what --plot shows."""
     parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"write a page that draws {drawn}: .html")
 
@@ -129,7 +129,7 @@ def check_plot(given: argparse.Namespace) -> None:
 
 
 def figures_of(given: argparse.Namespace) -> Figures:
-    """Raises ConfigError."""
+    """Return the measured figures, and what was given instead. Raises ConfigError."""
     found = dict(measured.read(given.figures))
     if given.upload is not None:
         found["upload_bytes_per_s"] = measured.Figure(given.upload, "--upload", "given")
@@ -137,7 +137,7 @@ def figures_of(given: argparse.Namespace) -> Figures:
 
 
 def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int) -> Job:
-    """Raises ConfigError for what is missing, and for what cannot be."""
+    """Return the job that the flags describe. Raises ConfigError for what is missing, and for what cannot be."""
     for name in ("nodes", "per_node", "nodes_min", "adapters"):
         if getattr(given, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(given, name)}; expected 1 or more")
@@ -184,7 +184,7 @@ def job_of(given: argparse.Namespace, figures: Figures, *, virtual_workers: int)
 
 
 def fleets_of(given: argparse.Namespace, names: Sequence[str]) -> list[recorded.Trace]:
-    """As they were recorded, or one drawn. Raises ConfigError."""
+    """Return fleets as they were recorded, or one drawn. Raises ConfigError."""
     if given.lifetime is None:
         return [recorded.read(name) for name in given.trace or names]
     if given.trace:

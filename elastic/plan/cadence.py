@@ -35,7 +35,7 @@ _MATERIAL = 0.25
 
 
 class Bound(Enum):
-    """What decided an interval."""
+    """The rule that decided an interval."""
 
     UNMEASURED = "unmeasured"
     OPTIMUM = "optimum"
@@ -45,22 +45,22 @@ class Bound(Enum):
 
 @dataclass(frozen=True)
 class Losses:
-    """What a run has seen: `count` losses that cost a reload, in `observed_s` seconds of being there."""
+    """The losses that a run has seen: `count` that cost a reload, in `observed_s` seconds of being there."""
 
     count: int = 0
     observed_s: float = 0.0
 
     @property
     def mean_s(self) -> float:
-        """Seconds between two, as expected from the prior and what was seen."""
+        """Return the seconds between two losses, as expected from the prior and what was seen."""
         return (PRIOR_S + self.observed_s) / (PRIOR_LOSSES + self.count)
 
     def after(self, seconds: float) -> Losses:
-        """So much later, and nothing was lost."""
+        """Return what is known so much later, when nothing was lost."""
         return Losses(self.count, self.observed_s + max(0.0, seconds))
 
     def resumed(self, *, claims: int, in_order: bool) -> Losses:
-        """What a start knows that goes on from a checkpoint which says `self`.
+        """Return what a start knows that goes on from a checkpoint which says `self`.
 
         claims    how many claims were taken since that checkpoint's, this start's too: each is a start that went on
                   from it, and all but this one were lost before they saved
@@ -69,12 +69,12 @@ class Losses:
         return Losses(self.count + max(0, claims - (1 if in_order else 0)), self.observed_s)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the losses as JSON has them."""
         return {"count": self.count, "observed_s": self.observed_s}
 
     @classmethod
     def from_document(cls, document: Any) -> Losses:
-        """What `document` gave; of what is none, nothing was seen."""
+        """Read what `document` gave; of what is none, nothing was seen."""
         if not isinstance(document, dict):
             return cls()
         count, observed_s = document.get("count"), document.get("observed_s")
@@ -85,14 +85,14 @@ class Losses:
 
 @dataclass(frozen=True)
 class Interval:
-    """seconds: of training, from the end of one save's stall to the begin of the next   reason: in words"""
+    """An interval and its reason. seconds: of training, from the end of one save's stall to the begin of the next."""
 
     seconds: float
     bound: Bound
     reason: str
 
     def differs(self, other: Interval) -> bool:
-        """Enough to tell somebody."""
+        """Tell whether the interval is so different that somebody should know."""
         far = abs(math.log(self.seconds / other.seconds)) > math.log1p(_MATERIAL)
         return far or self.bound is not other.bound
 
@@ -105,7 +105,7 @@ def decide(
     at_risk_max_s: float = AT_RISK_MAX_S,
     save_costs_s: float = 0.0,
 ) -> Interval:
-    """The interval to save at.
+    """Decide the interval to save at.
 
     Args:
         stall_s: Seconds that training stands still for a save; None: not measured yet.
@@ -135,7 +135,7 @@ def decide(
 
 
 def young_s(stall_s: float, mean_s: float) -> float:
-    """The interval that wastes least, to first order: sqrt(2 C M), in seconds of training between two saves.
+    """Return the interval that wastes least, to first order: sqrt(2 C M), in seconds of training between two saves.
 
     Args:
         stall_s: C, seconds that training stands still for a save; writing in the background does not count.
@@ -148,7 +148,7 @@ def young_s(stall_s: float, mean_s: float) -> float:
 
 
 def daly_s(stall_s: float, mean_s: float) -> float:
-    """As `young_s`, for lifetimes that are exponential, to higher order in C / M.
+    """Return what `young_s` does, for lifetimes that are exponential, to higher order in C / M.
 
     Valid while C < 2 M, within a few parts in a thousand of the least waste; beyond it is M.
     Source: Daly (2006), doi:10.1016/j.future.2004.11.016, whose figures 3 to 5 are in tests/pure/test_cadence.py
@@ -160,7 +160,7 @@ def daly_s(stall_s: float, mean_s: float) -> float:
 
 
 def waste(interval_s: float, *, stall_s: float, mean_s: float, reload_s: float = 0.0, durable_s: float = 0.0) -> float:
-    """The share of a run's time, 0 to 1, that does not become steps which last, for exponential lifetimes.
+    """Return the share of a run's time, 0 to 1, that does not become steps which last, for exponential lifetimes.
 
     Args:
         interval_s: Training between two saves, in seconds.

@@ -18,30 +18,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """Between two workers. bandwidth: bytes per second, of each direction   latency_s: of one message"""
+    """A link between two workers. bandwidth: bytes per second, of each direction; latency_s: of one message."""
 
     bandwidth: float
     latency_s: float
 
 
 def reduce_scatter_s(nbytes: float, workers: int, link: Link) -> float:
-    """Seconds until each of a ring's K workers holds a Kth of the sum of `nbytes` bytes: K - 1 messages of a Kth.
+    """Return the seconds until each of a ring's K workers holds a Kth of the sum of `nbytes` bytes.
 
-    An all-gather back takes as long.
+    These are K - 1 messages of a Kth. An all-gather back takes as long.
     """
     hops = workers - 1
     return hops / workers * nbytes / link.bandwidth + hops * link.latency_s
 
 
 def ring_s(nbytes: float, workers: int, link: Link) -> float:
-    """Seconds of a ring all-reduce of `nbytes` bytes over `workers` workers; 0 for one."""
+    """Return the seconds of a ring all-reduce of `nbytes` bytes over `workers` workers; 0 for one."""
     return 2 * reduce_scatter_s(nbytes, workers, link)
 
 
 def hierarchical_s(nbytes: float, nodes: int, per_node: int, inside: Link, across: Link) -> float:
-    """Seconds of a reduce-scatter inside every node, an all-reduce across nodes of each worker's piece, and an
-    all-gather inside.
+    """Return the seconds of an all-reduce that adds up inside every node first.
 
+    It is a reduce-scatter inside, an all-reduce across nodes of each worker's piece, and an all-gather inside.
     nbytes    of the sum
     per_node  workers of a node
     across    of one worker, while all workers of its node send
@@ -51,7 +51,7 @@ def hierarchical_s(nbytes: float, nodes: int, per_node: int, inside: Link, acros
 
 
 def exposed_s(communication_s: float, compute_s: float, overlap: float) -> float:
-    """Seconds of communication that computing does not hide.
+    """Return the seconds of communication that computing does not hide.
 
     overlap  the share of `compute_s`, 0 to 1, during which gradients can travel: 0, none; a backward pass is two thirds
     """
@@ -59,5 +59,5 @@ def exposed_s(communication_s: float, compute_s: float, overlap: float) -> float
 
 
 def efficiency(communication_s: float, compute_s: float, overlap: float = 0.0) -> float:
-    """The share of a step, 0 to 1, that is computing."""
+    """Return the share of a step, 0 to 1, that is computing."""
     return compute_s / (compute_s + exposed_s(communication_s, compute_s, overlap))

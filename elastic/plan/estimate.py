@@ -17,7 +17,7 @@ from elastic.plan.trace import Trace
 
 @dataclass(frozen=True)
 class Bill:
-    """seconds: from the begin to the last step   cost: None where no price is known"""
+    """The time and price of a run. seconds: from the begin to the last step; cost: None where no price is known."""
 
     seconds: float
     node_hours: float
@@ -29,7 +29,8 @@ class Bill:
 
 @dataclass(frozen=True)
 class Estimate:
-    """
+    """What a plan says: candidates, the interval between saves, and bills on a spot fleet and on machines that stay.
+
     shares       candidates for V; the job has one of them, or another
     interval     between saves, with what the fleet's trace shows as seen
     waste        the share of the time that saves and the loss of all take then
@@ -63,7 +64,8 @@ def estimate(
     at_risk_max_s: float = AT_RISK_MAX_S,
     waits: Mapping[str, Any] | None = None,
 ) -> Estimate:
-    """
+    """Estimate what a job takes and costs on a spot fleet, and on machines that stay.
+
     fleet       limited to the nodes that take part
     prices      of a node, an hour; save_price: of a save's requests, in what the spot fleet costs, too
     waits       what else policies() takes: arrive_s, notice_s, nodes_min

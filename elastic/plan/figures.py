@@ -56,7 +56,7 @@ def defaults() -> Figures:
 
 
 def read(file: Path | None) -> Figures:
-    """The defaults, with what a file says instead. Raises ConfigError."""
+    """Return the defaults, with what a file says instead. Raises ConfigError."""
     if file is None:
         return defaults()
     try:
@@ -69,7 +69,7 @@ def read(file: Path | None) -> Figures:
 
 
 def parse(text: str, where: str) -> Figures:
-    """Raises ConfigError."""
+    """Read figures from JSON. where: its name in errors. Raises ConfigError."""
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -17,7 +17,8 @@ ADAM = 3  # copies of the parameters in a state: weights, and AdamW's two moment
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """
+    """What is to be trained, and on how many of which machines.
+
     parameters       of the model
     gradient_bytes   of a parameter's gradient, as it travels: 4 in mode "exact"
     state_bytes      of a checkpoint
@@ -44,11 +45,11 @@ class Job:
 
     @property
     def workers(self) -> int:
-        """The most that can take part."""
+        """Return the most workers that can take part."""
         return min(self.nodes * self.per_node, self.virtual_workers)
 
     def communication_s(self, workers: int) -> float:
-        """Seconds of the sum of a step's gradients over so many workers, on as few nodes as they need."""
+        """Return the seconds of the sum of a step's gradients over so many workers, on as few nodes as they need."""
         nbytes = self.parameters * self.gradient_bytes
         per_node = min(workers, self.per_node)
         nodes = ceil(workers / per_node)
@@ -57,7 +58,7 @@ class Job:
         return hierarchical_s(nbytes, nodes, per_node, self.inside, across)
 
     def compute_s(self, workers: int) -> float:
-        """Seconds that the worker with most shares computes in a step."""
+        """Return the seconds that the worker with most shares computes in a step."""
         return ceil(self.virtual_workers / workers) * self.batch_s / self.virtual_workers
 
     def step_s(self, workers: int) -> float:
@@ -66,5 +67,5 @@ class Job:
 
     @property
     def step_of_nodes_s(self) -> StepTime:
-        """Nodes -> seconds of a step."""
+        """Return a function: of so many nodes, the seconds of a step."""
         return lambda nodes: self.step_s(min(nodes * self.per_node, self.virtual_workers))

@@ -30,7 +30,7 @@ _WORKERS_MAX = 256
 
 
 def measure(file: Path, *, model: str, workers: int, storage: str | None, state_bytes: int = STATE_BYTES) -> Figures:
-    """Writes the figures to the file, too. Raises ConfigError; nothing that it started is left.
+    """Measure, write the figures to the file, and return them. Raises ConfigError; nothing that it started is left.
 
     model    "module:function", whose function gives (model, loss)
     storage  the folder in which saves are measured; None: a temporary one
@@ -63,7 +63,7 @@ def measure(file: Path, *, model: str, workers: int, storage: str | None, state_
 
 
 def _in_processes(model: str, workers: int, file: Path) -> dict[str, float]:
-    """What rank 0 of so many found."""
+    """Measure a step in so many processes; return what rank 0 found. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix="elastic-measure-") as folder, ExitStack() as ending:
         started = []
         for rank in range(workers):
@@ -99,6 +99,7 @@ def _in_processes(model: str, workers: int, file: Path) -> dict[str, float]:
 
 
 def _saves(storage: str | None, state_bytes: int, file: Path) -> dict[str, float]:
+    """Measure copies, saves, reads and plain writes of a state: the median of some rounds. Raises ConfigError."""
     draw = torch.Generator().manual_seed(0)
     state = {f"layer{n}": torch.randn(state_bytes // 4 // _TENSORS, generator=draw) for n in range(_TENSORS)}
     copies, stalls, commits, reads, writes = [], [], [], [], []

@@ -1,5 +1,6 @@
-"""One process of `elastic plan --measure`: times forward and backward passes while the others do, and all-reduces with
-them over gloo. Rank 0 prints what it found, as JSON.
+"""One process of `elastic plan --measure`: it times passes and all-reduces over gloo while the others do the same.
+
+Rank 0 prints what it found, as JSON.
 
     python -m elastic.plan.measure_worker RANK WORLD_SIZE RENDEZVOUS_FILE MODULE:FUNCTION
 """
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def _said(why: str) -> int:
-    """The exit status of a process that has nothing to measure."""
+    """Print why a process has nothing to measure; return its exit status."""
     print(why, file=sys.stderr)
     return 1
 

@@ -11,7 +11,7 @@ _WIDTH, _BATCH = 512, 256
 
 
 def perceptron() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """The model, and what computes the loss of a whole batch."""
+    """Return the model, and what computes the loss of a whole batch."""
     model = nn.Sequential(
         *(layer for _ in range(4) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())), nn.Linear(_WIDTH, 10)
     )

@@ -19,7 +19,7 @@ _SMALL, _LARGE = 256, 8 << 20  # floats
 def measured(
     model: Any, loss: Callable[[], torch.Tensor], *, rank: int, world_size: int, rendezvous: str
 ) -> dict[str, float]:
-    """Seconds, bytes a second, and `parameters`. rendezvous  a file by which the processes meet, over gloo"""
+    """Measure seconds and bytes a second, and count `parameters`. rendezvous: a file by which the processes meet."""
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size, timeout=_WITHIN
     )
@@ -47,7 +47,7 @@ def _measured(model: Any, loss: Callable[[], torch.Tensor], world_size: int) -> 
 
 
 def _median(act: Callable[[], object], times: int) -> float:
-    """Seconds, of all processes at once; the first time warms up."""
+    """Return the median of the seconds, of all processes at once; the first time warms up."""
     took_s = []
     for _ in range(times + 1):
         dist.barrier()

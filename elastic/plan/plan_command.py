@@ -33,7 +33,7 @@ It is a model: it knows what it was given and what --sources lists, not your sto
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0, or 2 for what cannot be done as asked."""
+    """Plan, or measure, and print what was found; return the exit status: 0, or 2 for what cannot be done as asked."""
     given = _parser().parse_args(argv)
     try:
         if given.measure is not None:
@@ -130,7 +130,7 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def facts(found: Estimate) -> dict[str, Any]:
-    """As JSON."""
+    """Return a plan as JSON has it."""
     return {
         "virtual_workers": found.job.virtual_workers,
         "state_bytes": found.job.state_bytes,
@@ -169,7 +169,7 @@ def _show(console: Console, found: Estimate, *, steps: int) -> None:
 
 
 def _many(count: float) -> str:
-    """124M, 1.5B: as --parameters takes it."""
+    """Write a number as --parameters takes it: 124 M, 1.5 B."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -32,7 +32,7 @@ def policies(
     notice_s: float = 0.0,
     nodes_min: int = 1,
 ) -> Sequence[Policy]:
-    """Ours comes last.
+    """Return the ways of running that are compared; ours comes last.
 
     state_bytes  of a checkpoint
     fixed_s      seconds of training between saves, where nobody tunes it

@@ -26,13 +26,13 @@ SaveEvery = int | str | Sequence[int | str]
 
 @dataclass(frozen=True)
 class TimeOfDay:
-    """Once a day, by the clock of a zone."""
+    """A time that comes once a day, by the clock of a zone."""
 
     at: time
     zone: tzinfo
 
     def passed(self, since_t: float, now_t: float) -> bool:
-        """Whether it came after `since_t` and not after `now_t`, both in unix seconds.
+        """Tell whether it came after `since_t` and not after `now_t`, both in unix seconds.
 
         Where a clock is put forward over it, it comes as much later; where it comes twice, the first time counts.
         """
@@ -49,7 +49,7 @@ class TimeOfDay:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRules:
-    """Whichever comes first.
+    """When to save: whichever comes first.
 
     steps    after every so many, counted from the run's beginning
     seconds  of training
@@ -64,7 +64,7 @@ class SaveRules:
 
     @classmethod
     def of(cls, save_every: SaveEvery) -> SaveRules:
-        """Raises ConfigError."""
+        """Read what a script gives as `save_every`. Raises ConfigError."""
         several = isinstance(save_every, Sequence) and not isinstance(save_every, (str, bytes))
         given: list[Any] = [*save_every] if several else [save_every]  # type: ignore[misc]
         if not given:

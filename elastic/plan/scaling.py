@@ -13,7 +13,8 @@ _ENOUGH, _MULTIPLES = 2.5, 6  # V is three to six times the usual fleet
 
 @dataclass(frozen=True)
 class Size:
-    """
+    """What a number of workers brings, against one worker.
+
     balance     V / (W * ceil(V / W)): the share of computing in which all workers have work
     efficiency  the share of all workers' time that one worker alone would need: it has balance in it
     """
@@ -27,12 +28,12 @@ class Size:
 
 
 def balance(shares: int, workers: int) -> float:
-    """V / (W * ceil(V / W)), 0 to 1."""
+    """Return V / (W * ceil(V / W)), 0 to 1: the share of computing in which all workers have work."""
     return shares / (workers * -(-shares // workers))
 
 
 def sizes(job: Job) -> list[Size]:
-    """Of every number of workers from 1 to the most; one alone is what the others are compared with."""
+    """Return a Size for every number of workers from 1 to the most; one alone is what the others are compared with."""
     alone_s = job.batch_s
     found = []
     for workers in range(1, job.workers + 1):
@@ -44,21 +45,21 @@ def sizes(job: Job) -> list[Size]:
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """Where efficiency over step time, that is speed-up squared over workers, is largest: with more workers, each
-    gains less than it costs.
+    """Return where efficiency over step time, that is speed-up squared over workers, is largest.
 
+    With more workers, each gains less than it costs.
     Source: Eager, Zahorjan and Lazowska (1989), doi:10.1109/12.21127
     """
     return max(found, key=lambda size: (size.speedup**2 / size.workers, -size.workers))
 
 
 def has_knee(found: Sequence[Size]) -> bool:
-    """Whether it is below the most workers."""
+    """Tell whether the knee is below the most workers."""
     return knee(found).workers < found[-1].workers
 
 
 def table_rows(found: Sequence[Size], per_node: int) -> list[Size]:
-    """Few enough for a table: all, or powers of two and whole nodes; the knee and the last one always."""
+    """Choose few enough for a table: all, or powers of two and whole nodes; the knee and the last one always."""
     if len(found) <= _SHOWN_MAX:
         return list(found)
     steps = -(-len(found) // per_node // (_SHOWN_MAX // 2)) or 1
@@ -69,7 +70,7 @@ def table_rows(found: Sequence[Size], per_node: int) -> list[Size]:
 
 @dataclass(frozen=True)
 class Shares:
-    """A candidate for V. balance: the mean over the fleet's time   worst: of a size that it has for long"""
+    """A candidate for V. balance: the mean over the fleet's time; worst: of a size that it has for long."""
 
     virtual_workers: int
     balance: float
@@ -77,7 +78,7 @@ class Shares:
 
 
 def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> list[Shares]:
-    """For each multiple of the most workers, the V near it that suits the fleet best, in mean over its time.
+    """Return, for each multiple of the most workers, the V near it that suits the fleet best, in mean over its time.
 
     seconds_by_workers  how long the fleet has so many
     """
@@ -98,8 +99,8 @@ def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> lis
 
 
 def suggest(found: Sequence[Shares], workers_max: int) -> Shares:
-    """The smallest V from three times the most workers on that is within a hundredth of the best. V is chosen once,
-    and the next fleet is another one; but each share is a forward and a backward pass of its own."""
+    """Return the smallest V, of some three times the most workers on, that is within a hundredth of the best."""
+    # V is chosen once, and the next fleet is another one; but each share is a forward and a backward pass of its own.
     enough = [one for one in found if one.virtual_workers >= _ENOUGH * workers_max] or list(found)
     best = max(one.balance for one in enough)
     return next(one for one in enough if one.balance >= best - 0.01)

@@ -33,7 +33,7 @@ It is a model: it knows what the figures that --sources lists say, and not your 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0, or 2 for what cannot be done as asked."""
+    """Simulate and print what was found; return the exit status: 0, or 2 for what cannot be done as asked."""
     parser = Parser(
         prog="elastic simulate",
         description="What becomes of a run on machines that come and go, by a discrete-event model on recorded traces.",
@@ -99,7 +99,7 @@ def _on_fleet(given: argparse.Namespace, figures: Figures, fleet: Trace) -> tupl
 
 
 def job_on(given: argparse.Namespace, figures: Figures, fleet: Trace) -> Job:
-    """The job with the V that was given, else with the one that suits the fleet. Raises ConfigError."""
+    """Return the job with the V that was given, else with the one that suits the fleet. Raises ConfigError."""
     if given.virtual_workers is not None and given.virtual_workers < 1:
         raise ConfigError(f"--virtual-workers {given.virtual_workers}; expected 1 or more")
     workers_max = given.nodes * given.per_node
@@ -118,7 +118,7 @@ def job_on(given: argparse.Namespace, figures: Figures, fleet: Trace) -> Job:
 
 
 def of_fleet(fleet: Trace, nodes_max: int, per_node: int) -> list[scaling.Shares]:
-    """Candidates for V over the sizes that a fleet visits. Raises ConfigError."""
+    """Return candidates for V over the sizes that a fleet visits. Raises ConfigError."""
     if nodes_max < 1 or per_node < 1:
         raise ConfigError(f"--nodes {nodes_max} --per-node {per_node}; expected 1 or more of each")
     seconds = {nodes * per_node: seconds for nodes, seconds in fleet.seconds_by_size().items()}
@@ -154,7 +154,7 @@ def _show(console: Console, found: Sequence[tuple[Trace, Job, list[Outcome]]], p
 
 
 def show_figures(console: Console, figures: Figures, names: Sequence[str]) -> None:
-    """Each with its meaning, and where it is from."""
+    """Print each figure with its meaning, and where it is from."""
     console.print("[bold]Measured[/bold]")
     for name in names:
         one = figures[name]
@@ -199,7 +199,7 @@ def _sources(figures: Figures) -> dict[str, Any]:
 
 
 def price_of_step(one: Outcome, price: float) -> float:
-    """Of a step that lasts. price: of a node, an hour"""
+    """Return the price of a step that lasts. price: of a node, an hour."""
     return one.node_s / 3600 * price / one.steps
 
 

@@ -35,7 +35,7 @@ StepTime = Callable[[int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a way of running does when the fleet changes.
+    """A way of running: what it does when the fleet changes, and how long that takes.
 
     survives    those who are left go on with the state that they hold; else everything goes back to the newest save
     loss_s      survivors: from a loss to the begin of the next step
@@ -71,7 +71,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Outcome:
-    """
+    """What becomes of a run on a trace, under one policy.
+
     parts      part -> seconds; see above
     steps      that last
     ideal      that the fleet could have done
@@ -95,7 +96,7 @@ class Outcome:
 
 
 def simulate(trace: Trace, policy: Policy, step_s: StepTime) -> Outcome:
-    """What the policy makes of the trace, which is already limited to the nodes that the run has room for.
+    """Simulate the policy on a trace that is already limited to the nodes that the run has room for.
 
     step_s  seconds of a step by the number of nodes, from policy.nodes_min to the trace's most
     """
@@ -132,6 +133,7 @@ class _Run:
     seen: Losses = field(default_factory=Losses)
 
     def outcome(self) -> Outcome:
+        """Go through the trace, change by change, and return what became of the run."""
         self.parts = dict.fromkeys(PARTS, 0.0)
         policy, length_s = self.policy, self.trace.length_s
         seen = self.trace.delayed(policy.arrive_s) if policy.arrive_s else self.trace
@@ -159,7 +161,7 @@ class _Run:
         )
 
     def _go_on_until(self, until_t: float) -> None:
-        """Nobody comes or goes until then."""
+        """Go on until then, as nobody comes or goes before."""
         while self.t < until_t - _EPSILON:
             if len(self.nodes) < self.policy.nodes_min:
                 self._spend("waiting", until_t)
@@ -171,7 +173,7 @@ class _Run:
         self.t = until_t
 
     def _compute(self, until_t: float) -> None:
-        """Steps until then, or until a save is due, and that save."""
+        """Compute steps until then, or until a save is due, and make that save."""
         step_s = self.step_s(len(self.nodes))
         if not self.running:
             self.running, self.saved_t = True, self.t
@@ -205,6 +207,7 @@ class _Run:
         self.interval_s = self._interval_s()
 
     def _change(self, gone: tuple[str, ...], come: tuple[str, ...]) -> None:
+        """Take out who is gone and take in who comes, at what the policy says that it costs."""
         policy = self.policy
         lost = [node for node in gone if node in self.nodes]
         for node in gone:
@@ -238,7 +241,7 @@ class _Run:
         self.owed_s, self.owed_as = max(0.0, self.policy.start_s - begun_s), "starting"
 
     def _owe(self, seconds: float, *, redo: bool) -> None:
-        """Survivors go on after so long. redo: the step in flight is computed again."""
+        """Have the survivors stand still for so long. redo: the step in flight is computed again."""
         if redo:
             self.parts["lost"] += self.in_flight_s
             self.in_flight_s = 0.0
@@ -247,7 +250,7 @@ class _Run:
         self.owed_s, self.owed_as = max(self.owed_s, seconds), "recovering"
 
     def _lose_all(self, *, saved: bool) -> None:
-        """Everything goes back to the newest save. saved: one was made in time."""
+        """Go back to the newest save. saved: one was made in time."""
         if saved:
             self.marks = [_Mark(self.t, self.steps, self.computed_s)]
         back = max((mark for mark in self.marks if mark.durable_t <= self.t + _EPSILON), key=lambda mark: mark.steps)
@@ -260,6 +263,7 @@ class _Run:
         self.owed_s = 0.0
 
     def _spend(self, part: str, until_t: float) -> float:
+        """Let the time until then pass as a part of the trace's; return how long it was."""
         spent_s = max(0.0, until_t - self.t)
         self.parts[part] += spent_s
         self.t = max(self.t, until_t)
@@ -287,8 +291,10 @@ class _Run:
 
 
 def hindsight_s(trace: Trace, policy: Policy) -> float:
-    """The interval that would have been chosen by someone who knows how often the trace takes a run of this policy back
-    to its newest save; infinite where it never does."""
+    """Return the interval for someone who knows how often the trace takes such a run back to its newest save.
+
+    It is infinite where that never happens.
+    """
     back = trace.full_losses
     if not policy.survives:
         came = sum(bool(change.come) and change.t_s > 0 for change in trace.changes) if policy.joins else 0

@@ -1,5 +1,4 @@
-"""When did machines come and go? Traces as they were recorded, or drawn from a seed; and what a run sees of them. Pure
-but for reading a file.
+"""When did machines come and go? Traces that were recorded, or drawn from a seed. Pure but for reading a file.
 
     t_s,op,node      a line of a trace: seconds since its first one, "add" or "remove", and the machine's name
 
@@ -24,7 +23,7 @@ _FOLDER = "traces"
 
 @dataclass(frozen=True)
 class Change:
-    """At t_s some nodes went, then others came. Both sorted by when they came first."""
+    """A moment at which some nodes went, then others came; both sorted by when they came first."""
 
     t_s: float
     gone: tuple[str, ...] = ()
@@ -33,7 +32,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Trace:
-    """
+    """When each machine of a fleet came and went.
+
     name      for people
     changes   by time, one for each; nobody goes who is not there
     length_s  seconds that it covers
@@ -44,7 +44,7 @@ class Trace:
     length_s: float
 
     def stretches(self) -> Iterator[tuple[float, tuple[str, ...]]]:
-        """(seconds, who was there all that time), in order; they sum to the trace's length."""
+        """Yield (seconds, who was there all that time), in order; they sum to the trace's length."""
         there: dict[str, None] = {}
         before_s = 0.0
         for change in self.changes:
@@ -58,7 +58,7 @@ class Trace:
             yield self.length_s - before_s, tuple(there)
 
     def seconds_by_size(self) -> dict[int, float]:
-        """How long there were so many nodes."""
+        """Return how long there were so many nodes, by their number."""
         found: dict[int, float] = {}
         for seconds, there in self.stretches():
             found[len(there)] = found.get(len(there), 0.0) + seconds
@@ -74,12 +74,12 @@ class Trace:
 
     @property
     def losses(self) -> int:
-        """Moments at which somebody went."""
+        """Count the moments at which somebody went."""
         return sum(bool(change.gone) for change in self.changes)
 
     @property
     def full_losses(self) -> int:
-        """Moments at which all went who had been there."""
+        """Count the moments at which all went who had been there."""
         there: set[str] = set()
         found = 0
         for change in self.changes:
@@ -89,7 +89,7 @@ class Trace:
         return found
 
     def limited(self, nodes_max: int) -> Trace:
-        """What a run sees that has room for so many: spares come in when others go."""
+        """Return what a run sees that has room for so many nodes: spares come in when others go."""
         there: dict[str, None] = {}
         taken: dict[str, None] = {}
         changes = []
@@ -107,8 +107,7 @@ class Trace:
         return replace(self, changes=tuple(changes))
 
     def delayed(self, seconds: float) -> Trace:
-        """What a run sees if every node takes so long from its coming until it can take part. Those that were there at
-        the begin were ready."""
+        """Return what a run sees if every node takes so long from its coming until it can take part."""
         moments: dict[float, tuple[list[str], list[str]]] = {}
         comes_s: dict[str, float] = {}
         for change in self.changes:
@@ -118,7 +117,7 @@ class Trace:
                 else:
                     moments[comes_s[node]][1].remove(node)
             for node in change.come:
-                comes_s[node] = change.t_s + (seconds if change.t_s > 0 else 0.0)
+                comes_s[node] = change.t_s + (seconds if change.t_s > 0 else 0.0)  # at the begin all are ready
                 moments.setdefault(comes_s[node], ([], []))[1].append(node)
         changes = tuple(
             Change(t_s, tuple(gone), tuple(come))
@@ -128,7 +127,7 @@ class Trace:
         return replace(self, changes=changes)
 
     def part(self, first: int, every: int) -> Trace:
-        """What one machine in `every` did, counted from `first` in the order in which they came first."""
+        """Return what one machine in `every` did, counted from `first` in the order in which they came first."""
         order = dict.fromkeys(node for change in self.changes for node in change.come)
         chosen = {node for number, node in enumerate(order) if number % every == first}
 
@@ -139,7 +138,7 @@ class Trace:
         return replace(self, changes=tuple(change for change in changes if change.gone or change.come))
 
     def window(self, begin_s: float, end_s: float) -> Trace:
-        """A part of it, which begins with those who were there."""
+        """Return a part of the trace, which begins with those who were there."""
         there: dict[str, None] = {}
         changes = []
         for change in self.changes:
@@ -154,13 +153,13 @@ class Trace:
 
 
 def recorded_names() -> list[str]:
-    """The names of the traces that come with this package."""
+    """Return the names of the traces that come with this package."""
     folder = resources.files(__package__) / _FOLDER
     return sorted(file.name.removesuffix(".csv") for file in folder.iterdir() if file.name.endswith(".csv"))
 
 
 def read(name: str) -> Trace:
-    """One of `recorded_names`, or a file. Raises ConfigError."""
+    """Read one of `recorded_names`, or a file. Raises ConfigError."""
     if name in recorded_names():
         return parse((resources.files(__package__) / _FOLDER / f"{name}.csv").read_text(), name)
     try:
@@ -173,7 +172,7 @@ def read(name: str) -> Trace:
 
 
 def parse(text: str, name: str) -> Trace:
-    """A trace from its lines. Raises ConfigError, which names the line."""
+    """Read a trace from its lines. Raises ConfigError, which names the line."""
     rows = csv.DictReader(text.splitlines())
     if rows.fieldnames is None:
         raise ConfigError(f"{name}: it is empty; expected a first line t_s,op,node, and a line for each change")
@@ -216,7 +215,7 @@ def parse(text: str, name: str) -> Trace:
 
 
 def draw(*, seed: int, nodes: int, lifetime_s: float, replaced_s: float, length_s: float) -> Trace:
-    """A fleet of so many nodes: a machine lives for an exponential time, and the next one comes in its place later.
+    """Draw a fleet of so many nodes: a machine lives for an exponential time; another comes in its place later.
 
     replaced_s  mean seconds until then, exponential, too
     """

@@ -23,7 +23,7 @@ _SECONDS = {"": 1.0, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0,
 
 
 def count(text: str) -> float:
-    """124M is 124e6. Raises ConfigError, as all of these do."""
+    """Read a number: 124M is 124e6. Raises ConfigError, as all of these do."""
     return _read(text, _COUNTS, "a number such as 124M or 1.5B")
 
 
@@ -32,7 +32,7 @@ def nbytes(text: str) -> float:
 
 
 def rate(text: str) -> float:
-    """Bytes per second."""
+    """Read bytes per second."""
     return _read(text, _RATES, "bytes per second such as 300GB/s or 100Gbit/s")
 
 
@@ -41,16 +41,18 @@ def seconds(text: str) -> float:
 
 
 def lifetime(text: str) -> float:
-    """Of a machine, on average."""
+    """Read how long a machine lives on average: up to ten years, where other times are bounded by one."""
     return _read(text, _SECONDS, "a time such as 6h or 30d", most=10 * YEAR_S, mosts="3650d")
 
 
 def price(text: str) -> float:
-    """Of anything, in whatever currency."""
+    """Read a price of anything, in whatever currency."""
     return _read(text, {"": 1.0}, "a price such as 0.92 or 3", most=1e9)
 
 
 def above_0(read: Callable[[str], float]) -> Callable[[str], float]:
+    """Return `read` as a reader that refuses 0."""
+
     def read_above_0(text: str) -> float:
         found = read(text)
         if not found > 0:

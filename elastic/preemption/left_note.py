@@ -14,12 +14,12 @@ class LeftNote:
         self._path = Path(path)
 
     def write(self, reason: str) -> None:
-        """Raises OSError."""
+        """Write the reason as one line, which is there whole or not at all. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")  # every node may write, into one folder
         new.write_text(" ".join(reason.split()) + "\n")
         new.replace(self._path)
 
     def remove(self) -> None:
-        """One of an earlier start. Raises OSError."""
+        """Remove the note of an earlier start. Raises OSError."""
         self._path.unlink(missing_ok=True)

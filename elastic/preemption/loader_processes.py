@@ -22,12 +22,12 @@ _as_torch_begins = signal_handling._set_worker_signal_handlers
 
 
 def stay_with_parent() -> None:
-    """All that are forked from now on, while their parent has a pipe whose children stay."""
+    """Have all that are forked from now on stay at a signal to everybody, while their parent has a pipe for that."""
     signal_handling._set_worker_signal_handlers = _begin
 
 
 def _begin() -> None:
-    """In the child."""
+    """Begin a child as torch does, and then put back the handlers that torch's have taken the place of."""
     _as_torch_begins()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         handler = signal.getsignal(number)
@@ -37,5 +37,5 @@ def _begin() -> None:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    """As torch's handler does at its parent's SIGTERM: with status 0, or the parent would raise an error for it."""
+    """End with status 0, as torch's handler does at its parent's SIGTERM: at another the parent raises an error."""
     os._exit(0)

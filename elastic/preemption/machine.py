@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Firmware:
-    """In lower case; "" for what cannot be read. xen: how Xen names this machine, where it is one of Xen's"""
+    """The names that this machine has from its firmware, and from Xen, in lower case; "" for what cannot be read."""
 
     vendor: str
     product: str
@@ -24,7 +24,7 @@ class Firmware:
 
 
 def firmware(sys: Path = Path("/sys")) -> Firmware:
-    """sys: where the kernel shows it"""
+    """Read what the firmware says. sys: where the kernel shows it."""
     dmi = sys / "class/dmi/id"
     return Firmware(
         vendor=_read(dmi / "sys_vendor"),

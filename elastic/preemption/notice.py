@@ -16,7 +16,7 @@ _SOONER_S = 2.0  # less is how whole seconds that are counted down come out, on 
 
 
 class Kind(Enum):
-    """LEAVE: the node is taken.   HINT: it may be; what is saved soon is not at risk"""
+    """The weight of a notice. LEAVE: the node is taken. HINT: it may be; what is saved soon is not at risk."""
 
     LEAVE = "leave"
     HINT = "hint"
@@ -24,7 +24,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """
+    """Word that a node must leave, or may have to.
+
     source     who says so: "ec2", "file", a signal's name
     id         tells it from others of its source; the same again is the same notice
     why        in words, for people
@@ -44,7 +45,7 @@ class Notice:
     sooner: bool = False
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds that are left, never below 0."""
+        """Return the seconds that are left, never below 0; None: nobody says."""
         return None if self.by_s is None else max(0.0, self.by_s - now_s)
 
     def sentence(self, now_s: float) -> str:
@@ -53,7 +54,8 @@ class Notice:
 
 
 def changes(before: Mapping[str, Notice], found: Iterable[Notice]) -> list[Notice]:
-    """What a source says that it did not say before; of what it did, the deadlines that have come nearer; and then,
+    """Return what a source says anew, then of what it said the deadlines that came nearer, then what it withdrew.
+
     withdrawn, what it does not say any more.
 
     before  by id
@@ -67,7 +69,7 @@ def changes(before: Mapping[str, Notice], found: Iterable[Notice]) -> list[Notic
 
 
 def in_force(before: Mapping[str, Notice], found: Iterable[Notice]) -> dict[str, Notice]:
-    """By id, each with the deadline that it was last told with."""
+    """Return the notices by id, each with the deadline that it was last told with."""
     now = {notice.id: notice for notice in found}
     return {
         id: before[id] if id in before and not _sooner(notice, before[id]) else notice for id, notice in now.items()
@@ -75,12 +77,12 @@ def in_force(before: Mapping[str, Notice], found: Iterable[Notice]) -> dict[str,
 
 
 def _sooner(notice: Notice, said: Notice) -> bool:
-    """One that is put off counts as before: what was begun on it goes on."""
+    """Tell whether the deadline came nearer. One that is put off counts as before: what was begun on it goes on."""
     return notice.by_s is not None and (said.by_s is None or notice.by_s < said.by_s - _SOONER_S)
 
 
 def by_clock_s(at_t: float, *, clock_t: float | None, wall_t: float, now_s: float, at_most_s: float) -> float:
-    """When, by time.monotonic(), somebody's clock will show `at_t`.
+    """Return when, by time.monotonic(), somebody's clock will show `at_t`.
 
     at_t       unix seconds, by that clock
     clock_t    what it shows now; None: it does not say, and this machine's wall clock stands in

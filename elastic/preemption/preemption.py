@@ -29,7 +29,7 @@ _NAMING_S = 5.0  # for those who came to say so, once somebody did not
 
 
 class Preemption:
-    """Whether this process's machine is about to be taken, and by when: for a loop that is not `elastic.Run`'s.
+    """Tells a loop that is not `elastic.Run`'s whether this process's machine is about to be taken, and by when.
 
         with elastic.Preemption() as preemption:
             for step, batch in enumerate(loader):
@@ -80,29 +80,29 @@ class Preemption:
 
     @property
     def leaving(self) -> bool:
-        """Whether this process was told to leave, or `agreed` said that another rank was. Asks nobody."""
+        """Tell whether this process was told to leave, or `agreed` said that another rank was. Asks nobody."""
         return self._notice is not None
 
     @property
     def deadline_s(self) -> float | None:
-        """How many seconds are left, 0 at least; None: nobody says, or nobody leaves."""
+        """Return how many seconds are left, 0 at least; None: nobody says, or nobody leaves."""
         notice = self._notice
         return None if notice is None else notice.left_s(time.monotonic())
 
     @property
     def who(self) -> str | None:
-        """The host that is taken, of several the first one; None: nobody leaves."""
+        """Return the host that is taken, of several the first one; None: nobody leaves."""
         notice = self._notice
         return None if notice is None else notice.node or self._node
 
     @property
     def reason(self) -> str | None:
-        """Who says so, in words; None: nobody leaves."""
+        """Return who says so, in words; None: nobody leaves."""
         notice = self._notice
         return None if notice is None else notice.why
 
     def agreed(self) -> bool:
-        """Whether any rank was told to leave: the same answer on all ranks, which call it at the same place.
+        """Tell whether any rank was told to leave: the same answer on all ranks, which call it at the same place.
 
         Where torch.distributed is not initialised it is `leaving`. Else it is an all-reduce of two numbers over a gloo
         group of its own, whatever the training uses. Once it is True it stays so, without asking.
@@ -120,7 +120,7 @@ class Preemption:
         return self._agreed is not None
 
     def exit(self, status: int = AGAIN) -> NoReturn:
-        """Ends this process, which leaves: what it held is saved, and the same command goes on from there.
+        """End this process, which leaves: what it held is saved, and the same command goes on from there.
 
         A line on standard error says why, and so does the `note`. Call it within the with-block, on every rank, instead
         of `break`, or after what has to be closed: outside it a signal that comes twice ends the process.
@@ -178,7 +178,7 @@ class Preemption:
         return hinted
 
     def _ask_others(self, own: Notice | None) -> None:
-        """Sets what all agree on."""
+        """Set what all ranks agree on. Raises RendezvousTimeout."""
         try:
             if self._group is None:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
@@ -192,7 +192,7 @@ class Preemption:
             raise self._not_all(failure) from failure
 
     def _first_of_all(self, own: Notice | None) -> Notice:
-        """The notice that leaves the least time."""
+        """Return the notice that leaves the least time, of those that any rank has."""
         now_s = time.monotonic()
         said = None if own is None else (own.left_s(now_s), own.why, own.node or self._node)
         gathered: list[Any] = [None] * dist.get_world_size()
@@ -216,7 +216,7 @@ class Preemption:
 
 
 def _missing() -> list[int]:
-    """Who does not come to say that it is here, of what torch's store tells of them: the first one."""
+    """Return who does not come to say that it is here, of what torch's store tells of them: the first one."""
     try:
         dist.destroy_process_group(dist.new_group(backend="gloo", timeout=timedelta(seconds=_NAMING_S)))
     except RuntimeError as naming:

@@ -13,7 +13,7 @@ from elastic.preemption.watcher import Watcher
 
 
 class ProcessNotices:
-    """Between `install` and `close`. Notices come in threads; what they say can be read in any.
+    """Hears notices between `install` and `close`. They come in threads; what they say can be read in any.
 
     leave  the notice to leave that gives the least time, once there is one; it stays, also if it is withdrawn
     """
@@ -28,7 +28,7 @@ class ProcessNotices:
         self._lock = threading.Lock()
 
     def install(self, tell: Callable[[Notice], None] | None = None) -> None:
-        """tell  called with each notice to leave, in the thread that it comes in"""
+        """Begin to hear notices. tell: called with each notice to leave, in the thread that it comes in."""
         self._tell = tell
         if not self._signals.install(self._on_notice) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._say(
@@ -38,12 +38,12 @@ class ProcessNotices:
         self._watcher.start()
 
     def close(self, *, gone: bool = False) -> None:
-        """See Watcher.close."""
+        """End the hearing, see Watcher.close."""
         self._signals.close()
         self._watcher.close(gone=gone)
 
     def take_hint(self) -> Notice | None:
-        """One that came since; None: none has."""
+        """Remove and return the first hint that came since; None: none has."""
         with self._lock:
             return self._hints.pop(0) if self._hints else None
 

@@ -25,7 +25,7 @@ _AUTO, _NONE = "auto", "none"
 
 
 def sources(setting: str, environ: Mapping[str, str] | None = None, *, sys: Path = Path("/sys")) -> list[Source]:
-    """A new one of each that is asked for. Raises ConfigError.
+    """Make a new source of each kind that is asked for. Raises ConfigError.
 
     environ  default: this process's; of either a source gets what it says that it reads
     sys      where the kernel shows the firmware
@@ -40,7 +40,7 @@ def sources(setting: str, environ: Mapping[str, str] | None = None, *, sys: Path
 
 
 def found_by_auto() -> str:
-    """What `auto` looks for, for people to read."""
+    """Return what `auto` looks for, for people to read."""
     kinds = [kind for kind in KINDS.values() if kind.found is not None]
     alike = ((where, [kind.name for kind in group]) for where, group in groupby(kinds, lambda kind: kind.found))
     return ", ".join(f"{', '.join(names)} ({where})" for where, names in alike)

@@ -29,13 +29,13 @@ _TWICE_S = 0.5  # launchers forward what the terminal has sent already: two SIGI
 
 
 class Interrupts:
-    """SIGINTs of one process: is one of them the second?"""
+    """Tells the second SIGINT of a process from the first, which launchers may send twice."""
 
     def __init__(self) -> None:
         self._first_s: float | None = None
 
     def is_second(self, now_s: float) -> bool:
-        """One arrives."""
+        """Count a SIGINT that arrives; tell whether it is a second one."""
         if self._first_s is None:
             self._first_s = now_s
         return now_s - self._first_s > _TWICE_S
@@ -60,7 +60,7 @@ class SignalNotices:
         self._tell: Callable[[Notice], None]
 
     def install(self, tell: Callable[[Notice], None]) -> bool:
-        """False: outside the main thread Python cannot take signals, and there will be no notices.
+        """Begin to watch; return False outside the main thread: Python cannot take signals there, and none are noticed.
 
         tell  called with each notice, in the thread that reads them
         """
@@ -102,5 +102,5 @@ class SignalNotices:
 
 
 def _is_free(number: signal.Signals) -> bool:
-    """Whether nobody has taken it, also in C, of which Python does not know (faulthandler.register)."""
+    """Tell whether nobody has taken a signal, also in C, of which Python does not know (faulthandler.register)."""
     return signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN) and number not in linux.caught_signals()

@@ -27,7 +27,8 @@ _END_S = 1.0
 
 
 class Watcher:
-    """
+    """Asks every source of a node, each in a thread of its own, and tells what is new.
+
     tell  called with each notice, in a source's thread; it must be quick
     say   called there with what people should know
     """
@@ -51,7 +52,7 @@ class Watcher:
             thread.start()
 
     def close(self, *, gone: bool = False) -> None:
-        """gone: the node has left on what was told; whoever waits for that may be told"""
+        """End the watching. gone: the node has left on what was told; whoever waits for that may be told."""
         self._end.set()
         for source in self._sources:
             in_force = self._in_force[source]

@@ -34,7 +34,7 @@ _HEADERS = {"Metadata": "true"}
 
 
 class Azure(Cloud):
-    """acknowledge: tell Azure that it need not wait, once this node has left"""
+    """Scheduled Events of Azure. acknowledge: tell Azure that it need not wait, once this node has left."""
 
     name = "azure"
     every_s = 2.0
@@ -59,7 +59,7 @@ class Azure(Cloud):
 
     @classmethod
     def of(cls, rest: str, environ: Mapping[str, str]) -> Azure:
-        """rest: its address, acknowledge, or both with a + between"""
+        """Make the source. rest: its address, acknowledge, or both with a + between."""
         address, acknowledge = rest.removesuffix("acknowledge").rstrip("+"), rest.endswith("acknowledge")
         return cls(MetadataService(address or LINK_LOCAL), acknowledge=acknowledge)
 
@@ -88,7 +88,7 @@ class Azure(Cloud):
         return said
 
     def _events(self) -> Answer | None:
-        """None: the service is being turned on."""
+        """Ask for the events; None: the service is being turned on. Raises SourceFailed."""
         self._asked_s = self._clock() if self._asked_s is None else self._asked_s
         try:
             answer = self._ask("GET", EVENTS)
@@ -109,7 +109,7 @@ class Azure(Cloud):
         return ask_each([list, *(partial(self._of_event, event, answer, name) for event in events)])
 
     def _of_event(self, event: object, answer: Answer, name: str) -> list[Notice]:
-        """Empty for what is said of other machines, or is over when it has happened."""
+        """Return an event's notice; nothing of what is said of other machines, or is over when it has happened."""
         if not isinstance(event, dict):
             raise SourceFailed(f"{EVENTS} has the event {str(event)[:80]}; expected an object")
         kind, named, id = event.get("EventType"), event.get("Resources"), event.get("EventId")
@@ -124,7 +124,7 @@ class Azure(Cloud):
         return []
 
     def _by_s(self, event: dict[str, Any], answer: Answer) -> float | None:
-        """NotBefore is empty once the event has started."""
+        """Return when an event begins, by time.monotonic(), or None. NotBefore is empty once it has started."""
         said = event.get("NotBefore")
         if said == "":
             return answer.at_s

@@ -7,7 +7,7 @@ from elastic.preemption.sources.source import Source
 
 
 class Cloud(Source):
-    """service: where it is asked"""
+    """A cloud as a source of notices. service: where it is asked."""
 
     found = "by the firmware"
 

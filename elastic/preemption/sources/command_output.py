@@ -19,11 +19,11 @@ _LOOK_S = 0.1  # whether it is still wanted
 
 
 class CommandFailed(Exception):
-    """Why, in words."""
+    """A command gave no output to go by: why, in words."""
 
 
 def output_of(command: str, *, within_s: float, wanted: Callable[[], bool] = lambda: True) -> str:
-    """Of a line for /bin/sh, which has no input and a session of its own; its errors go where this process's go.
+    """Run a line for /bin/sh, with no input and a session of its own; return what it prints. Its errors go to ours.
 
     Raises CommandFailed: it ended with another status than 0 or 1 (which is `test`'s and `grep`'s no), took too long,
     or printed too much. It is gone then.
@@ -51,7 +51,7 @@ def output_of(command: str, *, within_s: float, wanted: Callable[[], bool] = lam
 
 
 def _read(fd: int, deadline_s: float, wanted: Callable[[], bool]) -> bytes:
-    """Until its end, or one byte too many."""
+    """Read until the end, or one byte too many. Raises TimeoutError."""
     data = b""
     with selectors.DefaultSelector() as loop:
         loop.register(fd, selectors.EVENT_READ)

@@ -48,7 +48,7 @@ class Ec2(Cloud):
 
     @classmethod
     def of(cls, rest: str, environ: Mapping[str, str]) -> Ec2:
-        """rest: its address"""
+        """Make the source. rest: its address."""
         return cls(MetadataService(rest or environ.get(_ENDPOINT, "").rstrip("/") or LINK_LOCAL))
 
     @classmethod
@@ -59,7 +59,7 @@ class Ec2(Cloud):
         return ask_each([self._interruption, self._recommendation])
 
     def _interruption(self) -> list[Notice]:
-        """Whatever the action is called: EC2 says one only where it takes the instance."""
+        """Ask for the interruption. Whatever the action is called: EC2 says one only where it takes the instance."""
         if (answer := self._get(ACTION)) is None:
             return []
         said = answer.json_object(ACTION)
@@ -82,7 +82,7 @@ class Ec2(Cloud):
         return [Notice(source=self.name, id=f"rebalance {said}", kind=Kind.HINT, why=why)]
 
     def _get(self, path: str) -> Answer | None:
-        """None: there is nothing to say."""
+        """Ask with a token, twice if that is refused; None: there is nothing to say. Raises SourceFailed."""
         for _ in range(2):
             token = self._token or self._new_token()
             answer = self.service.ask("GET", path, {TOKEN_HEADER: token}, within_s=self._within_s)

@@ -16,7 +16,7 @@ _READ_MAX = 1 << 12
 
 
 class File(Source):
-    """Whatever else it holds is taken for the reason: that it is there is what counts."""
+    """A file as a source. Whatever else it holds is taken for the reason: that it is there is what counts."""
 
     name = "file"
     needs = "PATH"

@@ -37,7 +37,7 @@ class Gcp(Cloud):
 
     @classmethod
     def of(cls, rest: str, environ: Mapping[str, str]) -> Gcp:
-        """rest: its address"""
+        """Make the source. rest: its address."""
         host = environ.get(_HOST)
         return cls(MetadataService(rest or (f"http://{host}" if host else LINK_LOCAL)))
 

@@ -29,12 +29,13 @@ _READ = 4096
 
 
 class Unanswered(SourceFailed):
-    """Why, in words."""
+    """A question to the service has no answer: why, in words."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """
+    """An answer of the service.
+
     headers  by their names in lower case
     at_s     when it was here, by time.monotonic()
     clock_t  unix seconds, by the clock of whoever answered, to the second; None: it shows none
@@ -53,7 +54,7 @@ class Answer:
             return None
 
     def json_object(self, path: str) -> dict[str, Any]:
-        """What its body holds. path: of the question. Raises SourceFailed for anything else."""
+        """Return what the body holds. path: of the question. Raises SourceFailed for anything but an object."""
         try:
             said = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -64,7 +65,7 @@ class Answer:
 
 
 class MetadataService:
-    """At one address. endpoint: http://HOST[:PORT]. Raises ConfigError for anything else."""
+    """The service at one address. endpoint: http://HOST[:PORT]. Raises ConfigError for anything else."""
 
     def __init__(self, endpoint: str = LINK_LOCAL) -> None:
         self.endpoint = endpoint
@@ -86,7 +87,7 @@ class MetadataService:
     def ask(
         self, method: str, path: str, headers: Mapping[str, str], *, within_s: float, body: bytes | None = None
     ) -> Answer:
-        """Raises Unanswered."""
+        """Ask, and return the answer. Raises Unanswered."""
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", "Connection: close", "Accept: */*"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += [f"Content-Length: {len(body)}"] if body is not None else []
@@ -100,7 +101,7 @@ class MetadataService:
             raise Unanswered(f"{self.endpoint}{path}: {type(failure).__name__}: {failure}") from failure
 
     def abort(self) -> None:
-        """For good: the end of whoever asks is near."""
+        """End a question that is under way, and all later ones: the end of whoever asks is near."""
         with self._lock:
             self._aborted = True
             if self._socket is not None:
@@ -139,14 +140,14 @@ def _received(connected: socket.socket, deadline_s: float) -> bytes:
 
 
 def _is_whole(data: bytearray) -> bool:
-    """Of a service that does not hang up, as it was asked to."""
+    """Tell whether an answer is here, of a service that does not hang up, as it was asked to."""
     head, found, body = data.partition(b"\r\n\r\n")
     length = re.search(rb"\r\ncontent-length:[ \t]*(\d{1,6})[ \t]*(?:\r|$)", head, re.IGNORECASE) if found else None
     return length is not None and len(body) >= int(length[1])
 
 
 class _Bytes:
-    """What http.client takes a response from."""
+    """Bytes in the shape that http.client takes a response from."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

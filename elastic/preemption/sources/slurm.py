@@ -28,7 +28,8 @@ _WITHIN_S = 10.0
 
 
 class Slurm(Source):
-    """
+    """The end of a job of Slurm's as a source.
+
     environ  of a job: SLURM_JOB_ID
     lead_s   how long before the end to leave
     """
@@ -56,7 +57,7 @@ class Slurm(Source):
 
     @classmethod
     def of(cls, rest: str, environ: Mapping[str, str]) -> Slurm:
-        """rest: how many seconds before the end to leave"""
+        """Make the source. rest: how many seconds before the end to leave."""
         return cls(environ, lead_s=_seconds(rest) if rest else LEAD_S)
 
     @classmethod
@@ -80,7 +81,7 @@ class Slurm(Source):
         self._wanted = False
 
     def _left_s(self) -> float | None:
-        """None: as long as it likes."""
+        """Return the seconds that the job has left; None: as long as it likes. Raises SourceFailed."""
         if _JOB.fullmatch(self._job):
             try:
                 asked = f"squeue --noheader --jobs={self._job} --format=%L 2>/dev/null"
@@ -108,13 +109,13 @@ def _seconds(text: str) -> float:
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """As squeue takes it for this job alone: the id of one task of an array is that of the whole array, too."""
+    """Return the id by which squeue tells of this job alone: that of one task of an array is the whole array's, too."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def left_s(said: str) -> float | None:
-    """Of squeue's %L, a line for each component of a job: the least of what they have left.
+    """Read squeue's %L, a line for each component of a job: return the least of what they have left.
 
     Each is [days-][hours:]minutes:seconds. None: there is no limit. Raises ValueError for anything else.
     """

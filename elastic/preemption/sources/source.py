@@ -18,7 +18,7 @@ class SourceFailed(Exception):
 
 
 class PartlyFailed(SourceFailed):
-    """Some of what was asked failed, see above. heard: the notices that the rest says are in force"""
+    """Some of what was asked failed, see above. heard: the notices that the rest says are in force."""
 
     def __init__(self, why: str, heard: Sequence[Notice]) -> None:
         super().__init__(why)
@@ -26,7 +26,8 @@ class PartlyFailed(SourceFailed):
 
 
 class Source(ABC):
-    """
+    """Whoever may say that this node is taken, asked again and again.
+
     name       as in the setting
     needs      what must stand behind it there, after a colon, as the help names it; "": nothing
     variables  how the names of the environment's variables begin that it reads; it is given no others
@@ -43,29 +44,29 @@ class Source(ABC):
     @classmethod
     @abstractmethod
     def of(cls, rest: str, environ: Mapping[str, str]) -> Source:
-        """As the setting asks for it by `name` or `name:rest`. Raises ConfigError."""
+        """Make the source that the setting asks for by `name` or `name:rest`. Raises ConfigError."""
 
     @classmethod
     def is_here(cls, machine: Firmware, environ: Mapping[str, str]) -> bool:
-        """Whether auto takes it, on this machine and in this job."""
+        """Tell whether auto takes it, on this machine and in this job."""
         return False
 
     @abstractmethod
     def look(self) -> Sequence[Notice]:
-        """The notices that are in force now; the same one each time as long as it is. May wait for some seconds.
+        """Return the notices in force now; the same one each time as long as it is. May wait for some seconds.
 
         Raises SourceFailed; PartlyFailed where some of its questions were answered.
         """
 
     def gone(self, ids: Collection[str]) -> None:  # noqa: B027  # most have nobody to tell
-        """This node has left on these notices: whoever waits for that may be told. Raises SourceFailed."""
+        """Hear that this node has left on these notices: whoever waits for that may be told. Raises SourceFailed."""
 
     def abort(self) -> None:  # noqa: B027  # most are never long in a look
-        """Nobody asks any more: a look that is under way, in another thread, ends soon."""
+        """Hear that nobody asks any more: a look that is under way, in another thread, ends soon."""
 
 
 def ask_each(questions: Iterable[Callable[[], Iterable[Notice]]]) -> list[Notice]:
-    """What all of them say. Raises SourceFailed where none is answered, PartlyFailed where some are not."""
+    """Return what all of them say. Raises SourceFailed where none is answered, PartlyFailed where some are not."""
     heard: list[Notice] = []
     failures: list[Exception] = []
     answered = False

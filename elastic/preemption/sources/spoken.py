@@ -18,7 +18,7 @@ _WHY_MAX = 200
 
 
 def spoken(text: str) -> tuple[Kind, float | None, str] | None:
-    """(kind, seconds that are left, why) of its first line; None: it is none of the above."""
+    """Return (kind, seconds that are left, why) of a text's first line; None: it is none of the above."""
     line = next(iter(text.strip().splitlines()), "")
     found = _LINE.fullmatch(line)
     if found is None:
