@@ -114,7 +114,7 @@ class Buffers:
         relaid: dict[Buffer, Layout] = {}
         written: list[str] = []
         for buffer in stirred:
-            if self._overrides and self._rules.get(buffer.name) == "keep":
+            if self._overrides and self._rules.get(buffer.name) == "keep":  # it is put back, whatever it is
                 continue
             now, start = buffer.now(), buffer.start
             values[buffer] = None if now is None else now.clone()
@@ -253,12 +253,12 @@ class Buffers:
     def apply(self) -> None:
         """Give the modules the step's buffers, as the update begins: its own changes come on top."""
         self._now.close()
-        ties: dict[int, torch.Tensor] = {}
+        ties: dict[int, torch.Tensor] = {}  # what was one tensor under several names stays one
         with torch.no_grad():
             if self._sum is not None:
                 sizes = [numel for _, numel in self._moves]
                 *means, touched = torch.split_with_sizes(self._mean[: sum(sizes) + len(sizes)], [*sizes, len(sizes)])
-                self._mean[: sum(sizes)].div_(self._mean_of)
+                self._mean[: sum(sizes)].div_(self._mean_of)  # not the numbers of ranks behind
                 # what no share touched keeps its bits: a mean of equal values may round
                 moved = [
                     (buffer, mean)
@@ -287,6 +287,7 @@ class Buffers:
     # which buffers there are, and what is to become of them
 
     def _index(self) -> None:
+        """Name the buffers and their rules anew: some have come or gone."""
         self._by_name = {buffer.name: buffer for buffer in self._now.buffers}
         self._rules = {
             name: override(self._overrides, name) or default(buffer, one_share=self._one_share)

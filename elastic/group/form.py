@@ -1,8 +1,8 @@
 """A view's process group: gloo for CPU tensors, and NCCL beside it where gradients live on GPUs.
 
-What fails in it, fails as PeerLost. Groups are torch's backend classes without the global default
-group, so that a process can leave one and join the next. Their constructors are not in torch's
-documentation: this file calls gloo's and nccl.py NCCL's, and no other does; checked against torch 2.13, and
+What fails in it fails as PeerLost, or as CollectiveFailed where no peer was lost. Groups are torch's backend classes
+without the global default group, so that a process can leave one and join the next. Their constructors are not in
+torch's documentation: this file calls gloo's and nccl.py NCCL's, and no other does. Checked against torch 2.13;
 tests/processes/test_group.py notices a change.
 """
 
@@ -64,7 +64,7 @@ class Work:
         while not self._ended(_LOOK if self._severed is not None else None):
             if given_up:
                 raise PeerLost(f"the {self._what} did not end after a peer hung up", step=None, phase=self._what)
-            given_up = self._severed is not None and self._severed()
+            given_up = self._severed is not None and self._severed()  # after one look more: it may be on its way
 
     def _ended(self, within: timedelta | None) -> bool:
         """Wait `within` a time, or for good, and return whether it has ended. Raises PeerLost, CollectiveFailed."""
@@ -365,6 +365,7 @@ class _Forming:
         return self._made
 
     def _connect(self) -> DistributedGroup:
+        """Connect gloo, and NCCL on GPUs, and find the connections that are the group's own."""
         store, rank, world_size, prefix = self._store, self._rank, self._world_size, self._prefix
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         before = listening_ports()
@@ -375,7 +376,7 @@ class _Forming:
         ]
         own_ports = listening_ports() - before  # those that gloo has opened for this group
         options._timeout = self._timeout
-        leave_garbage_to_parents()
+        leave_garbage_to_parents()  # a forked child that collected a broken gloo group would crash
         gloo = ProcessGroupGloo(PrefixStore(f"{prefix}/gloo", store), rank, world_size, options)
         own_gpus: Any = None
         if self._device.type == "cuda":

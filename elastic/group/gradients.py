@@ -125,6 +125,7 @@ class GradientSum:
         return sum(total.held_bytes for total in self._totals)
 
     def close(self) -> None:
+        """Stop taking gradients as they arrive."""
         self._is_open = False
         self._hear_no_more(list(self._hooks))
 
@@ -216,7 +217,7 @@ class GradientSum:
         if piece == 0 and not onto_left:
             self._stack.append(self._partial(len(self._stack)))
         merged = merges - onto_left if piece == pieces - 1 else 0
-        self._way = self._stack[: -merged - 2 : -1]
+        self._way = self._stack[: -merged - 2 : -1]  # the topmost one, then those that it completes
         self._last = last
         self._arrived = bytearray(len(self._parameters))
         self._waits = bytearray(self._all)
@@ -262,7 +263,7 @@ class GradientSum:
             flat = total.finish()
             self._group.settle()
             if divisor != 1:
-                flat[: bucket.counts_at].div_(divisor)
+                flat[: bucket.counts_at].div_(divisor)  # not the counts
             for span, rows in zip(bucket.spans, self._gave(bucket, flat), strict=True):
                 if self._alike and rows > 0:
                     self._parameters[span.parameter].grad = results[span.parameter]
@@ -328,6 +329,7 @@ class GradientSum:
                 self._parameters[index].grad = partial.sums[index]
 
     def _take_rest(self) -> None:
+        """Take the gradients that have not been taken as they arrived."""
         if self._waits == self._all and self._look is None and self._take_all():
             self._waits = bytearray(len(self._all))
         elif any(self._waits):
@@ -341,7 +343,7 @@ class GradientSum:
         values = [p.grad for p in self._parameters if p.grad is not None]
         if not self._alike or not self._weight or len(values) < len(self._parameters):
             return False
-        there = sum(map(is_, values, self._way[0].sums))
+        there = sum(map(is_, values, self._way[0].sums))  # what autograd has added to by itself
         mixed = 0 < there < len(values) or [value.layout for value in values].count(torch.strided) < len(values)
         if mixed or any(partial.gave != self._all and any(partial.gave) for partial in self._way):
             return False

@@ -186,11 +186,13 @@ def _inside(part: range, ranges: Iterable[range]) -> list[range]:
 
 
 def _pieces(rows: Iterable[int], ranges: Iterable[range]) -> Pieces:
+    """Return these ranges of each of the rows, without empty ones."""
     rows = tuple(rows)
     return tuple(Piece(row, one.start, one.stop) for one in ranges for row in rows if len(one))
 
 
 def _joins(joins: Joins, ranges: Iterable[range]) -> tuple[tuple[Piece, Piece], ...]:
+    """Return the joins of whole rows as joins of their pieces in these ranges."""
     return tuple(
         (Piece(into, one.start, one.stop), Piece(out_of, one.start, one.stop))
         for one in ranges

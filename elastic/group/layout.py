@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-_ALIGNED = 16
+_ALIGNED = 16  # elements
 
 
 @dataclass(frozen=True)

@@ -171,13 +171,13 @@ class Snapshot:
                 tensor, start = buffer.tensor, buffer.start
                 if buffer.now() is not tensor:
                     if buffer not in self._known:
-                        buffer.forget()
+                        buffer.forget()  # a share has registered it
                     else:
                         buffer.put(tensor)
                 if tensor is None or start is None:
                     continue
                 if tensor.shape != start.shape:
-                    tensor.resize_(start.shape)
+                    tensor.resize_(start.shape)  # a share has resized it in place
                 into.append(tensor)
                 out_of.append(start)
             if into:
@@ -273,6 +273,7 @@ class Snapshot:
         return Buffer(entry.key if alone else f"{entry.root}.{entry.key}", entry)
 
     def _note_lively(self) -> None:
+        """Note the lively ones, all that kept their kind in one copy."""
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
         for buffer in self.lively:

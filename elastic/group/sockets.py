@@ -37,7 +37,7 @@ def connections(own_ports: Collection[int], peer_ports: Collection[int]) -> list
     for copy in _copies():
         try:
             ours = copy.getsockname()[1] in own_ports or copy.getpeername()[1] in peer_ports
-            copy.getpeername()
+            copy.getpeername()  # fails where the peer has reset it
         except OSError:
             ours = False
         if ours:

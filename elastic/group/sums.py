@@ -204,7 +204,7 @@ class StepSums:
     def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:
         """Return all ranks' rows, (world size, header + subtrees * width), the header's integers as raw bits."""
         width = sum(entry.width for entry in self._entries)
-        row = np.full(len(_HEADER) + max(schedule.rows) * width, NOTHING)
+        row = np.full(len(_HEADER) + max(schedule.rows) * width, NOTHING)  # which no sum notices
         row[: len(_HEADER)].view(np.int64)[:] = list(header)
         for index, part in enumerate(parts):
             self._write(row[len(_HEADER) + index * width :][:width], part)
@@ -234,7 +234,7 @@ class StepSums:
         ]
         for into, out_of in schedule.joins:
             held[into] += held[out_of]
-        total, sums, at = held[0], {}, 0
+        total, sums, at = held[0], {}, 0  # joins end with row 0
         for entry in self._entries:
             if total[at + entry.numel] > 0:
                 integral = total[at + entry.numel + 1] == 0
@@ -326,6 +326,7 @@ def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
 
 
 def _returned(values: npt.NDArray[np.float64], shape: tuple[int, ...], integral: bool) -> Any:
+    """Return a sum as the script gets it: an int, a float or a tensor."""
     if shape:
         tensor = torch.from_numpy(values.copy()).view(shape)
         return tensor.to(torch.int64) if integral else tensor

@@ -80,6 +80,7 @@ def _joins(virtual_workers: int, shares: int, parts: list[range]) -> tuple[tuple
     joins: list[tuple[int, int]] = []
 
     def join(lo: int, hi: int) -> int | None:
+        """Join what is below (lo, hi), and return the row that holds it then; None: it has no share."""
         end = min(hi, shares)
         if lo >= end:
             return None

@@ -56,7 +56,7 @@ class TreeSum(FlatSum):
         else:
             by_rank = self.empty(world_size, held, self._chunk)
             for index, row in enumerate(self.rows):
-                by_rank[:, index] = row.view(world_size, self._chunk)
+                by_rank[:, index] = row.view(world_size, self._chunk)  # chunk r goes to rank r
         self.pending = self.group.all_to_all(
             self._received.view(-1),
             by_rank.view(-1),

@@ -199,7 +199,7 @@ class Applied:
             found |= {"trained": self._set.document, "modes": self._eval}
         for name, settings in self._settings.items():
             found[name] = self._as_grouped(self._optimizers[name], settings)
-        for name in objects.keys() & self._modules().keys() - self._marked.keys():
+        for name in objects.keys() & self._modules().keys() - self._marked.keys():  # models
             found[name] = self._buffers.state(name, objects[name].state_dict())
         for name, thing in objects.items():
             if isinstance(thing, LeftOutBuffers):

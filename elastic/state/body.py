@@ -179,6 +179,7 @@ class Body:
         named = [*zip(self._set.names, self._set.parameters, strict=True)]
         for key, module in self._extra.items():
             named += [(f"{key}.{name}", parameter) for name, parameter in module.named_parameters()]
+        # a weight with several names is named by its first one, in the order of the names
         return list({id(p): name for name, p in reversed(named) if id(p) in written}.values())[::-1]
 
     def _reached(self, parameter: torch.nn.Parameter) -> None:

@@ -60,14 +60,14 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
         import torch._dynamo  # any optimizer has done so, or will
 
         if torch._dynamo.utils.counters["frames"]:
-            torch._dynamo.reset()
+            torch._dynamo.reset()  # what was compiled before had other settings
         dynamo, keep = torch._dynamo.config, self._closing
         settings = {
-            "automatic_dynamic_shapes": False,
+            "automatic_dynamic_shapes": False,  # no kernels for any size when a second one is met
             "specialize_float": True,
             "recompile_limit": max(SIZES_MAX, dynamo.recompile_limit),
             "accumulated_recompile_limit": max(_FUNCTIONS_MAX, dynamo.accumulated_recompile_limit),
-            "fail_on_recompile_limit_hit": True,
+            "fail_on_recompile_limit_hit": True,  # in place of going on uncompiled
             "suppress_errors": False,
         }
         keep.enter_context(dynamo.patch(settings))

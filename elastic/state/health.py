@@ -59,7 +59,7 @@ class Health:
 
     def went_back(self, before: Health) -> None:
         """Keep what was passed over before a rollback, which has loaded this state."""
-        self.passed, self.in_a_row = before.passed, before.in_a_row
+        self.passed, self.in_a_row = before.passed, before.in_a_row  # recent values stay as loaded
 
     def copy(self) -> Health:
         """Return a copy of what was passed over, without the recent losses and norms."""
@@ -79,7 +79,7 @@ class Health:
         """Return 63 bits of what was passed over, 0 of nothing: each exchange compares them between workers."""
         if not self.passed:
             return 0
-        return xxhash.xxh3_64_intdigest(json.dumps(self._where()).encode()) >> 1
+        return xxhash.xxh3_64_intdigest(json.dumps(self._where()).encode()) >> 1  # it travels as an int64
 
     def difference(self, other: dict[str, Any]) -> str | None:
         """Say which steps were passed over here and not in `other`, a state_dict, or the other way round."""

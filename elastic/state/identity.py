@@ -187,14 +187,14 @@ def _trained(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
 def _layers(models: Mapping[str, torch.nn.Module]) -> str:
     """Return a hash of what the layers print of themselves: dropout rates and the like have no shape."""
     printed = "\n".join(f"{key}: {model}" for key, model in models.items())
-    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", printed).encode()).hexdigest()[:16]
+    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", printed).encode()).hexdigest()[:16]  # no addresses
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Describe what an optimizer was built with; what a scheduler moves is compared by where it starts from."""
     groups = []
     for group in optimizer.param_groups:
-        moved = {"lr"} if "initial_lr" in group else set()
+        moved = {"lr"} if "initial_lr" in group else set()  # schedulers note where they start
         moved |= {"momentum", "betas"} if "max_momentum" in group else set()
         options = {name: _plain(value) for name, value in group.items() if name != "params" and name not in moved}
         groups.append(options | {"tensors": len(group["params"])})

@@ -24,7 +24,7 @@ from elastic.errors import ConfigError
 
 Action = Literal["stop", "skip", "rollback"]
 SCALE_FLOOR = 1.0
-_NORMAL = 1.4826
+_NORMAL = 1.4826  # standard deviation over median distance, where values are normal
 _LEAST_SPREAD = 0.01  # of the median
 _LOSS = "loss"
 

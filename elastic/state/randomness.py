@@ -104,7 +104,7 @@ def seed(value: int) -> None:
     check_seed(value)
     torch.set_num_threads(1)
     random.seed(value)
-    np.random.seed(value % 2**32)
+    np.random.seed(value % 2**32)  # NumPy takes no more
     torch.manual_seed(value)
 
 

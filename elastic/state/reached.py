@@ -29,7 +29,7 @@ def watch(reached: Reached) -> Callable[[], None]:
         with suppress(ValueError):
             _watching.remove(reached)
             if not _watching:
-                del torch.nn.Parameter.data
+                del torch.nn.Parameter.data  # Tensor's own is found again
 
     return unwatch
 

@@ -126,7 +126,7 @@ class Replica:
             hasher.update(json.dumps([name, normal_form(thing.state_dict(), held.append)]).encode())
             for lap, tensor in _in_turn(held, _OTHERS, step):
                 hasher.update(_window(tensor, lap))
-        return hasher.intdigest() >> 1 or 1
+        return hasher.intdigest() >> 1 or 1  # it travels as an int64
 
     def parts(self) -> dict[str, str]:
         """Return all that is compared, whole: name -> text that is equal where it is the same to the bit."""

@@ -43,7 +43,7 @@ class Rewound:
             self._noted[key] = now, 0 if now is None else now._version
             if now is None or not (whole or now.nbytes <= _COPIED_BYTES or key in self._lively):
                 continue
-            kept = before.get(key)
+            kept = before.get(key)  # its memory is used again
             if kept is None or kept.shape != now.shape or kept.dtype != now.dtype:
                 kept = torch.empty_like(now, requires_grad=False)
             self._copies[key] = kept

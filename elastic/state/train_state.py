@@ -97,7 +97,7 @@ class TrainState:
         keeps_trained  train what the script trains here, and not what the state's owner trained
         Raises ConfigError and elastic_checkpoint.StateMismatch, before any weight is touched, if one misfits.
         """
-        self.staging.join()
+        self.staging.join()  # weights are written to from here on
         tree = {"trained": self._trained.state_dict(), "modes": self.modes.state_dict(), **tree}  # older runs lack them
         document = tree["trained"]
         self._trained.make_room(document, step=step)
@@ -139,6 +139,7 @@ class TrainState:
         return [(f"{root}.{path}", module) for root, path, module in walked if root not in self._models]
 
     def _left_out(self) -> dict[str, LeftOutBuffers]:
+        """Return the buffers that the state_dicts of models and of modules in `extra=` leave out, by name."""
         models = _named("buffers", self._models)
         names = zip(models, _named("model", self._models), strict=True)
         found = {name: LeftOutBuffers(models[name], of=of) for name, of in names}

@@ -195,10 +195,11 @@ class Trained:
     def _grouped(self) -> tuple[list[int], list[torch.Tensor]]:
         """Return how many parameters each group of each optimizer has, and all of them."""
         groups = [[group["params"] for group in optimizer.param_groups] for optimizer in self._optimizers.values()]
-        sizes = [len(params) for of_one in groups for params in [of_one, *of_one]]
+        sizes = [len(params) for of_one in groups for params in [of_one, *of_one]]  # groups, then parameters in each
         return sizes, list(chain.from_iterable(chain.from_iterable(groups)))
 
     def _groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the groups of each optimizer as the numbers of their parameters."""
         if self._found is not None:
             return dict(self._found.groups)
         index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
