@@ -18,10 +18,7 @@ from elastic.group.tree import Schedule, schedule
 
 @dataclass(frozen=True)
 class Idle:
-    """Ranks that have no share in one step of a view.
-
-    They joined at the boundary before it, and receive the state while the others compute.
-    """
+    """Ranks without a share in one step: they joined right before it, and receive the state while others compute."""
 
     step: int = -1
     ranks: frozenset[int] = frozenset()

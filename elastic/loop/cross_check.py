@@ -178,7 +178,7 @@ class CrossCheck:
         kept[share] = self._in_hand
 
     def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """Take what that gave each parameter, by its number."""
+        """Take the gradients of a pass for nothing, each by its parameter's number."""
         assert self._in_hand is not None
         for number, gradient in gradients:
             self._in_hand.take(number, gradient)
@@ -269,12 +269,12 @@ class CrossCheck:
         return every[found.owner][0], every[found.checker][1]
 
     def passed_again(self, names: Sequence[str]) -> None:
-        """Note what this worker's pass of a share that all pass has given."""
+        """Keep what this worker's pass of the share that all pass again has given."""
         self._again += [one.said(names) for one in self.theirs.values()]
         self.theirs = {}
 
     def settles(self, found: Disagreement, group: Group) -> Exception:
-        """Return what this rank raises, once all have passed that share again; all call it. Raises PeerLost."""
+        """Return what this rank raises once all have passed the differing share again; all call it. Raises PeerLost."""
         mine = [] if self._void else self._again
         every = [json.loads(one) for one in gather_bytes(group, json.dumps(mine).encode())]
         again = {rank: [*map(_plain, said)] for rank, said in enumerate(every) if said}
@@ -292,9 +292,11 @@ class Pass:
         self.gradients: dict[int, torch.Tensor] = {}
 
     def take(self, number: int, gradient: torch.Tensor) -> None:
+        """Keep the sum of a gradient's bits, by its parameter's number."""
         self.gradients[number] = sum_of_bits(gradient)
 
     def said(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return what others compare with their pass, by the parameters' names."""
         return {"batch": self.batch, "gradients": {names[at]: int(one) for at, one in sorted(self.gradients.items())}}
 
 
@@ -320,6 +322,7 @@ def _plain(said: Mapping[str, Any]) -> str:
 
 
 def _digest(passes: Mapping[int, Pass]) -> int:
+    """Return one digest of all these passes; 0: there are none."""
     if not passes:
         return 0
     every: list[torch.Tensor] = []
@@ -345,4 +348,5 @@ def _holds_a_tensor(value: Any, depth: int = 3) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Return whether two values tell of no change; NaN is what it was."""
     return type(one) is type(other) and bool(one == other or one != one)

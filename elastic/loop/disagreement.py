@@ -94,10 +94,7 @@ class Disagreement:
         return len({said["batch"] for said in self.first.values()}) > 1
 
     def with_examples(self, rows: tuple[Rows, Rows], numbers: Sequence[int]) -> Disagreement:
-        """Return the same with the examples that differ.
-
-        rows: as the owner has them, and the checker; numbers: of these examples, in the data set
-        """
+        """Return it with the examples that differ; rows: the owner's and the checker's; numbers: in the data set."""
         here, there = rows
         fields: dict[int, list[str]] = {}
         for field, digests in here.items():
@@ -111,6 +108,7 @@ class Disagreement:
         return replace(self, examples="; ".join(shown[:_SHOWN]) + more)
 
     def named(self, ranks: Collection[int]) -> str:
+        """Return ranks in words, each with its host."""
         return ", ".join(f"rank {rank} (on {self.hosts[rank]})" for rank in sorted(ranks))
 
     def error(self) -> StepError:

@@ -260,7 +260,7 @@ class Exchange:
         self._cached = {}
 
     def _follow(self, trained: TrainedSet) -> None:
-        """Use the buckets and hooks of this set from here on."""
+        """Use the buckets and hooks of this set of parameters from here on."""
         before, self._set = self._set, trained
         if before is not None and not trained.same_parameters(before):
             self.close()
@@ -316,6 +316,7 @@ class Exchange:
         )
 
     def _said_settings(self) -> dict[str, Any]:
+        """Return what this rank is set to, and its host, for the others to compare."""
         said = {"settings": settings.settings(self._settings), "digest": settings.digest(self._settings)}
         return {"host": socket.gethostname(), **said}
 

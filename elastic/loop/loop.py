@@ -279,7 +279,7 @@ class Loop:
         batch_size: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> dict[str, Any]:
-        """Evaluate as Run.evaluate says, at a place in the script where all workers come to it."""
+        """Evaluate as Run.evaluate says; raise StepError within a step, but for its update."""
         if not self._state.updating:
             self._check_between_steps("evaluate")
         step = self.plain_step if self.own_update is not None else None
@@ -287,7 +287,7 @@ class Loop:
             return self._evaluations.make(dataset, function, batch_size, collate_fn)
 
     def on_coordinator(self, function: Callable[[], object]) -> None:
-        """Call `function` as Run.on_coordinator says, at a place in the script where all workers come to it."""
+        """Call `function` as Run.on_coordinator says; raise StepError within a step."""
         self._check_between_steps("on_coordinator")
         self._on_coordinator.call(function)
 
@@ -318,10 +318,12 @@ class Loop:
         return partial(passed.undo, partial(_written_at_beginning, in_hand), step=in_hand.index)
 
     def _next_step(self) -> Step:
+        """Return the next step of `for step in run`."""
         self.session.train_state.since_boundary.note()
         return Step(self._step_in_hand(), apply=self._update)
 
     def _next_plain_step(self) -> PlainStep:
+        """Return the next step of a loop over batches."""
         own = self.own_update
         assert own is not None
         in_hand = self._step_in_hand()
@@ -405,17 +407,19 @@ class Loop:
         self.session.phases.enter_script()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Tell the hub of a notice, in a thread of its own: this worker may wait for a view."""
+        """Tell the agent of a notice, and watch its deadline; in a thread of its own, as this worker may wait."""
         if self._context.live is not None:
             self._context.live.request_leave(notice.why, notice.by_s)
         self._leave_deadline.look()
 
     def _pass_own_over(self, step: PlainStep, agreed: Agreed) -> None:
+        """Pass over the step that the script's own code would have applied."""
         self._update.pass_over(step.in_hand, agreed)
         step.leave_to_the_script()
         self.session.phases.enter_script()
 
     def _leave_step(self) -> None:
+        """Let go of a step that is applied."""
         self.step, self._state.attempt = None, 0
 
     def _finish(self) -> None:
@@ -523,6 +527,7 @@ class Loop:
 
 
 def _written_before_loop(what: str) -> StepError:
+    """Return the error for a script that writes to the run's state between `with` and its loop."""
     return StepError(
         f"between `with elastic.Run(...)` and its loop the script wrote to {what}\n"
         "  found  from `with` on they are the run's: a run that is resumed, and a worker that joins, come there with "
@@ -533,6 +538,7 @@ def _written_before_loop(what: str) -> StepError:
 
 
 def _written_at_beginning(step: StepInHand, what: str) -> StepError:
+    """Return the error for a script that changes at an epoch's beginning what has that change already."""
     return StepError(
         f"at the beginning of epoch {step.epoch}, which this worker comes into at step {step.index}, the script wrote "
         f"to {what}\n"
@@ -543,10 +549,7 @@ def _written_at_beginning(step: StepInHand, what: str) -> StepError:
 
 
 def _notices(context: Context) -> ProcessNotices:
-    """Return what hears of this process's notices; one worker of a node watches the sources, where no agent does.
-
-    Raises ConfigError.
-    """
+    """Return what hears notices; one worker of a node watches sources, where no agent does. Raises ConfigError."""
     launch = context.launch
     watched = sources(launch.notices) if launch.local_rank == 0 else []
     return ProcessNotices(SignalNotices(grace_s=launch.grace_s), watched, say=context.console.warn)

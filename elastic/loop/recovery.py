@@ -63,22 +63,19 @@ class Recovery:
         return self._state.agreements[name]
 
     def meet(self, kind: Kind) -> None:
-        """Wait until all workers have come to this; others may be long in coming: rank 0 may save.
-
-        Raises PeerLost, CollectiveMismatch.
-        """
+        """Wait until all workers have come to this: rank 0 may save first. Raises PeerLost, CollectiveMismatch."""
         self._session.phases.enter(Phase.WAITING)
         announce(self._session.group, kind, step=self._state.step).check()
 
     def wait_for_all(self, kind: Kind, answer: str | None) -> str | None:
-        """Wait until all workers have come to this, and return ViewGroup.first_answer. Raises as `meet`."""
+        """Wait for all workers, and return the answer of the first rank that has one. Raises as `meet`."""
         self.meet(kind)
         first = self._session.view_group.first_answer(answer)
         self._session.phases.enter_script()
         return first
 
     def first_answer(self, kind: Kind, answer: str | None) -> str | None:
-        """Return ViewGroup.first_answer, which the workers agree on before the next update."""
+        """Return the answer of the first rank that has one, which is agreed on before the next update."""
 
         def ask() -> str | None:
             return self.wait_for_all(kind, answer)
@@ -96,10 +93,7 @@ class Recovery:
         self._state.saved = self._state.step
 
     def agree_to_save(self) -> None:
-        """Make sure that all hold the same, and that a stop that someone has asked for is saved with it.
-
-        Raises CollectiveMismatch.
-        """
+        """Agree that all hold the same, and on a stop that is saved with it. Raises CollectiveMismatch."""
         doing = f"at the boundary after step {self._state.step - 1}: save"
         self._state.stop_wish = self.agree("save", self.departure.agreed_to_save, doing)
 
@@ -157,7 +151,7 @@ class Recovery:
     # leaving
 
     def leave(self) -> None:
-        """Save what all hold, who leave in order. Raises SystemExit on a worker that could not."""
+        """Save what all hold, as they leave in order. Raises SystemExit on a worker that could not."""
         self.check()
         if self._context.live is None:
             self.departure.save_without_agent()

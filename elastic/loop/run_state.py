@@ -83,6 +83,7 @@ class RunState:
         self.finished = self.stopped is not None or self.step >= self.total_steps
 
     def begin_loop(self) -> None:
+        """Note that the script is in its outer loop."""
         if not self.looped:
             self.evaluations = self.calls = 0  # a run that is resumed where it ended goes on as if it had just ended
         self.in_loop = self.looped = True

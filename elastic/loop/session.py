@@ -128,15 +128,14 @@ class Session:
 
     @property
     def repeats(self) -> bool:
-        """Return whether a share gives the same bits each time that it is passed, on every machine.
-
-        In exact mode, unless kernels by themselves may give others, or processors, which accept= lets differ.
-        """
+        """Return whether a share gives the same bits each time that it is passed, on every machine."""
+        # In exact mode, unless kernels by themselves may give others, or processors, which accept= lets differ.
         config = self._config
         return self._kernels_repeat and config.mode == "exact" and self._alike
 
     @property
     def _kernels_repeat(self) -> bool:
+        """Return whether kernels give the same bits each time."""
         return self._config.device.type == "cpu" or torch.get_deterministic_debug_mode() == 2
 
     @property
@@ -153,10 +152,8 @@ class Session:
 
     @property
     def state_is_agreed_on(self) -> bool:
-        """Return whether what is held can hold nothing that some worker alone has computed.
-
-        Nothing was applied since the last save, before which all compare; or every share is passed by two.
-        """
+        """Return whether what is held can hold nothing that some worker alone has computed."""
+        # Nothing was applied since the last save, before which all compare; or every share is passed by two.
         config = self._config
         of_two = self.checks and config.cross_check == 1 and config.mode == "exact" and config.streams is None
         return (of_two and config.plan.micro_batch_size is None) or self.state.saved == self.state.step
@@ -254,7 +251,7 @@ class Session:
 
     @property
     def is_orderly(self) -> bool:
-        """Return whether it does not end abruptly."""
+        """Return whether the session does not end abruptly."""
         return not self._abruptly
 
     def close(self, *, abruptly: bool = False) -> None:
@@ -286,10 +283,7 @@ class Session:
         return side_state_of_those_ahead
 
     def cross_check(self, plan: StepPlan) -> CrossCheck:
-        """Return this worker's part in the cross-check of a step.
-
-        That of the next one is known to all: what the coordinator asks for is agreed on with the step before.
-        """
+        """Return this worker's part in a step's cross-check; that of the next step is agreed on with the one before."""
         config, agreed = self._config, self.state.agreed
         asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
@@ -312,21 +306,16 @@ class Session:
 
     @property
     def first_is_passed(self) -> bool:
-        """Return whether the coordinator passes the next step's first share where all leave, for whoever resumes.
-
-        In fast mode a stream's share is passed with others only.
-        """
+        """Return whether, where all leave, the coordinator passes the next step's first share for whoever resumes."""
+        # In fast mode a stream's share is passed with others only.
         return self._may_check and (self._config.mode == "exact" or self._config.streams is None)
 
     def holds_state(self, step: int) -> bool:
-        """Return whether this worker does in that step, which may be its first in a view."""
+        """Return whether this worker holds the state in a step, which may be its first in a view."""
         return self.group.rank not in self.restorer.idle.at(step)
 
     def find_generators(self) -> None:
-        """Find the generators that models keep, and that are variables of the script: they are seeded, too.
-
-        Called when the script has built its models.
-        """
+        """Find, once models are built, the generators in them and in the script's variables: they are seeded, too."""
         modules = roots(self._config.models, self._config.extra)
         self._own_generators = OwnGenerators(*modules.values(), *self._config.optimizers.values(), named=generators())
 
@@ -336,7 +325,7 @@ class Session:
         self._own_generators.seed(value)
 
     def read_beside(self, examples: Examples) -> Any:
-        """Return a batch of these that nobody counts: not the loader's, and not observed. None: all are left out."""
+        """Return a batch of `examples` that nobody counts: not the loader's, not observed. None: all are left out."""
         config = self._config
         return read_once(
             config.dataset,
@@ -373,13 +362,14 @@ class Session:
                 self._ready(identity, accepted=True)
 
     def _ready(self, identity: identities.Identity, *, accepted: bool) -> None:
-        """Tell the hub that this worker is ready for a view."""
+        """Say that this worker is ready for a view."""
         live = self.context.live
         assert live is not None
         shares = self._config.plan.virtual_workers
         live.ready(shares=shares, identity=identity, accepted=accepted, newest=self._newest_claim)
 
     def _prepare(self) -> None:
+        """Make the exchange and the loader for the first view."""
         config = self._config
         self.exchange = self._new_exchange()
         self.on_close(self._close_exchange)

@@ -82,10 +82,7 @@ class ViewGroup:
         )
 
     def enter(self, *, step: int) -> None:
-        """Enter the next view.
-
-        Raises PeerLost (say "view_is_over", and try again), and what Live.wait_for_view raises.
-        """
+        """Enter the next view. Raises PeerLost (say "view_is_over", try again), and what Live.wait_for_view raises."""
         context, live = self._context, self._context.live
         assert live is not None
         view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and names whom

@@ -57,10 +57,7 @@ class Boundary:
         return Wish.CHECK if may and self._budget.asks(self._state.step, world_size=world_size) else Wish(0)
 
     def reach(self) -> None:
-        """Come to the boundary; end the run here if this step was its last one, or somebody has called run.stop.
-
-        Raises StepError and SavesFailed.
-        """
+        """Take the step as whole; end the run after its last one, or a run.stop. Raises StepError and SavesFailed."""
         session, state = self._session, self._state
         state.at_boundary = True
         if session.compiling is not None:
@@ -119,6 +116,7 @@ class Boundary:
             )
 
     def _agreed_wishes(self) -> Wish:
+        """Return what any worker has wished for with the step's exchange."""
         assert self._state.agreed is not None
         wishes = Wish(0)
         for wish in self._state.agreed.wishes:

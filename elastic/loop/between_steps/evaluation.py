@@ -187,6 +187,7 @@ def _read(loader: Loader, step: int) -> Any:
 
 
 def _requests(length: int, size: int, mine: range, epoch: int) -> Iterator[Examples]:
+    """Yield the examples of this rank's batches, in order."""
     for number in mine:
         indices = np.arange(number * size, min((number + 1) * size, length), dtype=np.int64)
         yield Examples(np.full(len(indices), epoch, dtype=np.int64), indices)

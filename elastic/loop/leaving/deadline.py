@@ -64,6 +64,7 @@ class LeaveDeadline:
         threading.Thread(target=self._watch, args=[time.monotonic()], name="elastic-deadline", daemon=True).start()
 
     def _watch(self, told_s: float) -> None:
+        """End the worker when its time is up, unless what it holds is safe by then."""
         while not self._end.wait(_LOOK_S):
             by_s, now_s = self._departure.by_s, time.monotonic()
             if by_s is not None and now_s >= gives_up_s(told_s, by_s) and self._is_lost():

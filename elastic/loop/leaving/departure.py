@@ -128,6 +128,7 @@ class Departure:
         self._hint = False
 
     def _hinted(self, why: str, by_s: float | None) -> None:
+        """Record a hint, and say it to people where no agent has."""
         self._hint = True
         self._context.events.emit(schema.Hint(step=self._state.step, why=why, left_s=_left_s(by_s)))
         if self._context.live is None:  # else its agent has said so
@@ -141,10 +142,7 @@ class Departure:
         self._wait_for_all(Kind.LEAVE, None)
 
     def agreed_to_save(self) -> str | None:
-        """Compare what all hold, and return why any worker has asked the run to stop.
-
-        Raises PeerLost, CollectiveMismatch.
-        """
+        """Compare what all hold; return why any has asked the run to stop. Raises PeerLost, CollectiveMismatch."""
         stop = self._wait_for_all(Kind.SAVE, self._state.stop_wish)
         self._session.exchange.compare_replicas(self._state.step)
         return stop
@@ -240,10 +238,7 @@ class Departure:
             live.saved(step=step)
 
     def _goes(self, *, lost: bool = False, joins: bool = True) -> bool:
-        """Return whether this worker may go; else it is in the next view. Raises SystemExit.
-
-        lost, joins  see Live.leaving
-        """
+        """Return True to go, False to join the next view. Raises SystemExit. lost, joins: see Live.leaving."""
         live, state = self._context.live, self._state
         assert live is not None
         self._session.phases.enter(Phase.WAITING)

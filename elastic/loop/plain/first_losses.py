@@ -80,6 +80,7 @@ class FirstLosses:
             undo()
 
     def _look(self, loss: torch.Tensor, items: float, batch: Any) -> None:
+        """Tell of a loss that is a sum, or of one whose means are out of proportion to those of the loss before."""
         if self._left == _BATCHES and (node := summed_by(loss, items)) is not None:
             self._sums(node)
             self._left = 0

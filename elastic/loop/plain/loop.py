@@ -158,6 +158,7 @@ class PlainLoop:
         return periods * (full * (period - 1) + last) + rest * full
 
     def _hand(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Hand out batches, and count them for `_count`."""
         for batch in batches:
             self._handed += 1
             if not self._checks():
@@ -176,7 +177,7 @@ class PlainLoop:
             raise
 
     def _batches(self, left_at: str | None) -> Iterator[Any]:
-        """Yield the batches of this epoch, or of the run. Raises StepError where some were taken and left."""
+        """Yield the batches of this epoch, or of the run. Raises StepError where they were read or begun before."""
         steps = self._start()
         if not self.by_epochs:
             for step in steps:
@@ -209,7 +210,7 @@ class PlainLoop:
             step.check_closed()
 
     def _start(self) -> Iterator[PlainStep]:
-        """Begin the loop, or go on with it by epochs; return its steps. Raises ConfigError."""
+        """Begin the loop, or go on with it by epochs; return its steps. Raises ConfigError where it is under way."""
         if self._steps is None:
             self._steps = self._begins()
         elif not self.by_epochs:

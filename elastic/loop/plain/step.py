@@ -144,7 +144,7 @@ class PlainStep(ScriptStep):
         self._session.exchange.gradients.at_next_pass(self._pass_begins)
 
     def check_has_ended(self) -> None:
-        """Look at that body as at every other one."""
+        """Look at a body that counts for nothing as at every other one."""
         self.body_has_ended()
         self._idle = not self._session.exchange.assignment.batches
 
@@ -202,7 +202,7 @@ class PlainStep(ScriptStep):
         self.body_has_ended()
 
     def _pass_begins(self) -> None:
-        """Have the end of the pass noticed whose first gradient has come."""
+        """Note that a backward pass has begun, and have its end noticed."""
         at_end_of_pass(self._pass_has_ended)
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
@@ -229,6 +229,7 @@ class PlainStep(ScriptStep):
         (self._on_exact if step.bad is None else self._on_pass_over)(self, agreed)
 
     def _take(self, exchange: Exchange) -> None:
+        """Take the gradients, count and buffers of a backward pass."""
         step, gradients = self.in_hand, exchange.gradients
         if self._idle:
             exchange.buffers.restore()
@@ -255,6 +256,7 @@ class PlainStep(ScriptStep):
             self.leave_to_the_script()
 
     def _watch_buffers(self) -> None:
+        """Watch for buffers that the body moves from here on."""
         self._moved = self._session.exchange.buffers.watched(closely=self.in_hand.check.takes_place)
 
     def _check_unmoved(self) -> None:
@@ -274,6 +276,7 @@ class PlainStep(ScriptStep):
         )
 
     def _second_pass(self) -> None:
+        """Raise StepError: a share has one backward pass."""
         step = self.in_hand
         raise StepError(
             f"a second backward pass began for share {step.share} of step {step.index}\n"

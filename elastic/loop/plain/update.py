@@ -33,10 +33,7 @@ _of_runs: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def known_as_of_a_run(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Know an optimizer as one of a run that is open in this process; return what ends that.
-
-    What it trains is that run's to save and to give.
-    """
+    """Know an optimizer as of a run that is open here, which saves and gives what it trains; return what ends that."""
     _of_runs.add(optimizer)
     return functools.partial(_of_runs.discard, optimizer)
 
@@ -73,10 +70,7 @@ class OwnUpdate:
         self._ungated = False
 
     def install(self) -> None:
-        """Replace the methods whose calls count at times only.
-
-        Raises ConfigError for an optimizer with a schedule that the run does not know.
-        """
+        """Replace the methods whose calls count at times. Raises ConfigError for an optimizer's unknown schedule."""
         check_scheduled(self._config)
         let_nothing_be_clipped()
         for name, optimizer in self._config.optimizers.items():
@@ -170,6 +164,7 @@ class OwnUpdate:
             raise _stranger(optimizer)
 
     def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
+        """Return a `step` that steps the optimizer where that is due."""
         original = optimizer.step
 
         @functools.wraps(original)
@@ -193,6 +188,7 @@ class OwnUpdate:
         return step
 
     def _gated_zero_grad(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
+        """Return a `zero_grad` that refuses to clear exact gradients before their optimizer's step."""
         original = optimizer.zero_grad
 
         @functools.wraps(original)
@@ -205,6 +201,7 @@ class OwnUpdate:
         return zero_grad
 
     def _gated_scaler(self, name: str) -> Any:
+        """Return a method of the scaler's that does nothing until gradients are exact."""
         scaler = self._config.scaler
         original = getattr(scaler, name)
 
@@ -265,6 +262,7 @@ class OwnUpdate:
             self._close()
 
     def _close(self) -> None:
+        """End the update, which is complete."""
         step, agreed, self._agreed = self._step, self._agreed, None
         assert step is not None
         assert agreed is not None
@@ -274,6 +272,7 @@ class OwnUpdate:
         raise self._gradients_gone(f"no parameter of optimizer {name!r} has a gradient")
 
     def _gradients_gone(self, found: str) -> StepError:
+        """Return the error for exact gradients that are gone before their optimizer has stepped."""
         at = "" if self._step is None else f" of step {self._step.in_hand.index}"
         state = UNTOUCHED
         if self._stepped:

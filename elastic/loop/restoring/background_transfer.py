@@ -104,6 +104,7 @@ class Giving:
             self._stopping.set()
 
     def _sent(self, to: Collection[int], own: Sequence[Piece], flats: Mapping[str, torch.Tensor]) -> Iterator[Work]:
+        """Yield the sending of each piece to each newcomer."""
         for piece in own:
             bytes_of = flats[piece.name]
             stream = self._streams.get(bytes_of.device)
@@ -162,10 +163,7 @@ class _Taking:
 
 
 def _failure(raised: BaseException) -> PeerLost | CollectiveFailed:
-    """Return what a thread of a transfer has met, for the one that waits for it.
-
-    It comes without its frames, which would keep the group.
-    """
+    """Return what a thread of a transfer has met, for who waits for it: without frames, which would keep the group."""
     if isinstance(raised, PeerLost | CollectiveFailed):
         return raised.with_traceback(None)
     trace = "".join(traceback.format_exception(raised))
@@ -177,7 +175,7 @@ def _failure(raised: BaseException) -> PeerLost | CollectiveFailed:
 
 
 def _in_order(works: Iterator[Work], together: int = 1) -> None:
-    """Wait for all, with few in flight."""
+    """Wait for all works, with few in flight."""
     in_flight: deque[Work] = deque()
     for work in works:
         in_flight.append(work)

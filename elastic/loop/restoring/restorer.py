@@ -385,6 +385,7 @@ class StateRestorer:
                 self.saver.adopt(self._claimed)
 
     def _look(self) -> elastic_checkpoint.Checkpointer:
+        """Open the storage for a look beside the saver."""
         return elastic_checkpoint.Checkpointer(self._config.url, storage_options=self._config.storage_options or None)
 
     def is_committed(self, step: int) -> bool:
@@ -436,10 +437,7 @@ class StateRestorer:
             raise mismatch or IdentityMismatch(refusal, {})
 
     def accepts(self, here: identities.Identity, theirs: identities.Identity, *, where: str) -> None:
-        """Check another worker's identity, and note what differs by permission. Raises IdentityMismatch.
-
-        What was noted is on record with the state that this worker loads.
-        """
+        """Check another worker's identity, and put on record what differs by permission. Raises IdentityMismatch."""
         self._accepted.update(identities.check(here, theirs, accept=self._config.accept, where=where))
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:

@@ -85,7 +85,7 @@ def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """What this rank has got or given.
+    """What this rank has got or given in a transfer.
 
     side_state, state  for those who need them
     nbytes  that went, or go, to each who lacked the state
@@ -157,6 +157,7 @@ def _can_follow(tensor: torch.Tensor, held: frozenset[int]) -> bool:
 
 
 def _taken(group: Group, given: dict[int, list[Piece]], layout: dict[str, _Span]) -> dict[str, torch.Tensor]:
+    """Receive the tensors that come while the donors compute."""
     into = {name: span.empty() for name, span in layout.items()}
     take(group, given, {name: _flat(tensor) for name, tensor in into.items()})
     return into
@@ -225,10 +226,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _described(tensor: torch.Tensor) -> list[Any]:
-    """Return a tensor's kind, shape and strides.
-
-    They are as its bytes lie, so that channels_last needs no copy; in rows if they are apart.
-    """
+    """Return a tensor's kind, shape and strides: as its bytes lie (channels_last needs no copy); in rows if apart."""
     strides = tensor.stride() if dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
     return [_kind(tensor), list(tensor.shape), list(strides)]
 

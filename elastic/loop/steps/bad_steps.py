@@ -80,7 +80,7 @@ class BadSteps:
         self._session.train_state.health.step_applied(self._signs)
 
     def pass_over(self, over: PassOver) -> None:
-        """Put the state of the next step in place, within the update of the one that is passed over."""
+        """Make the state that of the next step, within the update of the one that is passed over."""
         train_state = self._session.train_state
         if over.state is not None:
             before = train_state.health.copy()
@@ -129,6 +129,7 @@ class BadSteps:
             ) from missing
 
     def _ends(self, step: int, why: str, because: str) -> BadStep:
+        """Return the error that ends the run at a bad step."""
         weight = not_finite(self._config.parameters())
         spoilt = "" if weight is None else f"; and no step can be well any more, for a weight is no number: {weight}"
         return BadStep(

@@ -168,7 +168,7 @@ class _Body:
         """Do nothing: `backward` sees by itself that the body counts for nothing."""
 
     def check_has_ended(self) -> None:
-        """Look at that body as at every other one."""
+        """Look at a body that counts for nothing as at every other one."""
         self.body_has_ended()
 
     def body_begins(self, batch: Any, examples: int) -> None:

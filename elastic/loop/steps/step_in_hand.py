@@ -48,7 +48,7 @@ _PHASE = 0  # a step's only one; its place in the seeds and in the exchange's na
 
 
 class Driver(Protocol):
-    """What surrounds the loop's body."""
+    """What each kind of loop does before and after a body."""
 
     def check_begins(self) -> None:
         """Prepare for a batch whose body counts for nothing; what it gives is to be handed to `check`."""
@@ -60,10 +60,7 @@ class Driver(Protocol):
         """Prepare for a batch of so many examples, before it is handed out."""
 
     def body_has_ended(self) -> bool:
-        """Look at what the body has done; return whether the step goes on with the next batch.
-
-        Raises PeerLost, StepError.
-        """
+        """Look at the body; return whether the step goes on with the next batch. Raises PeerLost, StepError."""
 
     def share_has_ended(self, exchange: Exchange) -> None:
         """Finish a share, after its last batch."""
@@ -158,7 +155,7 @@ class StepInHand:
         return True
 
     def count_in(self, items: float) -> None:
-        """Count in what the loss of the share in hand is of."""
+        """Add what the loss of the share in hand is of to the step's count."""
         if isinstance(items, int):
             self._counted += items
         else:  # what is no integer is added in the shares' order, as sums are
@@ -332,6 +329,7 @@ class StepInHand:
         raise nothing_to_read(self.index, self.plan.count)
 
     def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
+        """Count examples that raised as left out, and record each."""
         self.share_sums[-1].add(LEFT_OUT, len(examples))
         for one in examples:
             self.context.events.emit(
@@ -438,6 +436,7 @@ class StepInHand:
         return True
 
     def _comes_again(self) -> None:
+        """Count another attempt at the step, and record it."""
         self.attempt = self._state.attempt = self.attempt + 1
         self.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
 
@@ -457,10 +456,7 @@ class StepInHand:
             )
 
     def leave_to_the_script(self) -> None:
-        """Seed the code after the update, so that it draws the same on every worker.
-
-        On one that has drawn noise in its update, and on one that took the state over from it.
-        """
+        """Seed the code after the update alike, also where the update drew noise or the state was taken over."""
         self.session.seed(after_seed(self.plan.plan.seed, self.index))
 
 

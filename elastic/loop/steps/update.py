@@ -81,10 +81,7 @@ class Update:
             self._session.train_state.applied.note_surroundings()
 
     def end_own(self, step: StepInHand, agreed: Agreed, *, read: bool) -> None:
-        """End and commit that update.
-
-        read: the script's own code has read exact gradients, and may have made something of them
-        """
+        """End and commit that update; read: the script's own code has read exact gradients, and may have used them."""
         also = self._also(step) or read
         self._close(step, agreed)
         if self._context.live is not None:
@@ -118,6 +115,7 @@ class Update:
             self._session.train_state.applied.look()
 
     def _open(self) -> None:
+        """Begin the update, and give the modules the step's buffers."""
         self._begin()
         self._session.exchange.buffers.apply()
 

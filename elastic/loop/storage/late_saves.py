@@ -16,7 +16,7 @@ class LateSaves:
         self._in_a_row = 0
 
     def came_too_late(self, *, took_s: float, newest: str) -> str | None:
-        """Count another one; return what people are told, if anything.
+        """Count another save that came too late; return what people are told, if anything.
 
         took_s  from its beginning to its end
         newest  what is saved, in words

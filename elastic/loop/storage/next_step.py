@@ -107,6 +107,7 @@ class NextStep:
             raise self._updates_otherwise(found, where)
 
     def _reads_otherwise(self, what: str, here: int, there: int, where: str) -> IdentityMismatch:
+        """Return the error for a step, or share, that reads other values."""
         return IdentityMismatch(
             f"{what} reads other values than it did before the run was ended: digest {here:x} here, {there:x} there\n"
             "  found  the same examples, by number, in the same order: the data itself, its transforms, or the collate "
@@ -135,6 +136,7 @@ class NextStep:
         )
 
     def _updates_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
+        """Return the error for a step whose update gives other weights."""
         return IdentityMismatch(
             f"step {self.step} gives the same gradients, and its update other weights than before the run was ended: "
             f"digest {found.weights:x} here, {self.weights:x} there\n"
@@ -149,6 +151,7 @@ class NextStep:
         )
 
     def _computes_otherwise(self, what: str, here: int, there: int, where: str) -> IdentityMismatch:
+        """Return the error for a step, or share, that gives other gradients."""
         known = self.shares or self.first_batch
         read = "reads the same, and" if known else "(of whose batches nobody knows whether they are the same)"
         return IdentityMismatch(
@@ -178,12 +181,12 @@ class Notes:
         self._thread: threading.Thread | None = None
 
     def committed(self, commit: elastic_checkpoint.Commit) -> None:
-        """Take the newest commit."""
+        """Take the newest commit, and write what is known of its step beside it."""
         self._commit = commit
         self._match()
 
     def computed(self, read: NextStep) -> None:
-        """Take what is known of the step that was exchanged last."""
+        """Take what is known of the step that was exchanged last, and write it if its commit is there."""
         self.newest = read
         self._match()
 
@@ -206,6 +209,7 @@ class Notes:
                 self._thread.start()
 
     def _write(self) -> None:
+        """Write the newest note that waits, until none does."""
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, None

@@ -31,17 +31,17 @@ class SaveDuration:
         self.seconds = seconds
 
     def meta(self) -> dict[str, float]:
-        """Return what a commit's meta says of it."""
+        """Return the last save's duration as a commit's meta has it."""
         return {} if self.seconds is None else {_KEY: self.seconds}
 
     def learn(self, meta: Mapping[str, Any]) -> None:
-        """Learn it from a commit's meta, unless one was measured here meanwhile."""
+        """Learn the duration from a commit's meta, unless one was measured here meanwhile."""
         said = meta.get(_KEY)
         if self.seconds is None and isinstance(said, float):
             self.seconds = said
 
     def look_up(self, newest: Callable[[], Mapping[str, Any]]) -> None:
-        """Learn it once, in the background: nobody waits for it. newest: reads the newest commit's meta, if it can."""
+        """Learn the duration once, in the background; newest: reads the newest commit's meta, if it can."""
         if self.seconds is None and not self._looked:
             self._looked = True
             threading.Thread(target=lambda: self.learn(newest()), name="elastic-save-duration", daemon=True).start()

@@ -51,6 +51,7 @@ class SaveSchedule:
         self._seconds = rules.seconds
 
     def is_due(self) -> bool:
+        """Return whether a save is due now, by time or because one is owed."""
         if self.owes_one:
             return True
         if self._rules.auto and self._seconds is None:
@@ -91,10 +92,7 @@ class SaveSchedule:
 
 
 class SoonSave:
-    """A save that somebody has asked for, because a machine is at risk.
-
-    One that fails is begun again, some times, until one is committed. Pure: time comes in.
-    """
+    """A save for a machine at risk: one that fails is begun again, some times, until committed. Pure: time comes in."""
 
     def __init__(self) -> None:
         self._wanted_at: int | None = None  # the step
@@ -127,6 +125,7 @@ class SoonSave:
         return self._failures == 1
 
     def is_due(self, now_s: float) -> bool:
+        """Return whether a save that failed is to be begun again now."""
         return self._again_s is not None and now_s >= self._again_s
 
 

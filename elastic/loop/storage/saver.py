@@ -153,6 +153,7 @@ class Saver:
         return self._checkpoints.exclusive
 
     def _claimed(self, claim: elastic_checkpoint.Claim) -> elastic_checkpoint.Claim:
+        """Take a claim as the one to write under, record it, and return it."""
         self._claim, resumed = claim.number, claim.resumed_from
         self._events.context(claim=claim.number)
         self._events.emit(schema.Claimed(resumed_from=resumed._asdict() if resumed is not None else None))
@@ -222,11 +223,11 @@ class Saver:
         return position, found.tree, found.commit.claim
 
     def note(self, step: NextStep) -> None:
-        """Note the first step behind the newest save beside it."""
+        """Write what is known of the first step behind the newest save beside that save."""
         self._notes.computed(step)
 
     def note_settings(self, step: int, digest: Callable[[], int]) -> None:
-        """Note what optimizers and schedules are set to as the step behind that one begins."""
+        """Write beside it, too, what optimizers and schedules are set to as the step behind that one begins."""
         if (noted := self._notes.newest) is not None and noted.step == step - 1 and noted.shares:
             self._notes.computed(replace(noted, settings=digest()))
 
@@ -259,10 +260,7 @@ class Saver:
         return self._checkpoints.url  # credentials removed
 
     def holds(self, step: int, stopped: str | None) -> bool:
-        """Return whether the newest save or the state that was read is just this one. Waits for one that is under way.
-
-        Raises Evicted.
-        """
+        """Return whether the newest save, or the state read, is this one; wait if it is under way. Raises Evicted."""
         for one in self._under_way:
             if (one.position.step, one.position.stopped) == (step, stopped):
                 with suppress(elastic_checkpoint.CheckpointError):  # `look` says what failed
@@ -271,10 +269,7 @@ class Saver:
         return self._saved == (step, stopped)
 
     def look(self) -> None:
-        """Look, at each boundary, what has become of saves under way; make ready for them, once the run is going.
-
-        Raises Evicted.
-        """
+        """See, at each boundary, what became of saves; make ready for more once the run is going. Raises Evicted."""
         if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
             self._warmed = True
             self._checkpoints.warm(self._train_state.objects())
@@ -538,6 +533,7 @@ class Saver:
         return [] if self._config.goes_back else self._train_state.staging.lend()
 
     def _tell_staged(self, one: UnderWay) -> None:
+        """Record that a save is copied."""
         if not isinstance(one.saving.error, elastic_checkpoint.StateChanged):
             self._events.emit(schema.Staged(step=one.position.step, seconds=one.stall_s))
 
@@ -547,11 +543,8 @@ class Saver:
         return self.schedule.last_s
 
     def _await(self, saving: elastic_checkpoint.Saving, by_s: float | None) -> bool:
-        """Wait until a save is committed; False: an older one was given up for it, and it is to be made anew.
-
-        If this process is killed meanwhile, the writer process commits it all the same.
-        """
-        said = False
+        """Wait until a save is committed; False: an older one was given up for it, and it is to be made anew."""
+        said = False  # if this process is killed meanwhile, the writer process commits it all the same
         while by_s is not None and not saving.done:
             with suppress(elastic_checkpoint.CheckpointError, TimeoutError):
                 saving.wait(_LOOK_S)
@@ -586,7 +579,7 @@ class Saver:
         stall_s: float,
         unfit: str | None,
     ) -> None:
-        """Count anew from a save that is committed, and record it."""
+        """Record a committed save, and count failures anew from there."""
         self.duration.measured(took_s)
         self._notes.committed(commit)
         self._saved = position.step, position.stopped
@@ -607,6 +600,7 @@ class Saver:
         self._events.flush()
 
     def _failed(self, position: Position, failure: elastic_checkpoint.CheckpointError) -> None:
+        """Record a failed save, and count it."""
         self._failures += self._soon.failed(self._clock())
         self._last_failure = failure
         self._events.emit(

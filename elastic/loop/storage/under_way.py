@@ -43,18 +43,18 @@ class UnderWay:
 
     @property
     def stall_s(self) -> float:
-        """Return how long training has stopped for it."""
+        """Return how long training has stopped for the save."""
         return self.called_s + self.saving.joined_s
 
     @property
     def took_s(self) -> float:
-        """Return how long it took to be durable."""
+        """Return how long the save took to be durable."""
         # A copy beside a step ends when training looks for it, and the time until then is not the save's.
         begun_s = self.begun_s if self.saving.staged_s is None else self.saving.staged_s - self.stall_s
         return (self.saving.ended_s or begun_s) - begun_s
 
     @property
     def cost_s(self) -> float:
-        """Return what it has cost training at most."""
+        """Return what the save has cost training at most."""
         # Beside a step that leaves no processor free, the copy costs as much as if training had stopped for it.
         return max(self.stall_s, self.called_s + self.saving.beside_s)
