@@ -13,8 +13,7 @@ import pytest
 
 from elastic.events.declarations import problems
 from elastic.events.reading import read_events
-from elastic.loop.compiled.object import encode
-from elastic.loop.compiled.storage import FOLDER
+from elastic.loop.compiled.storage import FOLDER, encode
 from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.launch import Launch
 

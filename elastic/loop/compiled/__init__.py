@@ -2,8 +2,6 @@
 
 cache     kept in the run's storage, and taken from there where it would be compiled again
 arriving  what is loaded, as it comes
-storage   where it lies there, as objects
-object    one of them
-eviction  which of them go when there are too many
+storage   where it lies there, as objects, of which the oldest go when there are too many
 sealed    only who knows the run's secret can have put it there
 """

@@ -1,12 +1,13 @@
 """What the run's workers have compiled, beside its checkpoints: for workers of later launches, and on fresh machines.
 
-    elastic/compiled/<kind of machine>/<number>-<SHA-256 of the pieces>    an object (object.py)
+    elastic/compiled/<kind of machine>/<number>-<digest of the pieces' names>    sealed.py: {piece's name: its bytes}
 
 The kind of machine is named by a code of the run's secret, so that code for another processor, of another torch or of
-another secret is not even found. An object is never changed. Whoever has compiled something that is in none of them
-removes those which have to go for it (eviction.py), and adds one of that alone, whose number is above all that it
-knows. Two that do so at once may keep a piece twice, or take one number; nothing is lost by it but room. Whoever misses
-an object that was there a moment ago compiles. The folder may be deleted at any time.
+another secret is not even found. An object holds all that one process uses, and is never changed. Whoever uses
+something that no object has with all the rest adds one, whose number is above all that it sees, and removes the oldest
+where there are too many; what is in use comes back so, and is young then. Two that do so at once may keep a piece
+twice, or take one number; nothing is lost by it but room. Whoever misses an object that was there a moment ago
+compiles. The folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from elastic.loop.compiled.eviction import Kept, make_room
-from elastic.loop.compiled.object import Index, decode, decode_index, encode, index_bytes
-from elastic.loop.compiled.sealed import NotAuthentic
+import msgspec
+
+from elastic.loop.compiled.sealed import NotAuthentic, seal, unseal
 from elastic.state.compiled_artifacts import Piece
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, delete_many, open_storage
 
-T = TypeVar("T")
-
 FOLDER = "elastic/compiled"
-LABEL = b"elastic compiled code 1"
+LABEL = b"elastic compiled code 2"
 BYTES_MAX = 256 << 20  # of one kind of machine
 OBJECTS_MAX = 64  # each is a request
 _LISTED_MAX = 256  # a listing may be anyone's
-_INDEX_BYTES = 64 << 10  # most are shorter
 _RETRY_S = 10.0
 _NAME = re.compile(r"[0-9]{8}-[0-9a-f]{32}")
-_UNUSABLE = (TooLarge, NotAuthentic, ValueError)
+
+
+class NoRoom(Exception):
+    """What one process uses is more than the limit. Fields: nbytes, most."""
+
+    def __init__(self, nbytes: int, most: int) -> None:
+        super().__init__(f"this process uses {nbytes:,} bytes of compiled code, and at most {most:,} are kept")
+        self.nbytes, self.most = nbytes, most
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Added:
 
 
 class CompiledStorage:
-    """
+    """The folder of one kind of machine.
+
     url, options  of the run
     key           see secret.lasting_key
     machine       see compiled_artifacts.machine
@@ -71,7 +76,7 @@ class CompiledStorage:
         self._key = key
         self._bytes_max = bytes_max
         self._objects_max = objects_max
-        self._indexes: dict[str, Index] = {}
+        self._known: dict[str, frozenset[str]] = {}  # names of the pieces of what was read or written here
         self._unusable: dict[str, str] = {}
         self._unread: dict[str, str] = {}
         kind = hmac.digest(key, json.dumps(machine, sort_keys=True).encode(), "sha256").hex()[:32]
@@ -79,106 +84,99 @@ class CompiledStorage:
 
     @property
     def refused(self) -> list[str]:
-        """Of each object that was not taken, why."""
+        """Return of each object that was not taken why."""
         return [f"{path}: {why}" for path, why in (*self._unusable.items(), *self._unread.items())]
 
     def read(self) -> Generator[list[Piece], None, None]:
-        """What there is for this kind of machine, one object after the other, the youngest first. Raises
-        CheckpointError."""
+        """Yield what there is for this kind of machine, one object after the other, the youngest first.
+
+        Raises CheckpointError.
+        """
         room = self._bytes_max
         with self._storage() as storage:
             for path, size in reversed(self._listed(storage).items()):
                 if room < size <= self._bytes_max:  # several have added at once
                     continue
-                decoded = self._taken(path, partial(self._object, storage, path, size))
-                if decoded is not None:
+                try:
+                    if size > self._bytes_max:
+                        raise TooLarge(size, self._bytes_max)
+                    pieces = decode(storage.get(path, 0, size), key=self._key, path=path)
+                except Missing:
+                    continue
+                except (TooLarge, NotAuthentic, ValueError) as why:
+                    self._unusable[path] = str(why)
+                except CheckpointError as why:
+                    self._unread[path] = str(why)
+                else:
                     room -= size
-                    self._indexes[path], pieces = decoded
+                    self._known[path] = frozenset(piece.name for piece in pieces)
                     yield pieces
 
     def keep(self, used: Mapping[str, Piece]) -> Added | None:
-        """Adds what is in no object. None: all of it is there. Raises NoRoom, CheckpointError, OSError.
+        """Add an object of these pieces, by their names; return None where one has them all.
 
-        used: name -> piece, all that this process uses, also what it has found here
+        used  all that this process uses, also what it has found here
+
+        Raises NoRoom, CheckpointError, OSError.
         """
         with self._storage() as storage:
             listed = self._listed(storage)
-            there = self._known(storage, listed)
-            held = frozenset().union(*(kept.names for kept in there))
-            if used.keys() <= held:
+            good = {path: size for path, size in listed.items() if path not in self._unusable}
+            if any(self._has(path, used.keys()) for path in good):
                 return None
-            room = make_room(
-                there,
-                {name: piece.nbytes for name, piece in used.items()},
-                bytes_max=self._bytes_max,
-                objects_max=self._objects_max,
-                besides=sum(size for path, size in listed.items() if path in self._unread),
-            )
-            gone = [*room.gone, *sorted(listed.keys() & self._unusable.keys())]
-            delete_many(storage, gone)
-            number = 1 + max((_number(path) for path in self._indexes), default=0)
-            nbytes = sum(self._put(storage, number, {name: used[name] for name in group}) for group in room.added)
-        return Added(nbytes, len(gone))
+            number = 1 + max(map(_number, good), default=0)
+            path = f"{self._folder}/{number:08d}-{_digest(used.keys())}"
+            content = encode({name: piece.read() for name, piece in used.items()}, key=self._key, path=path)
+            if len(content) > self._bytes_max:
+                raise NoRoom(len(content), self._bytes_max)
+            goes = self._too_old(good, len(content))
+            # Before what is new is written: a key without the right to delete never fills the storage.
+            delete_many(storage, [*goes, *sorted(listed.keys() - good.keys())])
+            storage.put(path, content)
+            self._known[path] = frozenset(used)
+            self._unusable.pop(path, None)
+        return Added(len(content), len(goes) + len(listed) - len(good))
 
-    def _known(self, storage: Storage, listed: Mapping[str, int]) -> list[Kept]:
-        """Of these what is good, as far as its index tells."""
-        for path in sorted(listed.keys() - self._indexes.keys() - self._unusable.keys()):
-            index = self._taken(path, partial(self._index, storage, path))
-            if index is not None:
-                self._indexes[path] = index
-        good = ((path, size) for path, size in listed.items() if path in self._indexes)
-        return [Kept(path, size, frozenset(self._indexes[path].sizes)) for path, size in good]
+    def _has(self, path: str, names: Collection[str]) -> bool:
+        """Return whether that object has these pieces; of one that was not read, whether it has just these."""
+        return path.endswith(_digest(names)) or self._known.get(path, frozenset()) >= frozenset(names)
 
-    def _put(self, storage: Storage, number: int, pieces: Mapping[str, Piece]) -> int:
-        contents = {name: piece.read() for name, piece in pieces.items()}
-        digest = hashlib.sha256()
-        for name, content in contents.items():
-            digest.update(name.encode())
-            digest.update(content)
-        path = f"{self._folder}/{number:08d}-{digest.hexdigest()[:32]}"
-        encoded = encode(contents, key=self._key, path=path)
-        storage.put(path, encoded)
-        self._indexes[path] = decode_index(encoded, key=self._key, path=path)
-        self._unusable.pop(path, None)
-        return len(encoded)
+    def _too_old(self, good: Mapping[str, int], added: int) -> list[str]:
+        """Return which objects go, the oldest, for one of so many bytes. One that cannot be read here stays."""
+        stays = dict(good)
+        goes = []
+        for path in (path for path in good if path not in self._unread):
+            if sum(stays.values()) + added <= self._bytes_max and len(stays) < self._objects_max:
+                break
+            goes.append(path)
+            del stays[path]
+        return goes
 
     def _listed(self, storage: Storage) -> dict[str, int]:
-        """The oldest first; the youngest of too many. What has another name is none of ours, and stays."""
+        """Return path -> bytes, the oldest first; the youngest of too many. What has another name is none of ours."""
         listed = storage.list(self._folder).items()
         ours = [(path, size) for path, size in listed if _NAME.fullmatch(path.removeprefix(f"{self._folder}/"))]
         return dict(ours[-_LISTED_MAX:])
-
-    def _object(self, storage: Storage, path: str, size: int) -> tuple[Index, list[Piece]]:
-        if size > self._bytes_max:
-            raise TooLarge(size, self._bytes_max)
-        return decode(storage.get(path, 0, size), key=self._key, path=path)
-
-    def _index(self, storage: Storage, path: str) -> Index:
-        beginning = storage.get(path, 0, _INDEX_BYTES)
-        length = index_bytes(beginning)
-        if length > len(beginning):
-            beginning += storage.get(path, len(beginning), length - len(beginning))
-        return decode_index(beginning, key=self._key, path=path)
-
-    def _taken(self, path: str, read: Callable[[], T]) -> T | None:
-        """None where it cannot be had: gone, none of ours, or not to be read now."""
-        try:
-            found = read()
-        except Missing:
-            return None
-        except _UNUSABLE as why:
-            self._unusable[path] = str(why)
-            return None
-        except CheckpointError as why:
-            self._unread[path] = str(why)
-            return None
-        self._unread.pop(path, None)
-        return found
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[Storage]:
         with contextlib.closing(open_storage(self._url, self._options, retry_s=_RETRY_S)) as storage:
             yield storage
+
+
+def encode(contents: Mapping[str, bytes], *, key: bytes, path: str) -> bytes:
+    """Return an object that lies at that path. contents: piece's name -> its bytes"""
+    return seal(msgspec.msgpack.encode(contents), key=key, path=path)
+
+
+def decode(content: bytes, *, key: bytes, path: str) -> list[Piece]:
+    """Return the pieces of an object. Raises NotAuthentic, and ValueError for what `encode` did not make."""
+    found = msgspec.msgpack.decode(unseal(content, key=key, path=path), type=dict[str, bytes])
+    return [Piece.named(name, one) for name, one in found.items()]
+
+
+def _digest(names: Collection[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:32]
 
 
 def _number(path: str) -> int:
