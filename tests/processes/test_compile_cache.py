@@ -121,7 +121,8 @@ def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
 def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_path: Path) -> None:
     """Each of the two meets one size of a share, and keeps what it has compiled."""
     secret, url, hurry = generated_secret(), tmp_path / "run", tmp_path / "hurry"
-    both = start("one", url, "--steps=100", f"--slow-until={hurry}", secret=secret, elastic_run=2)
+    alone_with_its_own = ["--steps=100", "--unchecked", f"--slow-until={hurry}"]  # else each passes one of the other's
+    both = start("one", url, *alone_with_its_own, secret=secret, elastic_run=2)
     both.wait_for(lambda: len(objects(url)) == 2, "objects of both", within_s=WITHIN_S)
     hurry.touch()
     both.succeed(within_s=WITHIN_S)
@@ -183,7 +184,7 @@ def test_a_storage_that_hangs_costs_the_wait_for_it_and_one_line(start: Callable
     third = start("three", url, "--steps=12", "--read-within=1", f"--hangs={older.name}", secret=secret)
     assert about(third)["misses"] > 0
     assert third.output.count("compiled code in the run's storage") == 1
-    assert objects(url) == [older], "it hangs where it would keep, too, and the run has ended"
+    assert len(objects(url)) == 2, "what cannot be read keeps nobody from adding what he has"
 
 
 @pytest.mark.nightly(sample=1, of="what is compiled")
@@ -193,7 +194,8 @@ def test_a_storage_that_takes_nothing_is_one_line(start: Callable[..., Launch], 
     folder.touch()
     run = start("one", tmp_path / "run", "--steps=8", secret=generated_secret())
     assert about(run)["misses"] > 0
-    assert run.output.count("this worker keeps no more of what it compiles") == 1
+    assert run.output.count(REFUSED) == 1
+    assert "keeps no more" not in run.output
     assert "a file lies where a folder is needed" in run.output
 
 

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--mode", default="exact")
     parser.add_argument("--uncompiled", action="store_true")
     parser.add_argument("--without-cache", action="store_true")
+    parser.add_argument("--unchecked", action="store_true", help="no share is passed by two workers")
     parser.add_argument("--kernels", action="store_true", help="with something that C++ is made for")
     parser.add_argument("--slow-until", type=Path, help="goes slowly until this file is there")
     parser.add_argument("--forgetful", action="store_true", help="calls torch._dynamo.reset() before steps 0 and 2")
@@ -66,6 +67,7 @@ def main() -> None:
         mode=options.mode,
         save_every="1h",
         compile_cache=not options.without_cache,
+        cross_check=None if options.unchecked else 0.0,
     ) as run:
         if options.forgetful:
             torch._dynamo.reset()
