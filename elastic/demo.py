@@ -91,6 +91,7 @@ def compare(folder: Path) -> int:
 
 
 def run(folder: Path, name: str) -> Cluster:
+    """Return a cluster of 4 workers that runs the recipe, with a folder of that name."""
     url = folder / name
     arguments = [str(url), f"--epochs={EPOCHS}", f"--save-every={SAVE_EVERY}"]
     script = importlib.util.find_spec(RECIPE)

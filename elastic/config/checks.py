@@ -77,6 +77,7 @@ def check_clip(clip: Any) -> None:
 
 
 def check_rollback(rule: OnBad | None, every_steps: int | None, save_every: Any) -> None:
+    """Raise ConfigError where a rollback would go to a save that the clock decides on."""
     if rule is not None and rule.action == "rollback" and every_steps is None:
         raise ConfigError(
             f'on_bad="rollback" goes back to a save, and with save_every={save_every!r} which one that is depends on '
@@ -85,6 +86,7 @@ def check_rollback(rule: OnBad | None, every_steps: int | None, save_every: Any)
 
 
 def check_saves(keep: Any, keep_every: Any, save_failures_max: Any) -> None:
+    """Raise ConfigError for wrong numbers of checkpoints to keep, or of failed saves to stop after."""
     meaning = "after how many failed saves in a row the run stops"
     wrong = arguments.keeping(keep, keep_every) or arguments.count(
         "save_failures_max", save_failures_max, meaning, none=True
@@ -102,6 +104,7 @@ def check_url(url: Any, storage_options: Any) -> None:
 
 
 def check_numerics(mode: Any, threads: Any) -> None:
+    """Raise ConfigError for what is no mode, or no number of threads."""
     if mode not in ("exact", "fast"):
         raise ConfigError(f"mode={mode!r}; expected 'exact' or 'fast'")
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -109,6 +112,7 @@ def check_numerics(mode: Any, threads: Any) -> None:
 
 
 def check_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Raise ConfigError for an optimizer that has no hooks of torch's."""
     for name, one in optimizers.items():
         try:
             one.register_step_pre_hook(_nothing).remove()
@@ -126,6 +130,7 @@ def _nothing(*_: Any) -> None:
 
 
 def check_schedulers(schedulers: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a ReduceLROnPlateau, which wants a metric at every step."""
     for name, one in schedulers.items():
         if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError(
@@ -146,6 +151,7 @@ def check_extra(extra: Mapping[str, Any] | None) -> None:
 
 
 def check_streams(epochs: int | None, num_workers: int, order: Order | None, extra: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError for arguments that do not go with a dataset that is elastic.Streams."""
     for found, refused, instead in (
         (f"epochs={epochs}", epochs is not None, "steps=: streams have no length"),
         (f"num_workers={num_workers}", num_workers, "leave it out: streams are read in the training process"),
@@ -157,6 +163,7 @@ def check_streams(epochs: int | None, num_workers: int, order: Order | None, ext
 
 
 def check_bad_examples(on_bad_example: Any, micro_batch_size: int | None, *, streams: bool) -> None:
+    """Raise ConfigError where `on_bad_example="skip"` cannot leave an example out."""
     if on_bad_example not in ("raise", "skip"):
         raise ConfigError(f"on_bad_example={on_bad_example!r}; expected 'raise' or 'skip'")
     for found, refused, instead in (
@@ -172,6 +179,7 @@ def check_bad_examples(on_bad_example: Any, micro_batch_size: int | None, *, str
 
 
 def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str]) -> None:
+    """Raise ConfigError for more workers than virtual workers, and for several that would share `memory:`."""
     if launch.world_size > virtual_workers:
         raise ConfigError(
             f"{launch.world_size} workers cannot share {virtual_workers} virtual workers: "
@@ -193,6 +201,7 @@ def check_trained(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str
 
 
 def _check_model(name: str, model: torch.nn.Module) -> None:
+    """Raise ConfigError for modules that communicate or give sparse gradients, and parameters that are not plain."""
     for path, module in model.named_modules():
         where = f"{name}.{path}" if path else name
         for kind in type(module).__mro__:
@@ -226,6 +235,7 @@ def _check_model(name: str, model: torch.nn.Module) -> None:
 
 
 def _check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Raise ConfigError for LBFGS, and for a parameter that is not the model's, or in two optimizers."""
     names = {id(p): f"{key}.{name}" for key, model in models.items() for name, p in model.named_parameters()}
     owner: dict[int, str] = {}
     for key, optimizer in optimizers.items():

@@ -138,6 +138,7 @@ class Config:
 
     def numerics(self) -> dict[str, Any]:
         """Return the arguments that the bits of the result depend on."""
+        # With "carry" the end of the last epoch is where the last step is cut.
         ends = {"epochs": self.plan.epochs} if self.plan.last_batch == "carry" else {}
         data = _data_identity(self.dataset)
         return {

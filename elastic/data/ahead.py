@@ -126,6 +126,7 @@ class Ahead:
         return request is not None
 
     def _taken_over(self, request: Examples) -> int | None:
+        """Return the ticket of an earlier sequence's request that reads the same, if its result is here or comes."""
         wanted = _examples(request)
         coming = (self._spare.keys() - self._abandoned) | (self._spare.keys() & self._results.keys())
         ticket = min((ticket for ticket in coming if self._spare[ticket] == wanted), default=None)

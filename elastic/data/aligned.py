@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-_BYTES = 64
+_BYTES = 64  # where torch's own memory begins
 _CLOSED = (type, ModuleType, FunctionType, torch.nn.Module)
 
 
@@ -58,6 +58,7 @@ def _copied(mapping: dict[Any, Any], changed: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _with_items(sequence: Any, changed: dict[int, Any]) -> Any:
+    """Return a sequence of the same type with the changed items in their places."""
     items = [changed.get(at, item) for at, item in enumerate(sequence)]
     if isinstance(sequence, list):
         sequence = copy.copy(sequence)

@@ -176,6 +176,7 @@ def _kept(loaders: Sequence[Any], set_epoch: Callable[[int], object] | None) -> 
 def _records(
     loaders: Sequence[Any], ranks: int, epochs: int, batches: int, set_epoch: Callable[[int], object] | None
 ) -> list[Record]:
+    """Read so many epochs of each loader into its record; `set_epoch` is called before each."""
     most = EXAMPLES_MAX // ranks
     records: list[Record] = []
     for epoch in range(epochs):
@@ -260,6 +261,7 @@ def _indices(loader: Any, epoch: int) -> Iterator[list[int]] | None:
 
 
 def _tells_indices(loader: Any) -> bool:
+    """Tell whether a loader gives indices without reading: by `shares`, or as a DataLoader of an indexed data set."""
     if callable(getattr(loader, "shares", None)):
         return True
     # Of accelerate's loaders, which wrap others, one gives other ranks what its sampler says.
@@ -267,6 +269,7 @@ def _tells_indices(loader: Any) -> bool:
 
 
 def _record(loader: Any, indices: bool) -> Record:
+    """Make the record of a loader, with what is known of its data set, before any epoch."""
     if not indices:
         return Record(compared="digests", length=None)
     size = getattr(getattr(loader, "batch_sampler", loader), "batch_size", None)
@@ -360,6 +363,8 @@ def _of_all_ranks(read: Callable[[], list[_T]], timeout_s: float) -> list[_T]:
 
 @dataclass(frozen=True)
 class _Failed:
+    """What a rank hands to the others whose loader raised."""
+
     said: str
 
 
@@ -369,6 +374,7 @@ def _missing(message: str) -> str:
 
 
 def _check(loaders: Sequence[Any], epochs: int, batches: int, allow: Collection[str]) -> None:
+    """Raise ConfigError for arguments that an audit cannot work with."""
     if unknown := set(allow) - set(get_args(Kind)):
         raise ConfigError(f"allow = {sorted(unknown)}; expected names of findings: {', '.join(get_args(Kind))}")
     for name, value in (("epochs", epochs), ("batches", batches)):

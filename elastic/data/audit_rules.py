@@ -174,12 +174,14 @@ class _Epoch:
         return None if None in lengths else sum(length for length in lengths if length is not None)
 
     def _few(self, count: int) -> bool:
-        """Tell whether samplers may pad or drop so many, as the file's first lines bound it."""
+        """Tell whether samplers may pad or drop so many, which are never half of the data."""
         sizes = [record.sizes[self.number] for record in self.records]
         even = len({len(of_rank) for of_rank in sizes}) == 1
         steps = np.sum(sizes, axis=0) if even else np.zeros(0, dtype=np.int64)
         asked = sum(record.batch_size or 0 for record in self.records)
         full = len(steps) > 0 and steps.min() == steps.max() and (len(steps) > 1 or steps[0] == asked)
+        # Full batches, as many on every rank: a step's examples more or less would be a batch more or less. Else only
+        # the ranks' numbers of examples were made equal.
         bound = int(steps[0]) if full else len(sizes)
         return count < bound and 2 * count < len(self.everything)
 
@@ -205,6 +207,7 @@ class _Epoch:
 
 
 def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
+    """Yield the findings of one epoch."""
     seen = _Epoch(records, epoch)
     yield from _read_twice(seen)
     yield from _left_out(seen)
@@ -244,6 +247,7 @@ def _read_twice(seen: _Epoch) -> Iterator[Finding]:
 
 
 def _left_out(seen: _Epoch) -> Iterator[Finding]:
+    """Yield a finding of examples that no rank reads."""
     if seen.missing:
         yield Finding(
             kind="gap",
@@ -254,6 +258,7 @@ def _left_out(seen: _Epoch) -> Iterator[Finding]:
 
 
 def _of_batches(seen: _Epoch) -> Iterator[Finding]:
+    """Yield a finding where ranks give different numbers of batches."""
     counts = [len(record.sizes[seen.number]) for record in seen.records]
     least, most = min(counts), max(counts)
     # Else the epoch was bounded by the number of indices, and so not at one batch.
@@ -268,6 +273,7 @@ def _of_batches(seen: _Epoch) -> Iterator[Finding]:
 
 
 def _unshuffled(seen: _Epoch) -> Iterator[Finding]:
+    """Yield a finding of ranks that read in the dataset's order."""
     orders = [record.epochs[seen.number] for record in seen.records]
     in_order = [rank for rank, order in enumerate(orders) if len(order) >= _ORDERED and (np.diff(order) > 0).all()]
     if in_order and seen.records[0].compared == "indices":
@@ -279,6 +285,7 @@ def _unshuffled(seen: _Epoch) -> Iterator[Finding]:
 
 
 def _same_order(records: Sequence[Record]) -> Iterator[Finding]:
+    """Yield findings of epochs that come in the order of epoch 0."""
     for rank, record in enumerate(records):
         for epoch, order in enumerate(record.epochs[1:], 1):
             if len(order) >= _ORDERED and np.array_equal(order, record.epochs[0]):

@@ -80,6 +80,7 @@ class KeptState:
             undo()
 
     def _globals(self) -> None:
+        """Keep the states of the global random generators."""
         self._undo.append(functools.partial(random.setstate, random.getstate()))
         self._undo.append(functools.partial(np.random.set_state, np.random.get_state()))
         self._generator(torch.default_generator)
@@ -139,6 +140,7 @@ class KeptState:
         return ()
 
     def _object(self, path: str, one: Any) -> list[tuple[str, Any]]:
+        """Keep an object's items, attributes and slots, and those of its class; return what they refer to."""
         found: list[tuple[str, Any]] = []
         if isinstance(one, _CONTAINERS):
             self._undo.append(functools.partial(_refill, one, list(one.items()) if isinstance(one, dict) else [*one]))
@@ -158,6 +160,7 @@ class KeptState:
         return found
 
     def _variables(self, one: Any, variables: dict[str, Any]) -> None:
+        """Keep which attributes there are, and what they refer to."""
         kept = dict(variables)
 
         def undo() -> None:
@@ -168,6 +171,7 @@ class KeptState:
         self._undo.append(undo)
 
     def _slots(self, path: str, one: Any, cls: type) -> Iterator[tuple[str, Any]]:
+        """Keep and yield what the slots of a class refer to in this object."""
         for name, slot in list(vars(cls).items()):
             if isinstance(slot, MemberDescriptorType):
                 value = getattr(one, name, _ABSENT)
@@ -175,6 +179,7 @@ class KeptState:
                 yield f"{path}.{name}", value
 
     def _class(self, path: str, cls: type) -> Iterator[tuple[str, Any]]:
+        """Keep a class's own attributes, but for special ones; yield them, and its methods to iterate and to call."""
         kept = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
 
         def undo() -> None:
@@ -229,6 +234,7 @@ class KeptState:
                     self._seen[id(held)] = held
 
     def _generator(self, one: Any) -> None:
+        """Keep the state of a random generator, if it has one."""
         if isinstance(one, np.random.Generator):
             self._generator(one.bit_generator)
         elif isinstance(one, np.random.BitGenerator):
@@ -254,6 +260,7 @@ class KeptState:
         return ()
 
     def _file(self, path: str, one: io.IOBase) -> None:
+        """Keep the place in an open file; one without a place gives its values once."""
         if one.closed or not one.readable():
             return
         try:

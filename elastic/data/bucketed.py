@@ -54,6 +54,7 @@ class Bucketed:
         self._batches_per_bucket = batches_per_bucket
 
     def for_run(self, sizes: Sizes) -> EpochOrder:
+        """Return this order as one run has it. Raises ConfigError where it does not fit."""
         if len(self._by_length) != sizes.dataset_length:
             raise ConfigError(
                 f"Bucketed got {len(self._by_length)} lengths for a dataset of {sizes.dataset_length} examples; it "

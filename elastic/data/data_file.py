@@ -86,6 +86,7 @@ class DataFile:
         return DataFileError(f"{self.url}: {found}\n  state  nothing was read of it\n  next   {then}")
 
     def _read(self, start: int, length: int) -> bytes:
+        """Read a range from storage; a short one comes from cached blocks."""
         if length > _BLOCK_BYTES:
             return self._storage.get(self._key, start, length)
         first, last = start // _BLOCK_BYTES, (start + length - 1) // _BLOCK_BYTES

@@ -116,6 +116,8 @@ class DataPlan:
 
     @cached_property
     def _some(self) -> Callable[[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Return a function that gives a block of an epoch's order by its number, and keeps the last two."""
+
         def some(epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             end = min((number + 1) * _TOGETHER, self.epoch_length)
             return self.epoch_order.at(epoch, np.arange(number * _TOGETHER, end, dtype=np.int64))
@@ -205,6 +207,7 @@ class StepPlan:
 
     @cached_property
     def _all(self) -> Examples:
+        """Return all examples of the step, which may reach over ends of epochs."""
         order, end = self.plan.epoch_order, self.first_position + self.count
         length = order.length
         parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
@@ -256,6 +259,7 @@ def _ceil(total: int, per: int) -> int:
 
 
 def _check(plan: DataPlan) -> None:
+    """Raise ConfigError for a plan that cannot work."""
     check_seed(plan.seed)
     for name in (f.name for f in fields(plan) if f.name not in ("seed", "last_batch", "order")):
         value = getattr(plan, name)

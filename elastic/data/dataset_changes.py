@@ -50,6 +50,7 @@ class _Noted:
         }
 
     def changed(self) -> bool:
+        """Tell whether attributes came or went, are others, or have changed within."""
         now, then = self._now, self._then
         if now.keys() != then.keys():
             return True

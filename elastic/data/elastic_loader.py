@@ -219,6 +219,7 @@ class ElasticLoader:
         return high - low
 
     def _give(self, current: _Pass) -> Iterator[Any]:
+        """Yield one iteration's batches, and count them. Raises RuntimeError once a newer iteration has begun."""
         batches: Iterator[Any] | None = None
         while True:
             if self._pass is not current:
@@ -247,6 +248,7 @@ class ElasticLoader:
 
     @property
     def _identity(self) -> dict[str, Any]:
+        """Return what a state must have equal with this loader."""
         plan = self._plan
         return {
             "dataset_length": plan.dataset_length,
@@ -355,6 +357,7 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
 
 
 def _check(dataset: Any, batch_size: int, last_batch: LastBatch, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a data set or options that an ElasticLoader cannot work with."""
     for name in options.keys() & _INSTEAD:
         raise ConfigError(f"{name} = {options[name]!r}: an ElasticLoader takes none\n  next   {_INSTEAD[name]}")
     if not options.get("in_order", True):

@@ -180,6 +180,7 @@ class Loader:
         self._is_there = self._reader is not None and all(tensor.device == device for tensor in dataset.tensors)
 
     def _read(self) -> Loaded:
+        """Read the next request in this process."""
         if self._reader is not None and not self._reader.is_current():
             self._look_for_tensors(self._slow_reader.dataset, self._slow_reader.collate_fn, self._device)
         request = next(self._source)
@@ -190,6 +191,7 @@ class Loader:
         return Loaded(pin(batch) if self._pin else batch, indices, left_out)
 
     def _receive(self) -> Loaded:
+        """Return the next batch from the processes, new ones if these are in doubt or the dataset has changed."""
         request = self._ahead.head()
         if request is None:
             raise StopIteration
@@ -307,6 +309,7 @@ class _Reader:
             return self._read(request, abandoned, self._own)
 
     def _read(self, request: Request, abandoned: Callable[[], bool], own: OwnGenerators) -> _Result | None:
+        """Read the examples one by one and collate them; what raises is left out, or ends it with ExampleError."""
         examples, indices, left_out = [], [], []
         for at, (epoch, index) in enumerate(zip(request.visits.tolist(), request.indices.tolist(), strict=True)):
             if abandoned():
@@ -333,6 +336,7 @@ class _Reader:
         return np.array(indices, dtype=np.int64), batch, tuple(left_out)
 
     def _example(self, epoch: int, index: int, own: OwnGenerators) -> Any:
+        # So an augmentation does not depend on who reads, or when.
         value = example_seed(self.seed, epoch, index)
         seed_streams(value, None)
         own.seed(value)

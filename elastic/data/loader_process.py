@@ -192,7 +192,7 @@ class _Ticketed:
 
 
 class _Outbox(deque[tuple[int, Any]]):
-    """What DataLoader is to submit. An iterator, as its sampler must be, and one that can go on after its end."""
+    """Requests for DataLoader to submit: an iterator, as its sampler must be, and one that can go on after its end."""
 
     def __iter__(self) -> _Outbox:
         return self

@@ -114,6 +114,7 @@ class MDSDataset(Dataset[Any]):
         return xxhash.xxh3_128_hexdigest(both.encode())
 
     def _open(self, number: int) -> DataFile:
+        """Open a shard. Raises DataFileError where it is not as the index says."""
         shard = self._shards[number]
         file = DataFile(f"{self._folder}/{shard.file}", self._options)
         samples = int(np.frombuffer(file.read(0, _U32.itemsize), _U32)[0]) if file.size >= _U32.itemsize else 0

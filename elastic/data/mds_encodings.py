@@ -54,6 +54,7 @@ def _array_decoder(rest: str) -> Decode | None:
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: bytes) -> NDArray[Any]:
+    """Read an array; type and shape that the column does not give stand in front of it. Raises ValueError."""
     at = 0
     try:
         if dtype is None:

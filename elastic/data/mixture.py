@@ -60,6 +60,7 @@ class Mixture:
             raise ConfigError(f"epoch_length={epoch_length!r}; expected how many examples an epoch visits, 1 or more")
 
     def for_run(self, sizes: Sizes) -> EpochOrder:
+        """Return this order as one run has it. Raises ConfigError for a dataset that is not the mixture's."""
         if sizes.dataset_length != sum(self._lengths):
             raise ConfigError(
                 f"the mixture is of {sum(self._lengths)} examples, and the dataset has {sizes.dataset_length}\n"
@@ -126,7 +127,7 @@ def interleaved(counts: Sequence[int]) -> list[int]:
         while coming and coming[0][0] <= position:
             part = heapq.heappop(coming)[1]
             heapq.heappush(ready, (-(-(done[part] + 1) * period // counts[part]), part))
-        part = heapq.heappop(ready)[1]
+        part = heapq.heappop(ready)[1]  # of those that may come, the one that has to come first
         dealt.append(part)
         done[part] += 1
         heapq.heappush(coming, (done[part] * period // counts[part], part))
@@ -134,6 +135,7 @@ def interleaved(counts: Sequence[int]) -> list[int]:
 
 
 def _length(name: str, part: Any) -> int:
+    """Return how many examples a part has. Raises ConfigError for what is no part."""
     if not isinstance(name, str) or not isinstance(part, tuple) or len(part) != 2 or not hasattr(part[0], "__len__"):
         raise ConfigError(
             f"{name!r}: {part!r} in a Mixture; expected {{'name': (dataset, proportion), …}}, with datasets that have "

@@ -112,7 +112,7 @@ class Sequential:
 
 
 class _Every:
-    """What orders of every example once in an epoch have in common."""
+    """The common part of orders whose epochs visit every example once."""
 
     each: Each = "once"
 

@@ -73,6 +73,7 @@ class Rows(Files):
         return int(described.num_rows)
 
     def _rows(self, file: Any, group: int, begin: int) -> Iterator[dict[str, Any]]:
+        """Yield a row group's rows, from row `begin` on."""
         for batch in file.iter_batches(_ROWS, row_groups=[group], columns=self._columns, use_threads=False):
             if begin < batch.num_rows:
                 yield from batch.slice(begin).to_pylist()

@@ -159,6 +159,7 @@ def _forward(values: _Words, words: list[_Words]) -> None:
 
 
 def _backward(values: _Words, words: list[_Words]) -> None:
+    """Undo `_forward`, in place."""
     bits, mask, _, _, left_size = words[:_SIZES]
     left, right, hashed = values >> bits, values, np.empty_like(values)
     _and(values, mask, right)

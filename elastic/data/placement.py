@@ -23,6 +23,7 @@ def pin(batch: Any) -> Any:
 
 
 def _each(batch: Any, change: Callable[[torch.Tensor], torch.Tensor], method: str, *arguments: Any) -> Any:
+    """Change each tensor of a batch; an object that has such a method moves itself."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if callable(getattr(batch, method, None)):

@@ -67,6 +67,7 @@ def record_index(file: DataFile, kind: str, scan: Scan, cache: str | os.PathLike
 
 
 def _paths(file: DataFile, kind: str, cache: str | os.PathLike[str] | None) -> list[Path]:
+    """Return where an index may lie, in the order in which they are tried."""
     named = file.path or file.url
     elsewhere = f"{hashlib.sha256(named.encode()).hexdigest()[:24]}.{kind}.index"
     if cache is not None:
@@ -95,12 +96,14 @@ def _opened(path: Path, file: DataFile, kind: str) -> RecordIndex | None:
 
 
 def _build(file: DataFile, kind: str, scan: Scan, paths: list[Path]) -> RecordIndex:
+    """Make an index, and keep it where that can be written."""
     written, temporary, path = _created(paths)
     try:
         with written:
             index = _written(written, file, kind, scan)
             if temporary is not None and path is not None:
                 with suppress(OSError):  # it serves this process all the same
+                    # Renamed when it is whole: whoever finds an index finds all of it.
                     os.replace(temporary, path)
                     temporary = None
         return index
@@ -128,6 +131,7 @@ def _remove_left_behind(path: Path) -> None:
 
 
 def _written(to: BinaryIO, file: DataFile, kind: str, scan: Scan) -> RecordIndex:
+    """Scan a file, and write its index. Raises DataFileError where the file is written to meanwhile."""
     header, hashed = _header(file, kind), xxhash.xxh3_128()
 
     def chunks() -> Iterator[bytes]:

@@ -226,6 +226,7 @@ class Scanned:
 
 
 def _lines(chunks: Iterator[bytes], *, empty: bool = True) -> Iterator[Offsets]:
+    """Yield where lines begin, and the end of the last one; where they may not be `empty`, not of those."""
     at = begin = 0  # where the chunk begins, and the line that is under way
     for chunk in chunks:
         ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + (at + 1)
@@ -241,6 +242,7 @@ _lines_with_text = partial(_lines, empty=False)
 
 
 def _text(line: bytes) -> str:
+    """Decode a line, without its end. Raises ValueError where it is several."""
     text, _, rest = line.decode().partition("\n")
     if rest:
         raise ValueError("it is more than one line")
@@ -279,6 +281,7 @@ def tar_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _sample(data: bytes) -> dict[str, Any]:
+    """Return a sample's files by their extensions, and its name as "__key__"."""
     sample: dict[str, Any] = {}
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:

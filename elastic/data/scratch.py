@@ -98,7 +98,7 @@ def _locked_folder() -> tuple[Path, int]:
             lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             continue  # this process stood still so long that another worker took the folder for abandoned
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the last process that holds it
         if folder.exists():
             return folder, lock
         os.close(lock)  # the same, one line later

@@ -35,7 +35,7 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 
 
 class Streams:
-    """What `Run(dataset=…)` takes in place of a dataset with a length. A run of streams ends after `steps=`.
+    """For `Run(dataset=…, steps=…)`: examples that come in streams, one for each virtual worker, and have no length.
 
     Args:
         make: `make(worker, workers)` returns an iterable of that virtual worker's examples, counted from 0, with
@@ -254,6 +254,7 @@ class _Reader:
         return {"turn": self._turn, "at": state_of(self._stream, self._worker)}
 
     def _begin(self) -> None:
+        """Make the stream, from its beginning, and tell it for which time."""
         self._stream = self._make()
         check_kind(self._stream, self._worker)
         if hasattr(self._stream, "set_epoch"):

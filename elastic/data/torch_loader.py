@@ -94,6 +94,7 @@ class _Processes(_MultiProcessingDataLoaderIter):
             ) from error
 
     def _wait(self) -> Any:
+        """Wait for a batch. Raises LoaderTimeout at the deadline."""
         until_s = time.monotonic() + self._timeout if self._timeout else math.inf
         while True:
             found, data = self._try_get_data(_POLL_S)  # type: ignore[no-untyped-call]

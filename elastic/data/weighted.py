@@ -63,6 +63,7 @@ class Weighted:
         self._replacement = replacement
 
     def for_run(self, sizes: Sizes) -> EpochOrder:
+        """Return this order as one run has it. Raises ConfigError where it does not fit."""
         if len(self._weights) != sizes.dataset_length:
             raise ConfigError(
                 f"Weighted got {len(self._weights)} weights for a dataset of {sizes.dataset_length} examples; it needs "
@@ -110,6 +111,7 @@ class _Sampled:
         self._sample = lru_cache(maxsize=2)(self._draw)  # a step may lie in two epochs
 
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        # The heaviest stand first in a sample.
         shuffled = permutation(self.length, "sample order", self._seed, epoch).at(positions)
         return np.full_like(positions, epoch), self._sample(epoch)[shuffled]
 
@@ -140,6 +142,7 @@ def _minus_log(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _checked(weights: ArrayLike) -> NDArray[np.float64]:
+    """Return the weights as float64. Raises ConfigError where they are none."""
     array = np.array(weights, dtype=np.float64)
     if array.ndim != 1 or not array.size:
         raise ConfigError(f"weights of shape {array.shape}; expected one number for each example of the dataset")

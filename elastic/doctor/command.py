@@ -83,6 +83,7 @@ def _findings(
     local_addr: str | None,
     named: range | None,
 ) -> Iterator[Finding]:
+    """Look at one thing after the other, and yield what was found."""
     yield from _looked("python", machine.python)
     torch = [*_looked("torch", machine.torch)]
     yield from torch

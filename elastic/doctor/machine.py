@@ -30,6 +30,7 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
+    """Find out whether torch can be loaded, is a release that runs take, and has gloo."""
     try:
         import torch
         import torch.distributed as dist
@@ -50,6 +51,7 @@ def torch() -> Finding:
 
 
 def devices() -> Finding:
+    """Find out whether torch computes on the GPUs that are here."""
     import torch
 
     processors = len(os.sched_getaffinity(0))
@@ -83,6 +85,7 @@ def devices() -> Finding:
 
 
 def memory() -> Finding:
+    """Find out whether there is memory for an agent and a worker."""
     limits = group_limits()
     of_group = f"; its control group may have {words.size(min(one.most for one in limits))}" if limits else ""
     free = free_bytes()
@@ -112,6 +115,7 @@ def shared_memory() -> Finding:
 
 
 def open_files() -> Finding:
+    """Find out whether a process may open as many files as a run was tested with."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft:,} a process" if soft == hard else f"{soft:,} a process, which it may raise to {hard:,}"
     if soft >= _FILES_LEAST:

@@ -30,6 +30,7 @@ def chosen(towards: str, local_addr: str | None) -> Chosen:
 
 
 def interface(found: Chosen, local_addr: str | None) -> Finding:
+    """Say by which address others find this node, and whether only this machine can."""
     words = addresses.in_words(found, local_addr)
     if only_near(found.address):
         advice = "for several machines, name the interface that reaches the others: --local-addr; one needs none"

@@ -23,6 +23,7 @@ _SET = "set this machine's clock (in a container: its host's): timedatectl set-n
 
 
 def looks(url: str, options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Look whether a run's storage does what a run needs, and leave nothing there."""
     with _nothing_left(url):
         try:
             storage = open_storage(url, dict(options), retry_s=_RETRY_S, answer_s=_RETRY_S)
@@ -34,6 +35,7 @@ def looks(url: str, options: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _looks(storage: Storage) -> Iterator[Finding]:
+    """Write, read, list, create once more and remove an object; yield what came of it."""
     key, first = f"{CLAIMS}/probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
     before = time.time()
     try:

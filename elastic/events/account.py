@@ -140,6 +140,7 @@ class Account:
         return "forming" if self._before in _FORMING else "redone"
 
     def _lose(self, lost: Event, t: float, begun_s: float | None) -> None:
+        """Account for the time before a lost peer was known: up to its fault, and from then on."""
         in_vain = "forming" if self._before in _FORMING else "redone"
         if begun_s is None:
             self.take(t, ("detecting", lost.get(WAIT, 0.0)), rest=in_vain)
@@ -149,6 +150,7 @@ class Account:
             self.take(t, rest="detecting")
 
     def _step(self, applied: Event, t: float, counts: bool, stalled_s: float) -> None:
+        """Account for a step: as redone where it does not count, else by what its time went into."""
         saving, waiting = applied.get(SAVE, 0.0), applied.get(WAIT, 0.0)
         if not counts:
             self.take(t, ("save_stall", saving), rest="redone")

@@ -32,6 +32,7 @@ class Compaction:
         self._stride = 1
 
     def add(self, record: Mapping[str, Any]) -> None:
+        """Fold a record that is of FOLDS; keep any other as it is."""
         t = float(record["t"])
         if record["event"] not in FOLDS:
             self.items.append(dict(record))
@@ -73,6 +74,7 @@ def forget(items: list[Event], count: int) -> list[Event]:
 
 
 def _blank(record: Mapping[str, Any], since: float) -> Event:
+    """Return a folded record that stands for nothing yet, in the place of `record`."""
     common = {name: record[name] for name in _COMMON if name in record}
     zeros = {"steps": 0, "first": None, "last": None, "redone": 0, "count": 0, "saved_bytes": 0, "stall_s": 0.0}
     return {
@@ -90,6 +92,7 @@ def _blank(record: Mapping[str, Any], since: float) -> Event:
 
 
 def _absorb(into: Event, record: Mapping[str, Any]) -> None:
+    """Add what a record says to a folded one."""
     name = record["event"]
     into["t"] = max(into["t"], float(record["t"]))
     into["records"][name] = into["records"].get(name, 0) + 1
@@ -109,6 +112,7 @@ def _absorb(into: Event, record: Mapping[str, Any]) -> None:
 
 
 def _as_folded(item: Event) -> Event:
+    """Return an item as a folded one, which is `unknown` unless it was folded before."""
     if item["event"] == "folded":
         return item
     alone = _blank(item, float(item["t"]))

@@ -65,6 +65,7 @@ class EventLog:
         self._write(event, facts)
 
     def _write(self, event: str, facts: Event) -> None:
+        """Write a record to all sinks, and show it to all who hear; one that raises at that hears no more."""
         if not self._sinks and not self._hearing:
             return
         record = {"t": self._clock(), "worker": self._worker_id, "event": event, **self._common, **facts}

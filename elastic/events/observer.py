@@ -62,7 +62,7 @@ MOMENTS = (
 
 
 class ObservedRun(Protocol):
-    """What an observer may read of a run. `rank`, `world_size` and `generation` mean nothing before `formed`."""
+    """A run as an observer may read it. `rank`, `world_size` and `generation` mean nothing before `formed`."""
 
     @property
     def rank(self) -> int: ...

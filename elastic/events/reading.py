@@ -48,6 +48,7 @@ def _is_record(found: Event) -> bool:
 
 
 def _lines(url: str | os.PathLike[str], storage_options: dict[str, Any] | None) -> Iterator[bytes]:
+    """Yield the lines of a run's events, from a folder or from storage."""
     folder = local_folder(url)
     if folder is not None:
         events = folder / "events"

@@ -44,6 +44,7 @@ class RemoteSink:
         self._thread.start()
 
     def write(self, record: Event, line: bytes) -> None:
+        """Take a record in; where too much waits to be uploaded, only fold it."""
         with self._lock:
             if self._size + len(line) > PENDING_BYTES_MAX:
                 self._overflow = self._overflow or Compaction(since=self._past.compaction.until)

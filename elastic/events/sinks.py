@@ -92,6 +92,7 @@ class FileSink:
         unfinished = self._folder / f".{past.name}"
         unfinished.write_bytes(self._past.data())
         unfinished.replace(past)
+        # From here on the past counts, and not the segments that it stands for.
         self._path(oldest).unlink(missing_ok=True)
         if oldest > 0:
             (self._folder / f"{self._worker_id}.past.{oldest - 1:06d}.jsonl").unlink(missing_ok=True)

@@ -521,6 +521,7 @@ class _Progress:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Bring the Trainer to where the state stands, unless its loop stands there already."""
         trainer = self._trainer
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         if self.is_looping:

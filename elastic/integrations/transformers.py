@@ -213,6 +213,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         return int(find_batch_size(batch) if items is None else items)
 
     def _targets(self, batch: Any) -> torch.Tensor | None:
+        """Return the labels that the loss looks at; None where there are none."""
         labels = batch.get("shift_labels", batch.get("labels"))
         if not isinstance(labels, torch.Tensor):
             return None
@@ -426,6 +427,7 @@ class _Progress:
         return {"trainer": json.dumps(of_trainer, default=float), "log": self._log_history()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Bring the Trainer to where the state stands, unless its loop stands there already. Raises ConfigError."""
         trainer, saved = self._trainer, _of_trainer(state)
         self._norm = saved["norm"] and tuple(saved["norm"])
         if self.is_looping:
@@ -576,6 +578,7 @@ _set_up, _train = PartialState.__init__, transformers.Trainer.train
 
 
 def _set_up_alone(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Set accelerate up without a launcher, as one process to itself."""
     first = not self.initialized
     with hidden_launch():
         _set_up(self, *args, **kwargs)

@@ -52,6 +52,7 @@ def upload(text: str) -> float:
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe the model, the cluster and the fleet."""
     what = parser.add_argument_group("the model")
     size, time = quantity(units.above_0(units.count)), quantity(units.seconds)
     lasts = quantity(units.above_0(units.seconds))
@@ -202,6 +203,7 @@ def fleets_of(given: argparse.Namespace, names: Sequence[str]) -> list[recorded.
 
 
 def _link(given: Link | None, figures: Figures) -> Link:
+    """Return the link that is given, or measured; else one that costs nothing."""
     if given is not None:
         return given
     if "link_bytes_per_s" in figures:

@@ -119,6 +119,7 @@ def decide(
             UNMEASURED_S, Bound.UNMEASURED, f"every {words.seconds(UNMEASURED_S)}: no save has been measured yet"
         )
     best_s = daly_s(stall_s + save_costs_s, losses.mean_s)
+    # One save must be committed before the next begins, and storage and network are left alone half of the time.
     floor_s = SLACK * durable_s
     if floor_s > best_s:
         every = words.seconds(floor_s)

@@ -29,7 +29,7 @@ class Bill:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan says: candidates, the interval between saves, and bills on a spot fleet and on machines that stay.
+    """A plan's answers: candidates, the interval between saves, and bills on a spot fleet and on machines that stay.
 
     shares       candidates for V; the job has one of them, or another
     interval     between saves, with what the fleet's trace shows as seen

@@ -91,6 +91,7 @@ def parse(text: str, where: str) -> Figures:
 
 
 def _figure(name: str, document: Any, where: str) -> Figure:
+    """Read one figure. Raises ConfigError."""
     if name not in MEANINGS:
         near = difflib.get_close_matches(name, MEANINGS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(MEANINGS)}"

@@ -17,7 +17,7 @@ ADAM = 3  # copies of the parameters in a state: weights, and AdamW's two moment
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be trained, and on how many of which machines.
+    """A training to be planned: the model, and how many of which machines it has.
 
     parameters       of the model
     gradient_bytes   of a parameter's gradient, as it travels: 4 in mode "exact"

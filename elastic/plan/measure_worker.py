@@ -17,6 +17,7 @@ from elastic_checkpoint import linux
 
 
 def main(argv: list[str]) -> int:
+    """Measure as one of the processes, and return the exit status."""
     linux.signal_at_parents_end(signal.SIGKILL)
     if os.getppid() == 1:
         return 1  # whoever measures has ended already

@@ -30,6 +30,8 @@ def measured(
 
 
 def _measured(model: Any, loss: Callable[[], torch.Tensor], world_size: int) -> dict[str, float]:
+    """Measure passes, and, where there are others, the latency and bandwidth between them."""
+
     def computes() -> None:
         model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss())

@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(given: argparse.Namespace) -> int:
+    """Plan as asked, and print, draw or write it."""
     figures = arguments.figures_of(given)
     (fleet, *others) = arguments.fleets_of(given, ["aws-p3-2020"])
     if others:

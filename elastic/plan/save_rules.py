@@ -49,7 +49,7 @@ class TimeOfDay:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRules:
-    """When to save: whichever comes first.
+    """The moments at which a run saves: whichever comes first.
 
     steps    after every so many, counted from the run's beginning
     seconds  of training
@@ -100,6 +100,7 @@ class SaveRules:
 
 
 def _time_of_day(given: str, hour: int, minute: int, zone: str) -> TimeOfDay:
+    """Read a time of day with its zone. Raises ConfigError."""
     from zoneinfo import ZoneInfo  # takes a moment to load, and few name a zone
 
     try:

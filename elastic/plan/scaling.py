@@ -13,7 +13,7 @@ _ENOUGH, _MULTIPLES = 2.5, 6  # V is three to six times the usual fleet
 
 @dataclass(frozen=True)
 class Size:
-    """What a number of workers brings, against one worker.
+    """A number of workers, and what it brings against one worker.
 
     balance     V / (W * ceil(V / W)): the share of computing in which all workers have work
     efficiency  the share of all workers' time that one worker alone would need: it has balance in it

@@ -85,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _on_fleet(given: argparse.Namespace, figures: Figures, fleet: Trace) -> tuple[Trace, Job, list[Outcome]]:
+    """Simulate all policies on one fleet."""
     fleet = fleet.limited(given.nodes)
     job = job_on(given, figures, fleet)
     compared = policies(

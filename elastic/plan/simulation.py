@@ -71,7 +71,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of a run on a trace, under one policy.
+    """The end of a simulation: what became of a run on a trace, under one policy.
 
     parts      part -> seconds; see above
     steps      that last
@@ -194,6 +194,7 @@ class _Run:
             self._save(until_t)
 
     def _save(self, until_t: float) -> None:
+        """Save, and take in whoever waits for that; then the interval may become another."""
         self.saves += 1
         self.marks.append(_Mark(self.t + self.policy.durable_s, self.steps, self.computed_s))
         self.owed_s, self.owed_as = self.policy.stall_s, "saving"
@@ -270,6 +271,7 @@ class _Run:
         return spent_s
 
     def _interval_s(self) -> float:
+        """Return the training between two saves, as the policy has it: fixed, found, or best by hindsight."""
         policy = self.policy
         if policy.interval_s is not None:
             return policy.interval_s

@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Trace:
-    """When each machine of a fleet came and went.
+    """A fleet's history: when each machine came and went.
 
     name      for people
     changes   by time, one for each; nobody goes who is not there
@@ -236,6 +236,7 @@ def draw(*, seed: int, nodes: int, lifetime_s: float, replaced_s: float, length_
 
 
 def _changes(moves: Sequence[tuple[float, str, str]]) -> Iterator[Change]:
+    """Yield moves of one moment as one change."""
     for t_s, at_once in groupby(moves, key=lambda move: move[0]):
         listed = list(at_once)
         gone = tuple(node for _, op, node in listed if op == "remove")

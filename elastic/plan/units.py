@@ -63,6 +63,7 @@ def above_0(read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def _read(text: str, units: dict[str, float], expected: str, *, most: float = _MOST, mosts: str | None = None) -> float:
+    """Read a number with one of these units. Raises ConfigError."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in units:
         raise ConfigError(f"{text!r}; expected {expected}")

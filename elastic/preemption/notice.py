@@ -54,11 +54,9 @@ class Notice:
 
 
 def changes(before: Mapping[str, Notice], found: Iterable[Notice]) -> list[Notice]:
-    """Return what a source says anew, then of what it said the deadlines that came nearer, then what it withdrew.
+    """Return what a source says anew, then deadlines that came nearer, then, withdrawn, what it says no more.
 
-    withdrawn, what it does not say any more.
-
-    before  by id
+    before  what it said, by id
     """
     now = {notice.id: notice for notice in found}
     new = [notice for id, notice in now.items() if id not in before]

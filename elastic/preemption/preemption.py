@@ -172,6 +172,7 @@ class Preemption:
         return self._agreed or self._process.leave
 
     def _take_hints(self) -> bool:
+        """Take all hints that came; tell whether there was one."""
         hinted = False
         while self._process.take_hint() is not None:
             hinted = True
@@ -204,6 +205,7 @@ class Preemption:
         return Notice(source="agreed", id="agreed", why=why, by_s=by_s, node=node)
 
     def _not_all(self, failure: RuntimeError) -> RendezvousTimeout:
+        """Return the error which says who is missing."""
         missing = _missing()
         named = ", ".join(f"rank {rank}" for rank in missing) or f"not known; torch says: {failure}"
         return RendezvousTimeout(

@@ -48,6 +48,7 @@ class ProcessNotices:
             return self._hints.pop(0) if self._hints else None
 
     def _on_notice(self, notice: Notice) -> None:
+        """Keep a hint until it is taken; tell of a notice to leave, and keep the one that gives the least time."""
         if notice.withdrawn:
             return  # who has begun to leave cannot know who has seen that; and a save harms nobody
         with self._lock:

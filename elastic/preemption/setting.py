@@ -47,6 +47,7 @@ def found_by_auto() -> str:
 
 
 def _parts(setting: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the rest of each source in a setting."""
     remaining = setting.strip()
     while remaining:
         if remaining.startswith("command:"):
@@ -64,6 +65,7 @@ def _found(environ: Mapping[str, str], sys: Path) -> list[str]:
 
 
 def _source(name: str, rest: str, environ: Mapping[str, str], setting: str) -> Source:
+    """Make a source by its name. Raises ConfigError, with what is expected."""
     kind = KINDS.get(name)
     if kind is None or (kind.needs and not rest):
         forms = (f"{one.name}:{one.needs}" if one.needs else one.name for one in KINDS.values())

@@ -69,6 +69,7 @@ class SignalNotices:
             return False
         self._taken = [one for one in self._numbers if one != signal.SIGUSR1 or _is_free(one)]
         loader_processes.stay_with_parent()
+        # A thread reads them: a worker that is blocked in a collective runs no Python handler.
         self._pipe = SignalPipe(self._taken, children_stay=True)
         self._thread = threading.Thread(target=self._watch, args=[self._pipe], name="elastic-notices", daemon=True)
         self._thread.start()
@@ -92,6 +93,7 @@ class SignalNotices:
                     self._arrived(signal.Signals(number))
 
     def _arrived(self, number: signal.Signals) -> None:
+        """Tell of a signal as a notice; end the process at a second Ctrl-C."""
         now_s = time.monotonic()
         if number is signal.SIGINT and self._interrupts.is_second(now_s):
             sys.stderr.write("elastic: interrupted twice; ending at once, what was committed stays\n")

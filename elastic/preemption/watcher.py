@@ -66,6 +66,7 @@ class Watcher:
                 thread.join(timeout=max(0.0, until_s - time.monotonic()))
 
     def _watch(self, source: Source) -> None:
+        """Ask a source again and again, less often while it tells nothing, and tell what has changed."""
         failures, silent_until_s = 0, 0.0
         while not self._end.is_set():
             failed: Exception | None = None

@@ -74,6 +74,7 @@ class Azure(Cloud):
         return [] if answer is None else self._notices(answer, self._name)
 
     def gone(self, ids: Collection[str]) -> None:
+        """Acknowledge these events, if the setting asks for it. Raises SourceFailed."""
         if self._acknowledge and ids:
             body = json.dumps({"StartRequests": [{"EventId": id} for id in ids]}).encode()
             answer = self._ask("POST", EVENTS, body)
@@ -81,6 +82,7 @@ class Azure(Cloud):
                 raise SourceFailed(f"{EVENTS}: the acknowledgement is answered with {answer.status}")
 
     def _own_name(self) -> str:
+        """Ask for this VM's name. Raises SourceFailed."""
         answer = self._ask("GET", COMPUTE)
         said = answer.json_object(COMPUTE).get("name")
         if answer.status != 200 or not isinstance(said, str) or not said:
@@ -102,6 +104,7 @@ class Azure(Cloud):
         return answer
 
     def _notices(self, answer: Answer, name: str) -> list[Notice]:
+        """Return what the answer says of this VM. Raises SourceFailed."""
         events = answer.json_object(EVENTS).get("Events")
         if not isinstance(events, list):
             raise SourceFailed(f"{EVENTS} has Events={str(events)[:80]}; expected a list")

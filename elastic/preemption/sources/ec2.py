@@ -75,6 +75,7 @@ class Ec2(Cloud):
         return [Notice(source=self.name, id=f"{action} {at}", why=why, by_s=by_s)]
 
     def _recommendation(self) -> list[Notice]:
+        """Ask for the recommendation to rebalance, which is a hint."""
         if (answer := self._get(REBALANCE)) is None:
             return []
         said = answer.json_object(REBALANCE).get("noticeTime")
@@ -97,6 +98,7 @@ class Ec2(Cloud):
         raise SourceFailed(f"{self.service.endpoint}{path} refuses a token that it has just given (401)")
 
     def _new_token(self) -> str:
+        """Ask for a token. Raises SourceFailed, which says what to do where only the answer gets lost."""
         try:
             answer = self.service.ask("PUT", TOKEN, {TTL_HEADER: str(TTL_S)}, within_s=self._within_s)
         except Unanswered as unanswered:
@@ -107,6 +109,7 @@ class Ec2(Cloud):
         return answer.body
 
     def _is_there(self) -> bool:
+        """Tell whether the service answers at all."""
         try:
             self.service.ask("GET", "/latest/meta-data/", {}, within_s=self._within_s)
         except Unanswered:

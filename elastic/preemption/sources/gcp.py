@@ -49,6 +49,7 @@ class Gcp(Cloud):
         return ask_each([self._preemption, self._maintenance])
 
     def _preemption(self) -> list[Notice]:
+        """Ask whether this VM is preempted, once, or until that changes. Raises SourceFailed."""
         waits = f"?wait_for_change=true&last_etag={self._etag}&timeout_sec={self._wait_s}" if self._etag else ""
         answer = self._ask(PREEMPTED + waits, within_s=self._within_s + (self._wait_s if waits else 0))
         etag = answer.headers.get("etag", "")
@@ -63,6 +64,7 @@ class Gcp(Cloud):
         return [Notice(source=self.name, id="preempted", why=why, by_s=answer.at_s + AHEAD_S)]
 
     def _maintenance(self) -> list[Notice]:
+        """Ask what becomes of this VM while its host is maintained. Raises SourceFailed."""
         event = self._ask(MAINTENANCE, within_s=self._within_s).body.strip()
         if event == _TERMINATE:
             why = "Compute Engine ends this VM for the maintenance of its host"

@@ -111,6 +111,7 @@ class MetadataService:
                     return
 
     def _exchange(self, request: bytes, deadline_s: float) -> bytes:
+        """Send a request, and return what comes back by the deadline; `abort` can end that."""
         with socket.create_connection(self._address, timeout=deadline_s - time.monotonic()) as connected:
             with self._lock:
                 if self._aborted:
@@ -125,6 +126,7 @@ class MetadataService:
 
 
 def _received(connected: socket.socket, deadline_s: float) -> bytes:
+    """Read until an answer is whole. Raises TimeoutError, or ValueError for one that is too long."""
     data = bytearray()
     while not _is_whole(data):
         if (left_s := deadline_s - time.monotonic()) <= 0:

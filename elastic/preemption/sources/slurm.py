@@ -65,6 +65,7 @@ class Slurm(Source):
         return bool(environ.get("SLURM_JOB_ID"))
 
     def look(self) -> list[Notice]:
+        """Tell of the job's end once it is near; set when to ask again."""
         left_s = self._left_s()
         if left_s is None:
             self.every_s = _EVERY_S
@@ -124,6 +125,7 @@ def left_s(said: str) -> float | None:
 
 
 def _line_s(line: str) -> float | None:
+    """Read one line of %L; None: there is no limit. Raises ValueError."""
     text = line.strip()
     if text in _UNBOUNDED:
         return None
