@@ -53,7 +53,7 @@ def floats_in(layout: Layout) -> int:
 
 
 def shaped(value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return a value, or the floats of one, in the shape of a layout."""
+    """Return a value, or the flat floats of one, in the shape of a layout."""
     if layout.dtype is not None and getattr(torch, layout.dtype).is_complex and not value.is_complex():
         return torch.view_as_complex(value.view(*layout.shape, 2))
     return value.view(layout.shape)

@@ -154,7 +154,7 @@ class Buffers:
 
     @property
     def hanging(self) -> Sequence[tuple[str, Callable[[], torch.Tensor | None]]]:
-        """Return (name, what gives what hangs there now), of those that were there as the step began.
+        """Return (name, function that gives its value now) of the buffers that were there as the step began.
 
         Left out are those that are put back in any case. It is another object where others are there.
         """
@@ -176,7 +176,7 @@ class Buffers:
         return sorted(b.name for b in new if self._rule(b, b.start) == "mean")
 
     def relaid(self) -> list[str]:
-        """Return what all ranks must know of buffers that came or went, or got another layout, in shares here."""
+        """Return, for all ranks, the buffers that came, went or got another layout in this rank's shares."""
         return [
             json.dumps([b.entry.root, b.entry.path, b.entry.attribute, self._persistent[b], *layout])
             for b, layout in self._relaid.items()
@@ -278,7 +278,7 @@ class Buffers:
                     buffer.put(None)
 
     def watched(self, *, closely: bool) -> Callable[[], list[str]]:
-        """Return what tells which of the buffers that shares move have been moved since.
+        """Return a function that tells which of the buffers that shares move have been moved since.
 
         closely: by value, too, and not only by versions, of which BatchNorm counts that of `num_batches_tracked` alone
         """
@@ -314,7 +314,7 @@ class Buffers:
         return {buffer: value for buffer, value in values.items() if self._rule(buffer, value) != "mean"}
 
     def _counts(self, buffer: Buffer) -> bool:
-        """Return whether this rank's word on the layout of a buffer counts."""
+        """Return whether what this rank's shares made of a buffer's layout counts."""
         return self._rules.get(buffer.name) != "first" or self._holds_the_first_share
 
     # a step

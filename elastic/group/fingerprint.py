@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """One rank's row: what it is about to do.
+    """What one rank is about to do, as it is told to all others.
 
     step     how many are applied
     ordinal  of an evaluation, since the last update; else 0
@@ -86,7 +86,7 @@ class Fingerprint:
         return cls(kind=known, step=step, ordinal=kind >> 8, batches=(length, size), trained=trained, site=where)
 
     def __str__(self) -> str:
-        """Say it in words that fit one rank and many."""
+        """Return it in words that fit one rank and many."""
         after = "before the first step" if self.step == 0 else f"after step {self.step - 1}"
         what = {
             Kind.STEP: f"step {self.step}",
@@ -129,11 +129,11 @@ class Announced:
 
     @property
     def arrived(self) -> bool:
-        """Return whether nobody has to be waited for."""
+        """Return whether the rows of all ranks are here."""
         return self._pending is None or self._pending.arrived
 
     def look(self) -> None:
-        """Do as `check`, if all rows are here already: while there is something to compute."""
+        """Check as `check` does if all rows are here already, so as not to wait while there is something to compute."""
         if self._pending is not None and self._pending.arrived:
             self.check()
 
@@ -232,7 +232,7 @@ def _applied(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Write ranks as "0, 2-4", say."""
+    """Write ranks as text, such as "0, 2-4"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

@@ -108,7 +108,7 @@ class FlatSum(ABC):
         return self._memory.nbytes + sum(buffer.nbytes for buffer in self.buffers)
 
     def release(self) -> None:
-        """Give the memory back, for others."""
+        """Give the memory back, for other sums."""
         self._memory.release()
         self.warm.give_back(self.buffers)
         self.buffers, self.rows = [], []
@@ -125,11 +125,11 @@ class FlatSum(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """Wait for the stage under way, and begin the next, if there are several. Same order on all ranks, too."""
+        """Wait for the stage under way and begin the next, if there are several. Same order on all ranks."""
 
     @abstractmethod
     def join(self) -> None:
-        """Add this rank's chunk when it has arrived, and send the result on. Same order on all ranks, too."""
+        """Wait for this rank's chunk, add it and send the result on. Same order on all ranks."""
 
     @abstractmethod
     def finish(self) -> torch.Tensor:

@@ -114,7 +114,7 @@ class Group(Protocol):
         """Receive what that rank sends: see `send`."""
 
     def settle(self) -> None:
-        """Return when a GPU has come so far: there, waits only order what comes after them. Raises PeerLost."""
+        """Wait until a GPU has come so far: `Work.wait` only orders what comes after it there. Raises PeerLost."""
 
     def check(self) -> None:
         """Raise PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
@@ -394,7 +394,7 @@ class _Forming:
 
 
 def _connections(own_ports: set[int], peer_ports: set[int], peers: int) -> list[socket.socket]:
-    """Return one per peer; the last ones may be accepted a moment after the group's making. Raises PeerLost."""
+    """Return one connection per peer, waiting a moment for the last ones to be accepted. Raises PeerLost."""
     deadline = time.monotonic() + _ACCEPTED_S
     while True:
         found = connections(own_ports, peer_ports)

@@ -58,7 +58,7 @@ def _nothing() -> None:
 
 
 class GradientSum:
-    """The gradients of one set of parameters in one view.
+    """Sums the gradients of one set of parameters over the ranks of one view.
 
     overlap  take each gradient as it arrives, and send buckets during the last backward pass. Off for models whose
              backward touches a parameter twice in one pass (reentrant checkpointing): then all are taken after it
@@ -130,7 +130,7 @@ class GradientSum:
         self._hear_no_more(list(self._hooks))
 
     def release(self, *, in_order: bool) -> None:
-        """Close it for good: it goes when it is let go, and not when garbage is collected.
+        """Close it for good, so that it goes when it is let go, and not when garbage is collected.
 
         in_order  nothing is in flight: its memory is for others from here on, and with it what lies in `.grad`
         """
@@ -362,7 +362,7 @@ class GradientSum:
         return True
 
     def _take(self, indices: Iterable[int]) -> None:
-        """Add these parameters' gradients to the share's partial sum, and that to those that the share completes."""
+        """Add these parameters' gradients to the share's partial sum, and on to the sums that the share completes."""
         taken = list(indices)
         values: list[torch.Tensor | None] = []
         for index in taken:

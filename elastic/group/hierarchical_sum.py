@@ -43,7 +43,7 @@ def tree_sum(
 
 
 class HierarchicalSum(FlatSum):
-    """A sum in STAGES stages: `advance` has something to do here."""
+    """A sum over ranks on several hosts, in STAGES stages, which `advance` goes through."""
 
     @staticmethod
     def multiple(group: Group) -> int:

@@ -140,7 +140,7 @@ class _Way:
 
 @lru_cache(maxsize=256)
 def _way(schedule: Schedule, hosts: tuple[range, ...], numel: int) -> _Way:
-    """Return which elements and joins are whose, for rows of `numel` elements."""
+    """Return which rank adds which of a row's `numel` elements, and where."""
     assert numel % ALIGNED == 0
     host = tuple(number for number, ranks in enumerate(hosts) for _ in ranks)
     firsts = [sum(schedule.rows[:rank]) for rank in range(len(host) + 1)]

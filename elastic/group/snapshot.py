@@ -47,7 +47,7 @@ class Buffer:
     _sample: torch.Tensor | None = None
 
     def now(self) -> torch.Tensor | None:
-        """Return what hangs there now."""
+        """Return the tensor that the entry holds now, or None."""
         return self.entry.module._buffers.get(self.entry.attribute)
 
     def put(self, tensor: torch.Tensor | None) -> None:
@@ -58,13 +58,13 @@ class Buffer:
         return self.entry.attribute not in self.entry.module._non_persistent_buffers_set
 
     def forget(self) -> None:
-        """Take away what a share has registered."""
+        """Remove the entry, which a share has registered."""
         module, attribute = self.entry.module, self.entry.attribute
         module._buffers.pop(attribute, None)
         module._non_persistent_buffers_set.discard(attribute)
 
     def become(self, value: torch.Tensor, *, persistent: bool) -> None:
-        """Hang another tensor there; in an entry of its own, if there was none."""
+        """Put another tensor there; in a new entry, if there was none."""
         module, attribute = self.entry.module, self.entry.attribute
         if attribute in module._buffers:
             self.put(value)
@@ -72,7 +72,7 @@ class Buffer:
             module.register_buffer(attribute, value, persistent=persistent)
 
     def note(self) -> None:
-        """Take what hangs there now for what the step starts from."""
+        """Note what the entry holds now as what the step starts from."""
         now = self.now()
         self.tensor = now
         if now is None:
@@ -85,7 +85,7 @@ class Buffer:
         self.mark()
 
     def mark(self) -> None:
-        """Note how a change of `tensor` will be known, while it holds the values of `start`."""
+        """Note what a change of `tensor` will be known by, as it holds the values of `start`."""
         if self.tensor is not None:
             self._version = self.tensor._version
             if self.tensor.nbytes > _COMPARED_BYTES:
@@ -152,7 +152,7 @@ class Snapshot:
         return others
 
     def stirred(self) -> list[Buffer]:
-        """Return the lively ones, with those found to differ from the step's start: these are lively from here on."""
+        """Return the lively buffers, with those that differ from the step's start: they are lively from here on."""
         whole = self._begun <= _COMPARED_WHOLE
         if stirred := [buffer for buffer in self._still if buffer.changed(whole=whole)]:
             gone = set(stirred)
@@ -163,7 +163,7 @@ class Snapshot:
         return self.lively
 
     def put_back(self) -> None:
-        """Put the lively ones back as they were at `begin`, after `stirred`."""
+        """Put the lively buffers back as they were at `begin`, after `stirred`."""
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
         with torch.no_grad():
@@ -190,7 +190,7 @@ class Snapshot:
             self.put_back()
 
     def watched(self, *, closely: bool) -> Callable[[], list[str]]:
-        """Return what tells which lively ones have been moved since: see Buffers.watched."""
+        """Return a function that tells which lively buffers have been moved since: see Buffers.watched."""
         noted = [
             (buffer, now, now._version, now.clone() if closely else None)
             for buffer in self.lively
@@ -260,7 +260,7 @@ class Snapshot:
         return True
 
     def _are_as_walked(self) -> bool:
-        """Return whether the same modules hang below every module as before."""
+        """Return whether every module has the same modules below it as before."""
         if not all(map(is_, self._below, [module._modules for _, _, module in self.walked])):
             return False
         held = list(chain.from_iterable(map(dict.values, self._below)))
@@ -273,7 +273,7 @@ class Snapshot:
         return Buffer(entry.key if alone else f"{entry.root}.{entry.key}", entry)
 
     def _note_lively(self) -> None:
-        """Note the lively ones, all that kept their kind in one copy."""
+        """Note the lively buffers, those of the same shape and dtype in one copy."""
         into: list[torch.Tensor] = []
         out_of: list[torch.Tensor] = []
         for buffer in self.lively:

@@ -245,7 +245,7 @@ class StepSums:
     def _agree_names(
         self, mine: Iterable[Entry], newly_moving: Sequence[str], relaid: Sequence[str]
     ) -> tuple[str, ...]:
-        """Exchange lists, so that all ranks know the same names. Returns what is relaid on any."""
+        """Exchange lists, so that all ranks know the same names. Returns the buffers relaid on any of them."""
         news = {
             "entries": [[e.name, list(e.shape)] for e in (*self._entries, *mine)],
             "moving": [*self._moving, *newly_moving],

@@ -19,7 +19,7 @@ from elastic.group.tree import Schedule
 
 
 class TreeSum(FlatSum):
-    """A sum in one stage, or by an all-reduce."""
+    """A sum by all-to-all and all-gather, or by one all-reduce where the bits allow it."""
 
     @staticmethod
     def multiple(group: Group) -> int:

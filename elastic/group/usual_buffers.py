@@ -33,7 +33,7 @@ class Row:
     tensors: list[torch.Tensor]
 
     def agrees(self, other: Row) -> bool:
-        """Return whether both hold the same where all shares must."""
+        """Return whether both rows have equal values in the buffers that all shares must leave alike."""
         return all(map(torch.equal, self.integers, other.integers))
 
 

@@ -25,7 +25,7 @@ class WarmMemory:
         return sum(block.nbytes for block in self._free)
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return at least so many elements, in one dimension, of any values."""
+        """Return memory for at least so many elements, in one dimension, of any values."""
         fits = [
             (len(block), index)
             for index, block in enumerate(self._free)

@@ -85,12 +85,12 @@ class Applied:
         self._settings: dict[str, list[dict[str, Any]]] = {}
 
     def note(self) -> None:
-        """Note all of it, at the end of an update."""
+        """Note everything, at the end of an update."""
         self.note_surroundings()
         self.weights.note()
 
     def note_surroundings(self) -> None:
-        """Note all but the weights, as `note` does."""
+        """Note everything but the weights, as `note` does."""
         self._note_objects(self._changeable)
         for name, optimizer in self._optimizers.items():
             self._settings[name] = [_settings(group) for group in optimizer.param_groups]
@@ -105,7 +105,7 @@ class Applied:
         self.weights.note()
 
     def is_as_noted(self) -> bool:
-        """Return whether all is as it was at `note_whole`; what is trained, and modes, count with in_loop only."""
+        """Return whether all is as at `note_whole`. Without in_loop, what is trained and the modes may differ."""
         assert self._set is not None
         is_set = self._trained.now().document == self._set.document and self._modes.now() == self._eval
         return (is_set or not self._in_loop) and not self.changed()
@@ -180,7 +180,7 @@ class Applied:
         self.weights.look()
 
     def known(self) -> bool:
-        """Return whether `tree` can give all: not where weights or parameters, or what has no copy, have changed."""
+        """Return whether `tree` can give everything: no weights written, no parameters changed, nothing lost."""
         if self._set is not None and not self._set.same_parameters(self._trained.now()):
             return False
         for name, settings in self._settings.items():

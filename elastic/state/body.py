@@ -33,7 +33,7 @@ _SIMPLE = (float, int, bool, type(None))
 
 
 class Body:
-    """Finds what the loop bodies of one worker must not do. One for its session, from `open` to `close`.
+    """Finds what a worker's loop bodies did and must not do. One for its session, from `open` to `close`.
 
     extra  objects; the modules that they are or hold (modules.py) are looked at
     """
@@ -59,7 +59,7 @@ class Body:
         self._unwatch: Callable[[], None] = lambda: None
 
     def open(self) -> None:
-        """Begin to watch what is reached through `parameter.data`."""
+        """Start watching what is reached through `parameter.data`."""
         self._unwatch = watch(self._reached)
 
     def begin(self, step: int, trained: TrainedSet) -> None:
@@ -119,7 +119,7 @@ class Body:
                 )
 
     def end(self, step: int) -> None:
-        """Raise StepError for what bodies did and may not do: after the last one, or where a step is given up."""
+        """Raise StepError if a body did what it must not do. Called after a step's last body, or as it is given up."""
         if not self._runs:
             return
         self._runs = False
@@ -164,7 +164,7 @@ class Body:
                 )
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching `parameter.data`."""
         self._runs = False
         self._unwatch()
 
@@ -208,7 +208,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> _Settings:
 
 
 def _put_back(optimizer: torch.optim.Optimizer, before: _Settings) -> None:
-    """Set an optimizer's options back; those that are no plain numbers, such as tuples, stay as they are."""
+    """Set an optimizer's numeric options back to `before`; others, such as tuples, stay as they are."""
     if _settings(optimizer) == before:
         return
     values = iter(before)

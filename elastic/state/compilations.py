@@ -17,7 +17,7 @@ _watching: list[tuple[_Callback, _Callback]] = []
 
 
 def watch(*, begins: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None] | None:
-    """Have both called around each compilation, until what is returned is called; None: no script can compile yet."""
+    """Have both called around each compilation, until the function returned is. None: no script can compile yet."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return None

@@ -115,7 +115,7 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
 
 
 def explained(error: BaseException) -> StepError | None:
-    """Return an error that says more than torch's of a function compiled too often; None: it is another error."""
+    """Return an error that says more than torch's for a function compiled too often; None for any other error."""
     if type(error).__name__ != "FailOnRecompileLimitHit":
         return None
     return StepError(
@@ -172,7 +172,7 @@ def _described(module: torch.nn.Module) -> str:
 
 
 def compiler_name() -> str | None:
-    """Return the C++ compiler and its version: the code that it makes is its own. None: there is none."""
+    """Return the name and version of the C++ compiler, whose code no other one makes; None: there is none."""
     from torch._inductor import cpp_builder, exc
 
     with contextlib.suppress(exc.InvalidCxxCompiler):
@@ -194,14 +194,14 @@ def _unsettled(graph: torch.fx.GraphModule) -> bool:
 
 
 def _stance() -> str | None:
-    """Say which stance of torch's compiler follows what came before, if one is set."""
+    """Return a complaint where torch.compiler's stance makes code depend on what came before, else None."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     stance = frames._stance.stance if frames is not None else "default"
     return f"torch.compiler.set_stance({stance!r}) is set" if stance in _HISTORIC else None
 
 
 def _changed() -> str | None:
-    """Say if the settings are not ours any more. They are a thread's own: a loop in another thread has others."""
+    """Return a complaint where the settings are not ours, else None: each thread has settings of its own."""
     if not torch._dynamo.config.automatic_dynamic_shapes:
         return None
     return "the settings of torch's compiler were changed while the run was open, or this is another thread"

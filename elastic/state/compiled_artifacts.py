@@ -99,13 +99,13 @@ def recorded(*, chosen_by_the_clock: bool) -> list[Piece]:
 
 
 def pieces(made: Iterable[Piece]) -> dict[str, Piece]:
-    """Return name -> piece, of `made` and of the libraries of this process, whose files stay where they are."""
+    """Return `made` and the libraries of this process as pieces by name; the files stay where they are."""
     libraries = (Piece(LIBRARY, path, file) for path, file in _libraries().items())
     return {piece.name: piece for piece in (*made, *libraries)}
 
 
 def load(found: Collection[Piece]) -> None:
-    """Put pieces where torch looks. Raises OSError, ValueError, and what torch raises for pieces of other versions."""
+    """Give pieces to torch's compiler. Raises OSError, ValueError, and what torch raises for other versions."""
     from torch.compiler._cache import _serialize_single_cache
     from torch.utils._appending_byte_serializer import AppendingByteSerializer
 
@@ -141,7 +141,7 @@ def skip_headers() -> Callable[[], None]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what decides whether code compiled here runs on another machine, and is what that would compile itself."""
+    """Return what must be equal for code compiled here to run on another machine, and to be what that would compile."""
     return {
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda, torch.version.hip],
         "python": sys.version,
@@ -174,7 +174,7 @@ def _folder() -> Path:
 
 
 def _libraries() -> dict[str, Path]:
-    """Return path below torch's folder -> file, of this process's C++ kernels and of torch's checks of the processor.
+    """Return the files of this process's C++ kernels and of torch's processor checks, by path below torch's folder.
 
     Torch compiles the checks to learn which instructions there are. Others may be compiling here, too. Kernels that
     this process has loaded are whole, and so are the checks once it has: it has waited for them.

@@ -22,13 +22,13 @@ def norm(tensors: Sequence[torch.Tensor]) -> float:
 
 
 def norm_later(tensors: Sequence[torch.Tensor]) -> Callable[[], float]:
-    """Return what gives the norm as they are now: of tensors on a GPU who asks for it waits, and not who calls this."""
+    """Return a function that gives the norm of the present values; on a GPU, its caller waits for it."""
     norms = _norms(tensors)
     return lambda: math.hypot(*map(float, norms))
 
 
 def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
-    """Name the first parameter with an infinity or NaN, with how many of how many numbers; None: there is none."""
+    """Return the first parameter with an infinity or NaN, and how many of its numbers are so; None: all are finite."""
     asked = {name: tensor.detach() for name, tensor in parameters.items() if tensor.is_floating_point()}
     if math.isfinite(norm([*asked.values()])):
         return None
@@ -39,7 +39,7 @@ def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the norms of neighbours of one dtype and device each; of 16 bits, in fp32."""
+    """Return one norm for each row of neighbours of one dtype and device; that of 16-bit numbers in fp32."""
     found: list[torch.Tensor] = []
     with torch.no_grad():
         for same in _neighbours(tensors):

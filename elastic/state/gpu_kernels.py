@@ -27,7 +27,7 @@ _NO_KERNEL = "does not have a deterministic implementation"
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Make kernels within the context give the same bits for the same inputs, or torch raise an error."""
+    """Have torch, within the context, compute the same bits for the same inputs, or raise an error."""
     memory: Any = torch.utils.deterministic
     compiler: Any = importlib.import_module("torch._inductor.config")  # torch's switch sets its flag, too, for good
     benchmark, fills = torch.backends.cudnn.benchmark, memory.fill_uninitialized_memory
@@ -72,7 +72,7 @@ def settings() -> dict[str, Any]:
 
 
 def explained(error: BaseException) -> StepError | None:
-    """Return an error that says what to do about an operation without a deterministic kernel; None: it is another."""
+    """Return an error with advice for an operation without a deterministic kernel; None for any other error."""
     if not isinstance(error, RuntimeError) or _NO_KERNEL not in str(error):
         return None
     operation = str(error).partition(_NO_KERNEL)[0].strip()

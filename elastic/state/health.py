@@ -19,7 +19,7 @@ from elastic.state.on_bad import OnBad, Signs, why_bad
 
 @dataclass(frozen=True)
 class Passed:
-    """Steps whose examples count as passed over: `first` to `step`, the bad one. For `why`.
+    """A bad step, `step`, and those passed over with it, from `first` on; `why` is the reason.
 
     More than one where a rollback took back what was applied since the save that it went to.
     """
@@ -30,7 +30,7 @@ class Passed:
 
 
 class Health:
-    """Recent losses and norms, and steps passed over. Without a rule nothing is looked at, and the past stays known."""
+    """A run's last losses and norms, and its steps passed over. Without a rule it only keeps what is known."""
 
     def __init__(self, rule: OnBad | None) -> None:
         self._rule = rule
@@ -53,12 +53,12 @@ class Health:
             self._losses = [*self._losses, signs.loss][-self._rule.window :]
 
     def step_passed_over(self, passed: Passed) -> None:
-        """Note steps that were passed over, which are one more in a row."""
+        """Note steps that were passed over, and count one more bad step in a row."""
         self.passed = [*self.passed, passed]
         self.in_a_row += 1
 
     def went_back(self, before: Health) -> None:
-        """Keep what was passed over before a rollback, which has loaded this state."""
+        """Take over what was passed over before a rollback, which has loaded this state."""
         self.passed, self.in_a_row = before.passed, before.in_a_row  # recent values stay as loaded
 
     def copy(self) -> Health:
@@ -72,11 +72,11 @@ class Health:
         return next((one.why for one in reversed(self.passed) if one.first <= step <= one.step), None)
 
     def ranges(self) -> list[list[int]]:
-        """Return [first, end) of the steps passed over, in order, neighbours as one."""
+        """Return the steps passed over as [first, end) ranges, in order, with neighbours as one."""
         return merged((one.first, one.step + 1) for one in self.passed)
 
     def digest(self) -> int:
-        """Return 63 bits of what was passed over, 0 of nothing: each exchange compares them between workers."""
+        """Return 63 bits of which steps were passed over, 0 if none were; each exchange compares them."""
         if not self.passed:
             return 0
         return xxhash.xxh3_64_intdigest(json.dumps(self._where()).encode()) >> 1  # it travels as an int64
@@ -96,7 +96,7 @@ class Health:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether there is nothing that a state would have to say of it."""
+        """Return whether it has nothing to save."""
         return self._rule is None and not self.passed
 
     def state_dict(self) -> dict[str, Any]:

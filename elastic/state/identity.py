@@ -177,7 +177,7 @@ def _shapes(models: Mapping[str, torch.nn.Module]) -> str:
 
 
 def _trained(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
-    """Describe what requires a gradient as the script builds it; what becomes of that later travels with the state."""
+    """Describe what requires a gradient as the script builds it; later changes travel with the state."""
     parameters = [(f"{key}.{name}", p) for key, model in models.items() for name, p in model.named_parameters()]
     frozen = [name for name, parameter in parameters if not parameter.requires_grad]
     which = hashlib.sha256("\n".join(frozen).encode()).hexdigest()[:16]

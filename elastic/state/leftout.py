@@ -45,7 +45,7 @@ def make_room(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def _hang(module: torch.nn.Module, saved: Mapping[str, Any], *, persistent: bool) -> None:
-    """Give buffers the layout of the saved ones, and register those that are missing where their module is there."""
+    """Give buffers the layout of the saved ones, and register missing ones with the modules that they belong to."""
     walked = modules({"": module})
     there = {entry.key: entry for entry in buffer_entries(walked)}
     parameters = {f"{path}.{name}" if path else name for _, path, one in walked for name in one._parameters}

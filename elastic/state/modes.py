@@ -1,9 +1,9 @@
-"""Which modules are in eval mode?
+"""Which modules are in eval mode? No state_dict tells, so it travels with the state beside it.
 
-A script may freeze BatchNorm, or a teacher in `extra=`, with `.eval()` between two steps, once and for good. No
-state_dict tells, so it travels with the state beside it: a worker that joins later, or a resume, starts its script from
-the first line and has everything in train mode. As with what is trained (trained.py), what a state says holds from the
-script's loop on: what comes before it finds everything as at the run's first start.
+A script may freeze BatchNorm, or a teacher in `extra=`, with `.eval()` between two steps, once and for good. A worker
+that joins later, or a resume, starts its script from the first line and has everything in train mode. As with what is
+trained (trained.py), what a state says holds from the script's loop on: what comes before it finds everything as at the
+run's first start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Modules = Callable[[], Sequence[tuple[str, torch.nn.Module]]]
 
 
 class Modes:
-    """The modes of a run's modules, as a part of its state.
+    """Which of a run's modules are in eval mode, as a part of its state.
 
     modules  of the models, by name, as they are now
     extra    likewise, those in `extra=`: a teacher
@@ -43,7 +43,7 @@ class Modes:
             self._carried = dict(state)
 
     def begin_loop(self) -> None:
-        """Set the modes of a state that came before the script's loop."""
+        """Set the modes of a state that was loaded before the script's loop."""
         self._in_loop = True
         if self._carried is not None:
             self._set(self._carried)

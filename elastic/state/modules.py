@@ -41,7 +41,7 @@ class BufferEntry(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return its name in the state_dict of the root."""
+        """Return the entry's key in the state_dict of the root."""
         return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
 
@@ -74,7 +74,7 @@ def modules(found: Mapping[str, torch.nn.Module]) -> list[tuple[str, str, torch.
 
 
 def buffer_entries(walked: list[tuple[str, str, torch.nn.Module]]) -> list[BufferEntry]:
-    """Return where the modules hold buffers, or None in place of one."""
+    """Return the modules' entries for buffers, those that hold None, too."""
     return [BufferEntry(root, path, module, name) for root, path, module in walked for name in module._buffers]
 
 

@@ -33,7 +33,7 @@ def is_readable(value: Any) -> bool:
 
 
 def normal_form(value: Any, take: Callable[[torch.Tensor], None], depth: int = _DEPTH) -> Any:
-    """Return a value as JSON has it; `take` gets the tensors of more than one element, in the order of their paths."""
+    """Return a value's normal form, as JSON values. `take` gets tensors of several elements, in the order of paths."""
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return _number(value)
     if value is None or isinstance(value, str):
@@ -75,7 +75,7 @@ def _number(value: Any) -> str:
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """Return how many bytes after the beginning of its memory a tensor ends."""
+    """Return the number of the byte behind a tensor's last element, from the beginning of its memory."""
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     last = int(tensor.storage_offset()) + sum((size - 1) * stride for size, stride in strides)
     return (last + 1) * tensor.element_size()

@@ -75,7 +75,7 @@ class OnBad:
                 raise ConfigError(f"OnBad({name}={value!r}); expected a number of steps, {least} or more")
 
     def numerics(self) -> dict[str, Any]:
-        """Return what a result's bits depend on; nothing of "stop", which changes nothing that it lets through."""
+        """Return what of the rule a result's bits depend on; nothing of "stop", which changes no step."""
         if self.action == "stop":
             return {}
         spikes = {} if self.spike is None else {"spike": self.spike, "window": self.window}
@@ -84,7 +84,7 @@ class OnBad:
 
 @dataclass(frozen=True)
 class Signs:
-    """Signs of how a step was, from its exact sums and gradients: the same on all workers.
+    """The numbers that a step is judged by: exact, and the same on all workers.
 
     loss   None: there is none to look at
     norm   of the gradient, without the scaler's scale
@@ -106,14 +106,14 @@ class Signs:
 
 
 def parse(given: str | OnBad | None) -> OnBad | None:
-    """Return what `on_bad=` was given as a rule. Raises ConfigError."""
+    """Return the rule that `on_bad=` stands for. Raises ConfigError."""
     if given is None or isinstance(given, OnBad):
         return given
     return OnBad(given)  # type: ignore[arg-type]  # it looks
 
 
 def signs(rule: OnBad, sums: dict[str, Any], count: float, norm: float, scale: float | None) -> Signs:
-    """Return the signs of a step. Raises KeyError where a loss was named and is not there.
+    """Return a step's loss, norm and scale. Raises KeyError where a loss was named and is not there.
 
     norm  as it stands in `.grad`, times the scale
     """

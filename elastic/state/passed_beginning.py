@@ -21,7 +21,7 @@ from elastic.state.reached import watch
 
 
 class PassedBeginning:
-    """One passage of the script: notes what there is, and puts it back at `undo`.
+    """Notes what there is as the script comes to a place that its state is past, and puts it back at `undo`.
 
     noted     notes what there is, here
     put_back  gives every object what was noted; called with `noted`, and how many steps are applied. None: this is the

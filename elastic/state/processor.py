@@ -1,4 +1,4 @@
-"""Which processor is this, as far as the libraries beneath torch choose their code by it?
+"""Describes this processor, as far as the libraries beneath torch choose their code by it.
 
 "AVX512" alone does not say: oneDNN and MKL look at the maker, at each extension (bf16, AMX, ...) and at the sizes of
 the caches, from which they cut their blocks, and so the order of their sums.

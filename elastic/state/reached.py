@@ -1,4 +1,4 @@
-"""Who wants to know when something is about to be done through `parameter.data`?
+"""Tells those who ask for it when something is about to be done through `parameter.data`.
 
 torch has no version that `.data` moves, and to look at all weights at every step would cost as much as to read them;
 this costs nothing where nobody uses `.data`.

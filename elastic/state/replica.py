@@ -147,7 +147,7 @@ class Replica:
         return found
 
     def leave_out(self, told: Iterable[str]) -> None:
-        """Compare no more what `told_of` gives: that it differs is known."""
+        """Compare these no more, which `told_of` gave: that they differ is known."""
         self.apart.update(told)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
@@ -176,14 +176,14 @@ def difference(all_parts: Sequence[Parts]) -> list[str]:
 
 
 def of_memory(names: Sequence[str]) -> bool:
-    """Return whether all of these are tensors that training alone moves, and that a damaged machine may change."""
+    """Return whether all of these are weights, optimizer state or buffers, which a damaged machine may change."""
     return all(name.startswith((f"{_WEIGHT} ", f"{_KEPT} ", f"{_BUFFER} ")) for name in names)
 
 
 def who_differs(
     all_parts: Sequence[Any], few: Collection[int], hosts: Sequence[str], *, what: str = "another one"
 ) -> str:
-    """Say which ranks hold something else. few: those alone with what they hold; none: nobody knows who is right."""
+    """Say which ranks hold something else. few: those alone with what they hold; none if nobody knows who is right."""
     few = few or [rank for rank, parts in enumerate(all_parts) if parts != all_parts[0]]
     first = next(rank for rank in range(len(all_parts)) if rank not in few)
     many = [rank for rank, parts in enumerate(all_parts) if parts == all_parts[first]]
@@ -192,7 +192,7 @@ def who_differs(
 
 
 def told_of(names: Sequence[str]) -> list[str] | None:
-    """Return these names if nothing says that they must not differ; None: there is something else among them."""
+    """Return these names if all are of objects in `extra=`, which may differ; else None."""
     return [*names] if all(name.startswith(_told_of(_OBJECT, "")) for name in names) else None
 
 
@@ -201,7 +201,7 @@ def _told_of(kind: str, name: str) -> str:
 
 
 def advice(names: Sequence[str]) -> str:
-    """Return what people can do where these differ, for an error."""
+    """Return the lines of an error that say what to do where these differ."""
     noted = [name.removeprefix(f"{_BUFFER} ") for name in names if name.startswith(f"{_BUFFER} ")]
     return _NEXT + (_KEEP.format(name=noted[0]) if noted else "")
 
@@ -219,7 +219,7 @@ def _single(now: Callable[[], Any]) -> Tensors:
 
 
 def _in_turn(entries: Sequence[T], most: int, step: int) -> Iterator[tuple[int, T]]:
-    """Yield this step's entries, with how often all of them came by before."""
+    """Yield the entries whose turn it is at this step, each with how often it had its turn before."""
     count = min(most, len(entries))
     for number in range(step * count, (step + 1) * count):
         lap, entry = divmod(number, len(entries))
@@ -227,7 +227,7 @@ def _in_turn(entries: Sequence[T], most: int, step: int) -> Iterator[tuple[int, 
 
 
 def _window(tensor: Any, lap: int) -> Any:
-    """Return _WINDOW bytes of a tensor on the CPU, others in every lap; all of them where they are few."""
+    """Return _WINDOW bytes of a tensor on the CPU, others in every lap, or all of a small one."""
     if type(tensor) not in PLAIN_TENSORS or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
         return b""
     size, unit = tensor.nbytes, tensor.element_size()

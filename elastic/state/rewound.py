@@ -58,11 +58,11 @@ class Rewound:
         self._lively |= self._changed(roots)
 
     def known(self, roots: Mapping[str, torch.nn.Module]) -> bool:
-        """Return whether `state` can give all of them."""
+        """Return whether `state` can give all buffers as they were."""
         return not self._changed(roots)
 
     def changed(self, roots: Mapping[str, torch.nn.Module]) -> list[str]:
-        """Return the names of those that are not as they were at `note`, by value where there is a copy."""
+        """Return the names of buffers that are not as at `note`, compared by value where there is a copy."""
         now = {key: entry.module._buffers[entry.attribute] for key, entry in _hanging(roots)}
         still = {
             key

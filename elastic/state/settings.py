@@ -70,7 +70,7 @@ def digest(optimizers: Optimizers) -> int:
 
 
 def settings(optimizers: Optimizers) -> Settings:
-    """Return all that is a number in the groups, for `difference`."""
+    """Return all options of the groups that are numbers, for `difference`."""
     return {
         name: [
             [[key, found] for key in _keys(tuple(group)) if (found := [*_numbers(group[key])])]
@@ -81,7 +81,7 @@ def settings(optimizers: Optimizers) -> Settings:
 
 
 def difference(here: Settings, there: Settings) -> list[str]:
-    """Say of each setting that is another one there what it is here and there."""
+    """Say which settings differ, and what they are here and there."""
     said = []
     for name, groups in here.items():
         for number, (mine, other) in enumerate(zip(groups, there.get(name, ()), strict=False)):
@@ -96,13 +96,13 @@ def difference(here: Settings, there: Settings) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a group's keys in the order of the alphabet: that of a group that was loaded is another one."""
+    """Return a group's keys, sorted: those of a group that was loaded come in another order."""
     return tuple(sorted(set(keys) - _NO_SETTINGS))
 
 
 @lru_cache(maxsize=256)
 def _values(keys: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Return a function that gives the values of a group with these keys."""
+    """Return a function that gives the options of any group with these keys, as a tuple."""
     found = _keys(keys)
     return itemgetter(*found, *found[:1]) if found else lambda _: ()  # of two keys or more it is a tuple
 

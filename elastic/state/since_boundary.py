@@ -1,4 +1,4 @@
-"""Has the script changed, before a step's inner loop, what a resume would change once more?
+"""Tells whether the script has changed, before a step's inner loop, what a resume would change once more.
 
 A boundary's state is what a run goes on from, and the first thing that happens then is the script's code before the
 inner loop. A state that is saved in the midst of a step has what that code did, and would get it twice.

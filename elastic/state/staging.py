@@ -32,7 +32,7 @@ Modules = Callable[[], Mapping[str, torch.nn.Module]]
 
 
 class Staging:
-    """Waits for one worker's save before what it lent is written to. modules: whose buffers forward passes may move."""
+    """Waits for a worker's save before anything writes to what it copies. modules: whose buffers training may move."""
 
     def __init__(self, weights: Weights, modules: Modules) -> None:
         self._weights = weights
@@ -51,7 +51,7 @@ class Staging:
         return [one for one in self._weights.tensors() if one.untyped_storage().data_ptr() not in moving]
 
     def follow(self, saving: elastic_checkpoint.Saving, on_staged: Callable[[], None]) -> None:
-        """Join `saving` from here on. `on_staged` is called once, when it is copied, or has come to nothing."""
+        """Wait for `saving` where needed from here on. `on_staged` is called once it is copied, or came to nothing."""
         self._saving, self._on_staged, self._pid = saving, on_staged, os.getpid()
         self.look()
 

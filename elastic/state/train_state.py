@@ -113,16 +113,16 @@ class TrainState:
             self._trained.adopt(document, step=step)
 
     def noting(self, *, in_loop: bool = True) -> Applied:
-        """Return another `Applied` of the same objects, for another use. in_loop: see there."""
+        """Return another `Applied` of the same objects, for another use. in_loop: see Applied."""
         optimizers = _named("optimizer", self._trained.optimizers)
         return Applied(self._changeable, optimizers, self._trained, self.modes, self._modules, in_loop=in_loop)
 
     def passes_beginning(self) -> PassedBeginning:
-        """Note all, as the script comes to the beginning of an epoch that its state is past."""
+        """Note everything, as the script comes to the beginning of an epoch that its state is past."""
         return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
 
     def comes_to_loop(self, *, again: bool) -> PassedBeginning:
-        """Note all, as the script has entered the run. again: the state is past what comes before its loop."""
+        """Note everything, as the script has entered the run. again: the state is past what precedes its loop."""
         put_back = self._put_back if again else None
         return PassedBeginning(self.noting(in_loop=False), put_back, self._trained.optimizers)
 

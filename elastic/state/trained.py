@@ -69,7 +69,7 @@ class Trained:
         return self._modules
 
     def look(self, *, again: bool) -> TrainedSet:
-        """Return what this step trains. Raises StepError if that cannot be carried.
+        """Return what this step trains. Raises StepError where that cannot travel with the state.
 
         again  the step has come round again: what it trains was settled when it began
         """
@@ -117,9 +117,10 @@ class Trained:
                 self._regroup(self._optimizers[key], [[here.parameters[i] for i in group] for group in groups])
 
     def adopt(self, document: dict[str, Any], *, step: int) -> None:
-        """Train what the state's owner trained, after the state is applied; before the script's loop, from the loop on.
+        """Train what the state's owner trained: at once, or from the script's loop on if that has not begun.
 
-        What comes before the loop (it registers hooks, say, or freezes layers) finds all as at the run's first start.
+        Called after the state is applied. What comes before the loop (it registers hooks, say, or freezes layers) finds
+        all as at the run's first start.
         """
         if self._in_loop or step == 0:
             self._set_flags(document["trained"])
@@ -127,7 +128,7 @@ class Trained:
             self._carried = document
 
     def begin_loop(self) -> None:
-        """Train what a state said that came before the script's loop."""
+        """Train what a state said that was loaded before the script's loop."""
         self._in_loop = True
         if self._carried is not None:
             self._set_flags(self._carried["trained"])
@@ -214,7 +215,7 @@ class Trained:
         return [(n, tuple(p.shape), p.dtype) for n, p in zip(self._names, self._parameters, strict=True)]
 
     def _look_at_structure(self, found: TrainedSet) -> None:
-        """Raise StepError where parameters or groups cannot work, or are such as a resume could not have."""
+        """Raise StepError where parameters or groups changed to what cannot work, or what a resume could not have."""
         try:
             self._check()
         except ConfigError as refused:

@@ -19,7 +19,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False)
 class TrainedSet:
-    """One answer to what a step trains. Another object means another answer.
+    """What a step trains. Another object means another answer.
 
     names       of every parameter of all models, under its first name; `parameters` beside them
     trained     whether each requires a gradient

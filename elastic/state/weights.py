@@ -1,4 +1,4 @@
-"""Have weights, or what optimizers keep beside them, been written since the last update ended?
+"""Tells whether weights, or what optimizers keep beside them, were written since the last update ended.
 
 The script may clip or average them after the inner loop. Nothing of that is kept as it was before: a worker that took
 the step over would run that code once more, so such a state is not given to it (applied.py).
@@ -35,12 +35,12 @@ class Weights:
         return [tensor for tensor, _ in self._now()]
 
     def memory(self) -> frozenset[int]:
-        """Return where they lie: the addresses of their storages."""
+        """Return the addresses of the storages that these tensors lie in."""
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in self.tensors())
 
     @property
     def steady(self) -> bool:
-        """Return whether nothing has written to them between updates so far, as far as `written` was asked."""
+        """Return whether nothing was written between updates so far, as far as `written` was asked."""
         return self._noted is not None and not self._unsteady and not self.written()
 
     def note(self) -> None:
@@ -58,13 +58,13 @@ class Weights:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
 
     def written(self) -> bool:
-        """Return whether any has been written since `note`."""
+        """Return whether any of the tensors has been written since `note`."""
         written = self._noted is not None and self._differ(self._noted)
         self._unsteady |= written and self._between
         return written
 
     def in_words(self) -> str:
-        """Say what has been written."""
+        """Say which weights have been written."""
         noted = {id(tensor): version for tensor, version in self._noted or ()}
         trained = self._trained.now()
         weights = [
@@ -79,7 +79,7 @@ class Weights:
         return before is None or same(before, DATA.__get__(weight))
 
     def watched(self) -> Callable[[], bool]:
-        """Return what tells, in any thread, whether these have been written to since."""
+        """Return a function that tells, in any thread, whether these have been written to since."""
         noted = self._now()
 
         def written() -> bool:
