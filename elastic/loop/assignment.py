@@ -60,7 +60,7 @@ def _assigned(
         plan = schedule(virtual_workers, shares, blocks_of_shares)
         batches = [tuple(range(share, share + 1) for share in block) for block in blocks_of_shares]
     else:
-        leaves = [0, *accumulate(int(len(block) > 0) for block in blocks_of_shares)]
+        leaves = [0, *accumulate(int(len(block) > 0) for block in blocks_of_shares)]  # one of each rank with shares
         plan = schedule(leaves[-1], leaves[-1], tuple(range(lo, hi) for lo, hi in pairwise(leaves)))
         batches = [(block,) if block else () for block in blocks_of_shares]
     return [

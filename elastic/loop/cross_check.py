@@ -154,7 +154,7 @@ class CrossCheck:
         checked: dict[int, int] = {}  # whose shares, by whom
         for checker in there if each else joined:
             before = [one for one in others if one < checker]
-            checked[checker] = before[-1] if before else others[-1]
+            checked[checker] = before[-1] if before else others[-1]  # the worker before it, round in a ring
         last = slice(-max(each, 1), None)
         return cls(
             blocks[checked[rank]][last][::-1] if rank in checked else (),  # in another order than their own worker's
@@ -223,7 +223,7 @@ class CrossCheck:
         one = self.left.get(0)
         if one is None or not one.gradients:
             return None
-        return one.batch, _digest(self.left) % (1 << 40) or 1
+        return one.batch, _digest(self.left) % (1 << 40) or 1  # 0 says that there is none
 
     def compare(
         self,
@@ -243,7 +243,7 @@ class CrossCheck:
 
         Raises PeerLost; and where two are not the same, on all, StepError or ShareDiffers.
         """
-        if {*passed} <= {*own, 0}:
+        if {*passed} <= {*own, 0}:  # 0: that rank has passed none
             return
         mine = {
             "host": socket.gethostname(),
@@ -313,7 +313,7 @@ def each(config: Config, step: int, *, world_size: int, asked: bool) -> int:
     if part == 1:
         return -(-shares // world_size)
     wanted = part * shares / world_size
-    drawn = derive("cross-check", config.plan.seed, step) % _PARTS / _PARTS
+    drawn = derive("cross-check", config.plan.seed, step) % _PARTS / _PARTS  # the same on all workers
     return max(int(asked), int(wanted) + (drawn < wanted % 1))
 
 

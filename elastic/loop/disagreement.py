@@ -83,7 +83,7 @@ class Disagreement:
                 owner, here = owners.get(share, (checker, there))
                 if here != there:
                     first = {owner: here, checker: there}
-                    if owner == checker:
+                    if owner == checker:  # one worker has passed it twice
                         first = {0: here, 1: there}
                     return cls(step, int(share), owner, checker, first, hosts, said["changed"])
         return cls(step, -1, -1, -1, {}, hosts, ())

@@ -159,7 +159,7 @@ class Exchange:
             replica=self._replica_digest,
             checked=checked,
         )
-        if len(set(agreed.replicas)) > 1:
+        if len(set(agreed.replicas)) > 1:  # some rank holds something else, or is set otherwise
             began = f"as step {position[1]} began"
             self._compare_replicas(began, f"  state  step {position[1]} is not applied", position[1])
         if agreed.left_out == examples:
@@ -170,10 +170,10 @@ class Exchange:
                 f"{UNTOUCHED}  next   look at the counts given to step.backward"
             )
         self.gradients.finish(agreed.count if unit == 1 else agreed.count // unit)
-        if len({digest for digest in agreed.buffers if digest}) > 1:
+        if len({digest for digest in agreed.buffers if digest}) > 1:  # raises, and names those that differ
             self.buffers.settle()
         self.buffers.finish(examples - agreed.left_out, self.assignment.schedule)
-        if list(agreed.moving) != moving or agreed.relaid:
+        if list(agreed.moving) != moving or agreed.relaid:  # some moved for the first time, or lie otherwise
             self.buffers.start(agreed.moving, agreed.relaid, self.assignment.schedule, self.assignment.merges)
             self.buffers.finish(examples - agreed.left_out, self.assignment.schedule)
         self._group.settle()

@@ -36,7 +36,7 @@ class Phases:
 
     def sign(self, phase: Phase, limit_s: float | None = None) -> None:
         """Say to the agent alone that `phase` begins: the time is spent on what it was spent on before."""
-        if not self._progress.is_read:
+        if not self._progress.is_read:  # nobody looks, under any other launcher than `elastic run`
             self._progress.phase = phase
             return
         self._progress.at(phase, generation=self._view_group.generation, step=self._state.step, limit_s=limit_s)

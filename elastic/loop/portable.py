@@ -33,7 +33,7 @@ def pin_instruction_set() -> None:
             f"portable=True must start the process again and finds no script to start; set {by_hand} yourself"
         )
     for descriptor in descriptors_of_agent():
-        os.set_inheritable(descriptor, True)
+        os.set_inheritable(descriptor, True)  # the process that takes this one's place talks to the agent by them
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], with_portable_settings())

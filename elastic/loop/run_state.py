@@ -98,7 +98,7 @@ class RunState:
         self.updating = False
         self.evaluations = self.calls = 0
         self.agreed, self.agreed_by = agreed, agreed_by
-        self.agreements = {}
+        self.agreements = {}  # until here they were kept for those who had missed them
 
     def standing(self, *, rewinds: bool, steady: bool) -> Standing:
         """Return what this worker tells the others of a new view about its state; for the arguments see Standing."""
@@ -131,7 +131,7 @@ class RunState:
         self.updating = False
         own_wish = self.stop_wish
         self.goes_on_from(Position(**side_state["position"]))
-        self.stop_wish = own_wish or self.stop_wish
+        self.stop_wish = own_wish or self.stop_wish  # what this worker asked for was not exchanged yet
         self.agreed = Agreed(**side_state["agreed"]) if side_state["agreed"] is not None else None
         self.agreed_by = tuple(side_state["agreed_by"])
         self.agreements = dict(side_state["agreements"])

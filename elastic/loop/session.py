@@ -164,7 +164,7 @@ class Session:
         Raises IdentityMismatch, RendezvousTimeout, PeerLost, StartFailed; on rank 0, what checkpoint raises.
         """
         context, config = self.context, self._config
-        self.on_close(context.events.close)
+        self.on_close(context.events.close)  # opened first, closed last: what else ends may still be recorded
         if context.live is not None:
             context.live.begin_run(redact(config.url))
             self.on_close(context.live.end_run)
@@ -175,7 +175,7 @@ class Session:
         if context.live is not None:
             self.on_close(watch(self.train_state.applied.weights.reached))
         threads_before = torch.get_num_threads()
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads)  # the bits depend on how many there are
         if context.launch.launcher is not None:
             linux.signal_at_parents_end(signal.SIGTERM)  # nobody would restart it, and its URL would stay claimed
             self.on_close(partial(linux.signal_at_parents_end, 0))

@@ -90,7 +90,7 @@ class ViewGroup:
         self._retire()
         rank = view.rank_of(context.worker_id)
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
-        context.console.quiet = rank != 0
+        context.console.quiet = rank != 0  # but for bad news
         context.progress.at(Phase.WAITING, generation=view.generation, step=step)
         context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
         context.moment("form")
@@ -103,7 +103,7 @@ class ViewGroup:
         if rank == 0:
             self._tell_faults(details.gone)
         live.on_broken = self.group.sever
-        if live.is_broken():
+        if live.is_broken():  # before anybody listened
             self.group.sever()
 
     def stay_out(self) -> None:

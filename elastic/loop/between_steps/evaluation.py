@@ -162,7 +162,7 @@ def evaluate(
                 sign(Phase.READING)
                 batch = _read(loader, position[1])
                 sign(Phase.EVALUATING)
-                seed_all(derive("evaluation batch", seed, number))
+                seed_all(derive("evaluation batch", seed, number))  # by the batch, whoever computes it
                 sums.push(_called(function, batch), merges)
                 buffers.restore()
         except PeerLost:

@@ -6,7 +6,7 @@
 
 Nothing is saved then. In a step, the script's own code may have changed `extra=` since the boundary, and would do so
 again on a resume; in an evaluation or a section, the rest of that code would be left out. Either gives other bits, and
-nobody would notice. The death of a process is proof to the others, who go on at once; the silence of a machine is not.
+nobody would notice.
 
 Leaves  a worker that runs no Python until its machine is gone to those who miss it.
 """
@@ -86,4 +86,4 @@ class LeaveDeadline:
             "  next   nothing: the others go on, or the same command does, from the newest checkpoint"
         )
         context.events.flush(wait=True)
-        os._exit(CUT_SHORT)
+        os._exit(CUT_SHORT)  # a process's death is proof to the others, who go on at once; a machine's silence is not

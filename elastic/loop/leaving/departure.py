@@ -136,7 +136,7 @@ class Departure:
 
     def saved_by_all(self) -> None:
         """Have the coordinator save, and wait until all know it. Raises PeerLost; SystemExit where that save fails."""
-        self.is_settled = True
+        self.is_settled = True  # no deadline ends this worker from here on
         if self._session.restorer.saver is not None:
             self._save()
         self._wait_for_all(Kind.LEAVE, None)
@@ -264,7 +264,7 @@ class Departure:
         left_s = _left_s(self.by_s)
         deadline = time.monotonic() + (_OTHERS_S if left_s is ABSENT else min(_OTHERS_S, left_s / 2))
         while time.monotonic() < deadline and not self._session.restorer.is_committed(self._state.step):
-            if set(range(rank)) <= missing(view).keys():
+            if set(range(rank)) <= missing(view).keys():  # all who come before this one are gone
                 return
             time.sleep(_POLL_S)
 

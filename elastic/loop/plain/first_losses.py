@@ -55,7 +55,7 @@ class FirstLosses:
         def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if self._undo is not None:
                 self._restore()
-                kept = [(one, one.clone()) for one in self._buffers()]
+                kept = [(one, one.clone()) for one in self._buffers()]  # to look may pass a checkpointed part again
                 self._look(loss, items, batch)
                 for one, value in kept:
                     if not same(one, value):

@@ -1,7 +1,6 @@
 """The loop as people have it: `for epoch in run.epochs(): for x, y in run.batches(): ...`, its body unchanged.
 
-Steps come from Loop.steps, like those of `for step in run`: the same boundary, recovery and end. The code behind an
-epoch's last batch is the script's own between two steps, so its boundary is crossed when the next epoch begins.
+Steps come from Loop.steps, like those of `for step in run`: the same boundary, recovery and end.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class PlainLoop:
             self._next = step
             self._first, end = (self._plan.first_step_of(step.in_hand.epoch + more) for more in (0, 1))
             self._end, self._handed = min(end, self._state.total_steps), 0
-            if step.in_hand.step_in_epoch:
+            if step.in_hand.step_in_epoch:  # this worker comes into the midst of the epoch
                 self._passed = self._passes(step)
             yield step.in_hand.epoch
             if self._next is not None:
@@ -200,6 +199,8 @@ class PlainLoop:
         passed()
         while (now := self._next) is not None:
             yield from now.batches()
+            # The code behind an epoch's last batch is the script's own between two steps: the boundary behind it is
+            # crossed when the next epoch begins.
             self._next = None if now.in_hand.last_of_epoch else next(steps, None)
 
     def steps(self) -> Iterator[PlainStep]:

@@ -1,13 +1,11 @@
 """The schedules of a loop that steps its optimizers itself: which calls of `scheduler.step()` count.
 
-    behind a step's exchange           it does what it does
-    before an epoch's first batch      likewise; not where this process comes into the middle of the epoch, whose
-                                       scheduler was stepped at its beginning already
-    in a body, before the exchange     it does nothing, since the same call follows behind the exchange. One that comes
-                                       before the body's backward pass alone would never count: that is refused; and so
-                                       is one that is told something else in another body of the step
-
-A scheduler gets another class while the loop runs: what lies in its `__dict__` is part of its state_dict.
+behind a step's exchange           it does what it does
+before an epoch's first batch      likewise; not where this process comes into the middle of the epoch, whose
+                                   scheduler was stepped at its beginning already
+in a body, before the exchange     it does nothing, since the same call follows behind the exchange. One that comes
+                                   before the body's backward pass alone would never count: that is refused; and so
+                                   is one that is told something else in another body of the step
 """
 
 from __future__ import annotations
@@ -72,6 +70,7 @@ class OwnSchedules:
             self._check_alike(name, (*args, *kwargs.values()))
             return kind.step(gated, *args, **kwargs) if self._counts(name) else None
 
+        # Another class for as long as the loop runs: what lies in its `__dict__` is part of its state_dict.
         scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
 
         def undo() -> None:

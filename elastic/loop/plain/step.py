@@ -222,7 +222,7 @@ class PlainStep(ScriptStep):
                 return
             step.end()
             agreed = step.carry_out(exchange, unit=self._unit)
-        except PeerLost as lost:
+        except PeerLost as lost:  # it must not come out of the loop's `backward`
             self._recover(lost, exchange)
             return
         self._done = True

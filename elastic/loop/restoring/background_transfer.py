@@ -7,9 +7,8 @@
 So the others pause for what of the transfer takes longer than they compute. torchft heals a replica in the same way:
 it takes part in its first step with gradients of zero (its `start_quorum`).
 
-Between the boundary and the update only the script's own code could write to the weights. Where it did, the newcomer
-has got some of them from before that and some from after: its donor tells it so, with the last byte, and it comes in at
-a later boundary, with all workers waiting for it.
+Between the boundary and the update only the script's own code could write to the weights. Where it did, the donor tells
+the newcomer so, with the last byte, and it comes in at a later boundary, with all workers waiting for it.
 """
 
 from __future__ import annotations
@@ -96,6 +95,7 @@ class Giving:
             for device in self._streams:
                 torch.cuda.set_device(device)  # a thread's is the first one else, which would be made ready, too
             _in_order(self._sent(to, own, flats))
+            # Weights that the script wrote to meanwhile have come half from before that, and half from after.
             last = torch.tensor([_TORN if self._written() else _WHOLE], dtype=torch.uint8)
             _in_order(self._group.send(last, rank) for rank in to)
         except BaseException as raised:

@@ -4,8 +4,7 @@
                   commits the first one  ->  every rank receives it
     from peers    say where one stands  ->  those behind receive what those ahead hold (loop/restoring/transfer.py)
 
-What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all before anyone
-raises, so nobody is left waiting in a collective.
+What keeps the coordinator from it (the URL is taken, the checkpoint is another run's) is told to all.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class StateRestorer:
         if live is not None and shared:
             live.witness(self.claim_document(), agreed=True)
         group = self._view_group.group
-        if from_claim is not None or group.world_size > 1:
+        if from_claim is not None or group.world_size > 1:  # a worker that begins alone holds its state already
             self._apply(broadcast(group, tree), keeps_trained=self._keeps_trained)
         self._events.emit(
             schema.Loaded(
@@ -213,6 +212,7 @@ class StateRestorer:
         self._context.moment("transfer")
         begun_s = time.monotonic()
         objects = self._train_state.objects()
+        # Those behind have still to run the script's code behind the step: they get the state as it was before that.
         rewound = applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
         passed = pass_on(group, parts, side_state, rewound or objects, applied.weights)
         ahead, self.giving = passed.side_state, passed.giving
@@ -456,7 +456,7 @@ class StateRestorer:
                 outcome["losses"] = self.losses().document()
                 outcome["next_step"] = self._open_saver().next_step
             except Exception as refused:
-                failure = refused
+                failure = refused  # told to all before anyone raises, so that nobody waits in a collective
                 outcome = {"failure": f"{type(refused).__name__}: {refused}"}
         answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
         if "failure" in answer:

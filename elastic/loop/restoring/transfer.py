@@ -69,7 +69,7 @@ def roles(standings: Sequence[Standing]) -> Roles | None:
     behind = tuple(rank for rank in need_state if standings[rank].step is not None)
     rewinding = tuple(rank for rank in donors if standings[rank].rewinds)
     return Roles(
-        donors=rewinding if behind and rewinding else donors,
+        donors=rewinding if behind and rewinding else donors,  # who is behind has the code after that step to run
         need_state=need_state,
         need_side_state=tuple(rank for rank, at in enumerate(holding) if at != best),
         rewound=bool(behind),
@@ -179,7 +179,7 @@ def _stream(
     arrived = [torch.empty(PIECE * len(ranges) if receives else 0, dtype=torch.uint8) for _ in range(2)]
     on_its_way: tuple[Work, torch.Tensor, dict[int, tuple[int, int]]] | None = None
     rounds = -(-max(stop - start for start, stop in ranges.values()) // PIECE)
-    for number in range(rounds + 1):
+    for number in range(rounds + 1):  # in the last one nothing is sent any more
         before = on_its_way
         if number < rounds:
             pieces = {rank: _piece(start, stop, number) for rank, (start, stop) in ranges.items()}

@@ -7,9 +7,7 @@
 
 Every worker holds the same bits, knows the same past (state/health.py) and so comes to the same decision, with no
 message. To pass a step over is an update like any other: what comes after it is one step ahead of what was before, so
-that whoever is lost meanwhile, joins, or takes the state over finds what they find after any step. The state of a
-save is read and handed round before anything is touched: a peer that is lost then costs the step in hand, which comes
-round again, and is bad again.
+that whoever is lost meanwhile, joins, or takes the state over finds what they find after any step.
 """
 
 from __future__ import annotations
@@ -67,6 +65,7 @@ class BadSteps:
         every = self._config.saves.steps or 1
         if rule.action == "skip" or step % every == 0:  # what was saved there is what there is
             return PassOver(Passed(step, step, why), found, [step])
+        # Before anything is touched: a peer that is lost here costs the step in hand, which comes round, bad again.
         back = go_back(self._session, step - step % every, every)
         if back is None:
             raise self._ends(step, why, "no regular save is left in storage to go back to")

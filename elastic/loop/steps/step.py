@@ -71,7 +71,7 @@ class Step(ScriptStep):
                 agreed = step.carry_out(exchange)
                 break
             except PeerLost as lost:
-                if not step.comes_again(lost, exchange):
+                if not step.comes_again(lost, exchange):  # a peer had applied it: its state and sums came from there
                     step.leave_to_the_script()
                     return
         self._apply(self, agreed)
@@ -142,7 +142,7 @@ class _Body:
         step.due = False
         gradients, scaler = self._session.exchange.gradients, step.context.config.scaler
         scaled = scaler.scale(loss) if scaler is not None else loss
-        if step.check.runs:
+        if step.check.runs:  # for nothing: what it gives is digested, and let go
             gradients.clear()
             scaled.backward()
             step.check.passed(gradients.given())

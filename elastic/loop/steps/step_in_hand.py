@@ -373,7 +373,7 @@ class StepInHand:
         unit: see Exchange.carry_out. Raises PeerLost, StepError, BadStep.
         """
         self.last = False
-        self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))
+        self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))  # the update draws alike everywhere
         self.context.moment("exchange")
         self.session.train_state.staging.look()
         self._phases.enter(Phase.WAITING)

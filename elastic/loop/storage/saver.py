@@ -283,7 +283,7 @@ class Saver:
             except (elastic_checkpoint.SaveDropped, elastic_checkpoint.ClaimLost) as lost:
                 if isinstance(lost, elastic_checkpoint.StateChanged):
                     self.schedule.owes_one = True
-                elif one.claim < self._claim:
+                elif one.claim < self._claim:  # this side has the newer claim: the save is made anew
                     self.schedule.owes_one = True
                     if (words := self._late_saves.came_too_late(took_s=one.took_s, newest=self.newest)) is not None:
                         self._console.warn(words)
