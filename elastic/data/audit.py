@@ -155,7 +155,7 @@ def _read(
             )
         kept.let_alone()
         records = _records(loaders, ranks, epochs, batches, set_epoch)
-        if not changed_is_meant:
+        if not changed_is_meant:  # that all was put back is seen by looking at the first epoch once more
             kept.put_back()
             kept.let_alone()
             for record, again in zip(records, _records(loaders, ranks, 1, batches, set_epoch), strict=True):

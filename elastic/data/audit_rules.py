@@ -180,8 +180,8 @@ class _Epoch:
         steps = np.sum(sizes, axis=0) if even else np.zeros(0, dtype=np.int64)
         asked = sum(record.batch_size or 0 for record in self.records)
         full = len(steps) > 0 and steps.min() == steps.max() and (len(steps) > 1 or steps[0] == asked)
-        # Full batches, as many on every rank: a step's examples more or less would be a batch more or less. Else only
-        # the ranks' numbers of examples were made equal.
+        # Where all batches are full, a whole step's examples more would be one batch more. Where they are not, only the
+        # ranks' numbers of examples were made equal.
         bound = int(steps[0]) if full else len(sizes)
         return count < bound and 2 * count < len(self.everything)
 
@@ -349,7 +349,7 @@ def _length(records: Sequence[Record]) -> int | None:
 
 
 def _twins(read: Sequence[NDArray[np.int64]]) -> list[int]:
-    """Return the most ranks that read the same, or none."""
+    """Return the largest group of ranks that read the same in the same order; empty: no two do."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for rank, examples in enumerate(read):
         if len(examples):

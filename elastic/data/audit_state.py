@@ -301,6 +301,7 @@ def _refill(one: Any, kept: list[Any]) -> None:
         now, then = [*one], kept
     if len(now) == len(then) and all(map(is_, now, then)):
         return
+    # In place: whoever else holds it, such as a `set_epoch`, sees it, too.
     if isinstance(one, array):
         one[:] = array(one.typecode, kept)
     elif isinstance(one, list | bytearray):

@@ -88,6 +88,8 @@ class _Bucketed:
         }
 
     def at(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        # The epoch's last batch, which is not full, is cut out of the sorted examples at a place that every epoch
+        # draws.
         cut = derive("tail", self._seed, epoch) % (self._batches + 1) * self._batch
         full = positions < self._batches * self._batch
         ranks = np.empty_like(positions)

@@ -62,7 +62,7 @@ class _Noted:
 
 
 def _within(value: Any) -> Any:
-    """Return what tells whether it has changed while it is the same object; None: it cannot, or nobody would know."""
+    """Return a mark that changes when the object's content does; None: it cannot change, or nobody would know."""
     if isinstance(value, torch.Tensor):
         return None if value.is_inference() else value._version
     if type(value) not in (list, dict, tuple) or len(value) > _ITEMS:
@@ -76,7 +76,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _said(value: Any) -> Any:
-    """Return a plain value as text, and which object another one is."""
+    """Return a plain value as text; of any other object which one it is."""
     if type(value) in (tuple, list) and len(value) <= _ITEMS:
         return [*map(_said, value)]
     return repr(value) if isinstance(value, _SCALARS) else id(value)

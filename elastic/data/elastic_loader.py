@@ -210,7 +210,7 @@ class ElasticLoader:
 
     @property
     def batch_sampler(self) -> _Dealt:
-        """Return a like stand-in: its length counts batches, its `batch_size` this rank's examples in a full one."""
+        """Return another to read: its length counts batches, its `batch_size` this rank's examples in a full one."""
         return _Dealt(len(self), self.sampler.batch_size)
 
     def _own_of(self, step: int) -> int:

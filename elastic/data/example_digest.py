@@ -51,7 +51,7 @@ def digests_of_rows(batch: Any, examples: int) -> dict[str, list[str | None]]:
 
 
 def _are_fields(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Tell whether these are of as many rows each as they are themselves: two fields of two examples, say."""
+    """Tell whether items are fields and not rows: each has as many rows as there are items, two of two, say."""
     return all(isinstance(one, torch.Tensor | np.ndarray) and one.ndim > 0 and len(one) == len(items) for one in items)
 
 

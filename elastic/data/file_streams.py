@@ -119,6 +119,7 @@ def _samples(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
                 sample = {}
             sample |= {"__key__": key, extension: content.read()}
             end = member.offset_data + -(-member.size // TAR_BLOCK) * TAR_BLOCK
+        # An archive that is cut short between two members would else read as whole.
         file.seek(end)
         if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
             raise tarfile.ReadError("its end is missing")

@@ -211,7 +211,7 @@ class Loader:
         return Loaded(batch, indices, tuple(left_out))  # pinning makes a list of it
 
     def _wait(self, processes: LoaderProcesses, request: Request) -> None:
-        """Wait until the result of `request`, the head, is here. Raises LoaderError, LoaderTimeout, the interrupt's."""
+        """Wait until the head's result is here. Raises LoaderError, LoaderTimeout, and what `interrupt` raises."""
         deadline = time.monotonic() + self._timeout_s
         self._submit(processes)
         while not self._ahead.ready:

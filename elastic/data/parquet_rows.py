@@ -43,6 +43,7 @@ class Rows(Files):
     ) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
         group, row = at["group"], at["row"]
         try:
+            # Without a thread, which a fork would lack: rows are read and decoded in the thread that asks.
             file = pq.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True)
             self._check(file, url, group, row)
             while group < file.num_row_groups:

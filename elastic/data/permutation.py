@@ -71,7 +71,7 @@ class Permutation:
         return values.view(np.int64).reshape(np.shape(positions))
 
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions at which these examples stand, as `at` takes them. Raises as `at` does."""
+        """Return the positions at which these examples stand: the inverse of `at`, which raises likewise."""
         positions = self._inside(values)
         self._order.backward(positions)
         return positions.view(np.int64).reshape(np.shape(values))
@@ -112,7 +112,7 @@ class _Network:
         bits = (length - 1).bit_length() // 2
         keys = random_words(key, np.arange(2 * rounds))
         keys[::2] |= np.uint64(1)  # factors: an odd one loses nothing modulo 2**64
-        left = -(-length >> bits)
+        left = -(-length >> bits)  # the fewest multiples of 2**bits that hold the length
         sizes = np.array([bits, 2**bits - 1, 64 - bits, 32, left], dtype=np.uint64)
         self._words = np.concatenate([sizes, keys])
         self._length = np.uint64(length)

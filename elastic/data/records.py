@@ -226,7 +226,7 @@ class Scanned:
 
 
 def _lines(chunks: Iterator[bytes], *, empty: bool = True) -> Iterator[Offsets]:
-    """Yield where lines begin, and the end of the last one; where they may not be `empty`, not of those."""
+    """Yield where lines begin, and where the last one ends; `empty=False` leaves out lines that hold nothing."""
     at = begin = 0  # where the chunk begins, and the line that is under way
     for chunk in chunks:
         ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + (at + 1)

@@ -33,7 +33,7 @@ _STATE = "  state  a resume, and the next iteration, go on behind the last batch
 
 
 class TorchLoader(DataLoader[Any]):
-    """The DataLoader whose waits end.
+    """A DataLoader whose waits for its processes end: with a batch, or with an error that says why there is none.
 
     awaited  tells the request that is next
     """

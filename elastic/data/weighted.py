@@ -120,6 +120,7 @@ class _Sampled:
         positive = np.flatnonzero(self._weights)
         words = random_words(derive("sample", self._seed, epoch), positive)
         uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52  # above 0 and below 1
+        # The smallest ones: what drawing one after the other, each time from what is left, gives.
         first = np.argsort(_minus_log(uniform) / self._weights[positive], kind="stable")[: self.length]
         return positive[first].astype(np.int64, copy=False)
 

@@ -110,7 +110,7 @@ def _findings(
 
 
 def _looked(name: str, look: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield what a look finds within its time, or that it finds nothing. One that fails hides no other."""
+    """Take one look: yield what it finds, or that it failed or took too long. One that fails hides no other."""
     try:
         found = answer_within(_ANSWER_S, look)
     except TimeoutError as late:

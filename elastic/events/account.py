@@ -145,6 +145,7 @@ class Account:
         if begun_s is None:
             self.take(t, ("detecting", lost.get(WAIT, 0.0)), rest=in_vain)
         else:
+            # Where nobody saw the fault (-inf): all since what this worker did last.
             begun_s = max(begun_s, self.end_s + lost.get(SAVE, 0.0))
             self.take(min(begun_s, t), ("save_stall", lost.get(SAVE, 0.0)), rest=in_vain)
             self.take(t, rest="detecting")
@@ -156,6 +157,7 @@ class Account:
             self.take(t, ("save_stall", saving), rest="redone")
             return
         of_others = max(0.0, stalled_s - saving)
+        # While the coordinator stands still for a save, the others wait in the exchange.
         for_save = min(waiting, of_others)
         split = (
             ("save_stall", saving + for_save),

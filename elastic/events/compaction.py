@@ -48,7 +48,7 @@ class Compaction:
         if record["event"] == "step_applied" and "values" in record and record["step"] % self._stride == 0:
             into["curve"].append([record["step"], record["count"], record["values"]])
             if len(into["curve"]) > _POINTS:
-                into["curve"] = into["curve"][::2]
+                into["curve"] = into["curve"][::2]  # half of it stays; of steps to come, half as many are taken
                 self._stride *= 2
 
 
@@ -64,7 +64,7 @@ def joined(items: Iterable[Event]) -> list[Event]:
 
 
 def forget(items: list[Event], count: int) -> list[Event]:
-    """Make one of the first `count` items, which says that it stands for more than steps and saves."""
+    """Merge the first `count` items into one, which says that it stands for more than steps and saves."""
     if count < 2:
         return items
     whole = _as_folded(items[0])
@@ -122,7 +122,7 @@ def _as_folded(item: Event) -> Event:
 
 
 def _merged(a: Event, b: Event) -> Event:
-    """Make one folded record of two, where b follows a."""
+    """Merge two folded records into one; b follows a."""
     both = {**a, **b, "since": a["since"], "t": max(a["t"], b["t"])}
     for name in ("steps", "redone", "count", "saved_bytes", "stall_s"):
         both[name] = a[name] + b[name]

@@ -130,7 +130,7 @@ class RemoteSink:
                 return
             except AlreadyThere:
                 self._number += 1
-        self._storage.put(self._key(self._number), data)
+        self._storage.put(self._key(self._number), data)  # an object cannot be appended to
 
     def _next(self, compaction: Compaction) -> None:
         """Begin a new segment, and remove the oldest, as FileSink does."""

@@ -14,7 +14,7 @@ from elastic.events.event import ABSENT, TypedEvent
 
 
 class Common:
-    """Of every record, the last four once they are known."""
+    """The facts of every record; it has the last four once they are known."""
 
     t: Annotated[float, "unix seconds, by the worker's clock"]
     worker: Annotated[str, "the worker's id: host, process id and a token"]
@@ -26,7 +26,7 @@ class Common:
 
 
 class EndOfStretch(TypedEvent):
-    """What the stopwatch has measured (timing.py), in records that end a stretch of work. Zeros are left out."""
+    """A record that ends a stretch of work, with what the stopwatch has measured (timing.py). Zeros are left out."""
 
     wait_s: Annotated[float, "seconds spent in collectives since the worker's last such record"] = ABSENT
     data_s: Annotated[float, "seconds of that time spent waiting for the loader"] = ABSENT
@@ -90,7 +90,8 @@ class StepApplied(EndOfStretch):
 
 class ExampleLeftOut(TypedEvent):
     """The dataset raised for an example that this worker was to read for a step, and `on_bad_example="skip"` leaves it
-    out. It counts as left out if the step is applied from this attempt."""
+    out. It counts as left out if the step is applied from this attempt.
+    """
 
     step: Annotated[int, "the step's index"]
     attempt: Annotated[int, "how often the step has come round again"]
@@ -104,7 +105,8 @@ class ExampleLeftOut(TypedEvent):
 class PassedOver(EndOfStretch):
     """A step was bad, as `on_bad=` has it, and is passed over on this worker: there is no step_applied of it. Where
     `first` is less than `step`, the run went back to what was saved after `first` steps, and the steps from there on,
-    which had been applied, are passed over, too."""
+    which had been applied, are passed over, too.
+    """
 
     step: Annotated[int, "the bad step's index"]
     first: Annotated[int, "the first step that is passed over"]
@@ -122,7 +124,8 @@ class PassedOver(EndOfStretch):
 
 class NotFinite(TypedEvent):
     """The coordinator has told of the first step, since it was one, whose loss or gradient is not finite, where no
-    `on_bad=` says what becomes of it: it is applied."""
+    `on_bad=` says what becomes of it: it is applied.
+    """
 
     step: Annotated[int, "its index"]
     why: Annotated[str, "in words"]
@@ -209,7 +212,8 @@ class SaveFailed(TypedEvent):
 
 class SaveOrder(TypedEvent):
     """All nodes leave while an older save is uploaded, and there is not time for that and for the newest: the
-    coordinator has decided which goes first, by how long each takes as measured."""
+    coordinator has decided which goes first, by how long each takes as measured.
+    """
 
     step: Annotated[int, "steps applied in the newest"]
     older: Annotated[int, "steps applied in the one that is being uploaded"]
@@ -220,7 +224,8 @@ class SaveOrder(TypedEvent):
 
 class SaveInterval(TypedEvent):
     """Under `save_every="auto"`, the coordinator: the interval between saves has become another one. Recorded when it
-    is known, and whenever it differs by a quarter, or for another reason, from the one before."""
+    is known, and whenever it differs by a quarter, or for another reason, from the one before.
+    """
 
     seconds: Annotated[float, "of training between two saves"]
     reason: Annotated[str, "in words"]
@@ -240,7 +245,8 @@ class Notice(TypedEvent):
 
 class AgentLost(TypedEvent):
     """The worker's agent, its `elastic run`, is gone without a word: it was killed, or failed. The worker leaves as
-    soon as it may, or ends. Nobody has told it to: there is no `notice` of it."""
+    soon as it may, or ends. Nobody has told it to: there is no `notice` of it.
+    """
 
     step: Annotated[int, "steps applied"]
 
@@ -261,7 +267,8 @@ class Left(EndOfStretch):
 
 class CutShort(TypedEvent):
     """The worker was told to leave, its machine is about to go, and it has not come to a boundary: it ends. What nobody
-    else holds is lost."""
+    else holds is lost.
+    """
 
     step: Annotated[int, "steps applied"]
     at: Annotated[str, "what it was at, in words"]
@@ -271,7 +278,8 @@ class CutShort(TypedEvent):
 
 class CompiledLoaded(TypedEvent):
     """The worker is about to compile for the first time, and has what the run's storage keeps for its kind of
-    machine."""
+    machine.
+    """
 
     objects: Annotated[int, "how many were loaded"]
     bytes: Annotated[int, "of these"]
@@ -288,7 +296,8 @@ class CompiledKept(TypedEvent):
 
 class MovedOn(TypedEvent):
     """The worker, of a host that was cut off or stood still, hears that the run has gone on without it, and ends. Its
-    `generation` is that of the last view which it knew; nothing that it does counts any more."""
+    `generation` is that of the last view which it knew; nothing that it does counts any more.
+    """
 
     step: Annotated[int, "steps applied"]
     why: Annotated[str, "in words"]

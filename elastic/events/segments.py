@@ -39,6 +39,7 @@ def current(names: Collection[str]) -> dict[str, list[str]]:
     for worker in sorted({*segments, *pasts}):
         through = max(pasts.get(worker, {-1: ""}))
         past = [pasts[worker][through]] if worker in pasts else []
+        # A past that is there counts, and not the segments that it stands for, whether they are removed yet or not.
         order[worker] = past + [name for at, name in sorted(segments.get(worker, {}).items()) if at > through]
     return order
 

@@ -27,6 +27,8 @@ class Spent(TypedDict, total=False):
 
 
 class Stopwatch:
+    """Adds up what one thread spends its time on."""
+
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._on: str | None = None

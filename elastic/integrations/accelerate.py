@@ -61,6 +61,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with hidden_launch():
+            # Accelerate sets up torch.distributed by itself where it finds LOCAL_RANK.
             super().__init__(*args, **kwargs)
         check_alone(self)
         own = own_device(self.device.type) if self.device.type == "cuda" else self.device

@@ -99,7 +99,7 @@ class _OfWorker(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
 
     def stand_as(self, rank: int, local_rank: int) -> None:
         self.global_rank = rank_zero_only.rank = rank
-        self.local_rank = max(1, local_rank) if rank else 0
+        self.local_rank = max(1, local_rank) if rank else 0  # only the main process is a local one
 
     @property
     def is_global_zero(self) -> bool:

@@ -40,6 +40,8 @@ _MOST = 1e18
 
 @dataclass(frozen=True)
 class Figure:
+    """A measured value, with where and when it was measured."""
+
     value: float
     source: str
     date: str

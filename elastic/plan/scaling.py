@@ -45,7 +45,7 @@ def sizes(job: Job) -> list[Size]:
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """Return where efficiency over step time, that is speed-up squared over workers, is largest.
+    """Return the size at which efficiency over step time, that is speed-up squared over workers, is largest.
 
     With more workers, each gains less than it costs.
     Source: Eager, Zahorjan and Lazowska (1989), doi:10.1109/12.21127

@@ -114,6 +114,8 @@ class _Mark:
 
 @dataclass
 class _Run:
+    """A run under way on a trace: where it stands, what it waits for, and what its time went into."""
+
     trace: Trace
     policy: Policy
     step_s: StepTime
@@ -299,6 +301,7 @@ def hindsight_s(trace: Trace, policy: Policy) -> float:
     """
     back = trace.full_losses
     if not policy.survives:
+        # Without survivors each loss goes back to a save, and each coming that is taken in at once.
         came = sum(bool(change.come) and change.t_s > 0 for change in trace.changes) if policy.joins else 0
         back = trace.losses + came
     return daly_s(policy.stall_s, trace.length_s / back) if back else inf

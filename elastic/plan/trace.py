@@ -97,6 +97,7 @@ class Trace:
             for node in change.gone:
                 del there[node]
             there.update(dict.fromkeys(change.come))
+            # One that went and came again at one moment went, too.
             gone = tuple(node for node in taken if node not in there or node in change.gone)
             for node in gone:
                 del taken[node]

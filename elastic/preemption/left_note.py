@@ -10,6 +10,8 @@ from pathlib import Path
 
 
 class LeftNote:
+    """The note at a path, by which a job says that it has left."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 

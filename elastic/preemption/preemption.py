@@ -137,6 +137,7 @@ class Preemption:
             raise ConfigError(
                 "Preemption.exit was called although no rank was told to leave: ask `leaving`, or `agreed()`, before"
             )
+        # torchrun makes 1 of any other status, and may start its workers again.
         status = 0 if environment.is_launchers_child() else status
         if self._speaks:
             reason = f"{self.who} leaves: {self.reason}"

@@ -75,7 +75,7 @@ class Watcher:
                 failures = 0
             except PartlyFailed as partly:
                 failed, failures = partly, 0
-                found = [*self._in_force[source].values(), *partly.heard]
+                found = [*self._in_force[source].values(), *partly.heard]  # what is not said now is not withdrawn
             except Exception as wholly:  # SourceFailed; or what nobody foresaw that a service may say
                 failed, failures = wholly, failures + 1
                 found = list(self._in_force[source].values())

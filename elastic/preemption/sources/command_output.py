@@ -28,6 +28,7 @@ def output_of(command: str, *, within_s: float, wanted: Callable[[], bool] = lam
     Raises CommandFailed: it ended with another status than 0 or 1 (which is `test`'s and `grep`'s no), took too long,
     or printed too much. It is gone then.
     """
+    # The exit status comes behind the output: an agent's reaper may be faster than `wait` below.
     script = f"(\n{command}\n)\nprintf '\\n%s' $?"
     process = subprocess.Popen(
         ["/bin/sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True

@@ -59,10 +59,10 @@ class Source(ABC):
         """
 
     def gone(self, ids: Collection[str]) -> None:  # noqa: B027  # most have nobody to tell
-        """Hear that this node has left on these notices: whoever waits for that may be told. Raises SourceFailed."""
+        """Note that this node has left on these notices: whoever waits for that may be told. Raises SourceFailed."""
 
     def abort(self) -> None:  # noqa: B027  # most are never long in a look
-        """Hear that nobody asks any more: a look that is under way, in another thread, ends soon."""
+        """End a look that is under way, in another thread, soon: nobody asks any more."""
 
 
 def ask_each(questions: Iterable[Callable[[], Iterable[Notice]]]) -> list[Notice]:
