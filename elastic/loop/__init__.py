@@ -9,10 +9,10 @@
     assignment     which rank computes which shares, and in which order their sums are added
     exchange       gradients, buffers and sums of one step, together
     cross_check    does a share give the same bits wherever it is passed?
-    disagreement   two workers gave different bits for it: what is said, and what follows
-    verdict        which of them are wrong
+    disagreement   two workers gave different bits for a share: what is said, and what follows
+    verdict        which workers are wrong then
     script_variables  what the script's loop can name, for the words of an error
-    wishes         what each worker tells the others with it
+    wishes         what each worker asks of all, with a step's exchange
     recovery       a collective failed: into the next view, or to this process's end
     portable       one instruction set on machines of several kinds
 

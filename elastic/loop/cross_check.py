@@ -102,7 +102,7 @@ class CrossCheck:
         by_all: bool = True,
         alone: Sequence[int] = (),
     ) -> None:
-        """Take a part. hold_state: so many workers; joined: see planned; by_all: not by these alone."""
+        """Take a part. hold_state: how many workers do; joined: see planned; by_all: these are not alone in it."""
         self.passes = (*passes,)
         self.own = frozenset(own)
         self.alone = (*alone,)

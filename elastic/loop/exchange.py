@@ -83,7 +83,7 @@ class Exchange:
 
     @property
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
-        """Return all of the models' in the step that has begun, those that it does not train included."""
+        """Return all parameters of the models in the step that has begun, also those that it does not train."""
         assert self._set is not None
         return self._set.parameters
 

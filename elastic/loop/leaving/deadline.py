@@ -1,4 +1,4 @@
-"""A worker that was told to leave by a time does not come to a boundary: what is lost with it is said before.
+"""Puts on record what is lost with a worker that must leave by a time, and comes to no boundary before.
 
     told ............................................ gives up .. by
                                                       2 s ahead, or a quarter of a notice shorter than 8 s: `cut_short`

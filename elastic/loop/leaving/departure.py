@@ -336,5 +336,5 @@ class Departure:
 
 
 def _left_s(by_s: float | None) -> float:
-    """Return the seconds until then; ABSENT: nobody says when."""
+    """Return the seconds until `by_s`; ABSENT: nobody says when."""
     return ABSENT if by_s is None else round(max(0.0, by_s - time.monotonic()), 3)

@@ -5,5 +5,5 @@ step        a step of such a loop
 update      the script steps its optimizers itself: which of its calls count
 schedule    and its schedulers
 first_losses  is the loss a mean over examples? asked of the first batches
-mean_over     over what?
+mean_over     over what is it a mean?
 """

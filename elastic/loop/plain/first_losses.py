@@ -125,7 +125,7 @@ def summed_by(loss: torch.Tensor, items: float) -> str | None:
 
 
 def _is_a_division(node: Any, items: float) -> bool:
-    """Return whether it divides by about as many as the batch has examples: `loss.sum() * (1 / len(y))`; or by more."""
+    """Return whether a factor divides by about the number of examples, `loss.sum() * (1 / len(y))`, or by more."""
     factor = next(
         (one for name in ("_saved_self", "_saved_other") if (one := getattr(node, name, None)) is not None), None
     )

@@ -90,7 +90,7 @@ class PlainStep(ScriptStep):
 
     @property
     def under_way(self) -> bool:
-        """Return whether batches of it were taken, and it is not applied."""
+        """Return whether batches of the step were taken, and it is not applied."""
         return self.has_begun and not self._done
 
     def check_closed(self) -> None:

@@ -135,6 +135,8 @@ def take(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, 
 
 
 class _Taking:
+    """What a newcomer's thread receives, and how that has ended."""
+
     def __init__(self, group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
         self.failure: PeerLost | CollectiveFailed | None = None
         self.torn = False

@@ -26,7 +26,7 @@ from elastic.state.train_state import Tree
 
 @dataclass(frozen=True)
 class PassOver:
-    """What passing a bad step over is.
+    """How a bad step is passed over.
 
     new    the steps among those of `passed` that were not passed over before
     state  what the run goes on with; None: with what it has
@@ -49,7 +49,7 @@ class BadSteps:
         self._checked: int | None = None
 
     def look(self, step: int, agreed: Agreed) -> PassOver | None:
-        """Return what passing the step in hand over is; None: it is well. `.grad` is exact.
+        """Return how the step in hand is passed over; None: it is well. `.grad` is exact.
 
         Raises BadStep, StepError; PeerLost.
         """

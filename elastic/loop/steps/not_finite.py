@@ -1,9 +1,9 @@
-"""The first loss or gradient that is not finite, where no `on_bad=` says what becomes of it: told of, once and loudly.
+"""Tells, once and loudly, of the first loss or gradient that is not finite, where no `on_bad=` says what becomes of it.
 
 A run of NaN would look like a success otherwise. Nothing of the run changes: the step is applied as the script has it.
-It looks at a norm of the gradients for each step, until it has something to tell: 0.13 ms of 1 M numbers and 35 ms of
-100 M on one core (2026-11-28), where a step of an MLP of 1 M parameters takes 36 ms. What the run holds is saved as
-ever, and says so (`Saver`): it pushes nothing out that is better.
+The coordinator looks at a norm of the gradients for each step, until it has something to tell: 0.13 ms of 1 M numbers
+and 35 ms of 100 M on one core (2026-11-28), where a step of an MLP of 1 M parameters takes 36 ms. What the run holds is
+saved as ever, and says so (`Saver`): it pushes nothing out that is better.
 """
 
 from __future__ import annotations

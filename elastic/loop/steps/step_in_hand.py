@@ -132,7 +132,7 @@ class StepInHand:
 
     @property
     def passed_over(self) -> str | None:
-        """Return why it was passed over; None: it was not, or not yet."""
+        """Return why the step was passed over; None: it was not, or not yet."""
         return self.session.train_state.health.why(self.index) if self.applied else None
 
     def ready(self) -> Exchange:

@@ -24,6 +24,8 @@ _FIRST_S, _LONGEST_S = 0.5, 30.0  # between two tries
 
 
 class ClaimLookup:
+    """Looks for a claim in a thread, until the storage answers or `end` is called."""
+
     def __init__(self) -> None:
         self._ended = threading.Event()
 

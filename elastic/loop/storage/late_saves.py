@@ -8,6 +8,8 @@ from __future__ import annotations
 
 
 class LateSaves:
+    """Counts the saves in a row that came too late."""
+
     def __init__(self) -> None:
         self._in_a_row = 0
 
