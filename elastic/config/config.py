@@ -170,7 +170,7 @@ class Config:
         """Return where a bad step takes the run; nothing for a run that such steps do not change."""
         decides = {} if self.on_bad is None else self.on_bad.numerics()
         if self.goes_back:
-            decides["save_every"] = self.saves.steps
+            decides["save_every"] = self.saves.steps  # where a rollback goes changes bits
         return {"on_bad": decides} if decides else {}
 
 

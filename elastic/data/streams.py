@@ -35,7 +35,7 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 
 
 class Streams:
-    """For `Run(dataset=…, steps=…)`: examples that come in streams, one for each virtual worker, and have no length.
+    """Examples that come in streams, one for each virtual worker: what `Run(dataset=…)` takes, with `steps=`.
 
     Args:
         make: `make(worker, workers)` returns an iterable of that virtual worker's examples, counted from 0, with
@@ -159,7 +159,7 @@ class Streams:
         self._edges = [0, *accumulate(sizes)]
 
     def check(self) -> None:
-        """Raise ConfigError unless the first stream goes on from its position; reads a few examples of it."""
+        """Raise ConfigError unless the first stream goes on from its position: before any read, on a few examples."""
         workers = len(self._edges) - 1
         # Of the others only what they are is looked at, as each is begun: to read some of all of them would cost each
         # worker that joins as many requests as there are virtual workers.

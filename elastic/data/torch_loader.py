@@ -79,7 +79,7 @@ class _Processes(_MultiProcessingDataLoaderIter):
             requests.close()
 
     def _get_data(self) -> Any:
-        """Wait as torch does, for a batch or for processes that persist. Raises LoaderError or LoaderTimeout."""
+        """Wait as torch does, for a batch or for persisting processes to begin. Raises LoaderError, LoaderTimeout."""
         try:
             with ended_by_deaths(self, self._workers):
                 return self._wait()

@@ -37,5 +37,6 @@ class Finding:
 def of_error(name: str, error: BaseException, advice: str = "") -> Finding:
     """Make a finding of an error of ours, whose last lines tell what to do; `advice` where they do not."""
     said, _, after = (str(error) or type(error).__name__).partition("\n  next ")
+    # The state that it left is that of a look.
     found = "\n".join(line for line in said.splitlines() if not line.startswith("  state "))
     return Finding(name, Verdict.WRONG, found, " ".join(after.split()) or advice)

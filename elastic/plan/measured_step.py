@@ -19,7 +19,7 @@ _SMALL, _LARGE = 256, 8 << 20  # floats
 def measured(
     model: Any, loss: Callable[[], torch.Tensor], *, rank: int, world_size: int, rendezvous: str
 ) -> dict[str, float]:
-    """Measure seconds and bytes a second, and count `parameters`. rendezvous: a file by which the processes meet."""
+    """Measure seconds and bytes a second, and count `parameters`. rendezvous: a file to meet by, over gloo."""
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size, timeout=_WITHIN
     )
