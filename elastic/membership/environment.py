@@ -53,7 +53,7 @@ _DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What one worker's launcher gave it.
+    """One worker's launch, as its launcher describes it in the environment.
 
     launcher                  who has started it, in words; None: `elastic run`, or nobody
     master_addr, master_port  where torchrun's ranks meet; None: at the run's URL, if there are several
@@ -108,11 +108,12 @@ class Launch:
 
     @property
     def one_node(self) -> bool:
+        """Return whether all workers of the launch run on one node."""
         return self.local_world_size == self.world_size
 
 
 def read(environ: Mapping[str, str] | None = None) -> Launch:
-    """The launch that `environ` (default: this process's) describes. Raises ConfigError if it is half of one."""
+    """Return the launch that `environ` (default: this process's) describes. Raises ConfigError if it is half of one."""
     env = os.environ if environ is None else environ
     observer = env.get("ELASTIC_OBSERVER") or None
     if "ELASTIC_CHANNEL" in env:
@@ -161,8 +162,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> launchers.Ranks | None:
-    """Of `elastic run` itself: which of how many tasks it is, of a launcher that is not torchrun. None: nobody's.
-    Raises ConfigError."""
+    """Return which task of another launcher than torchrun `elastic run` is itself; None: none. Raises ConfigError."""
     env = dict(os.environ if environ is None else environ)
     for name in launchers.Torchrun.variables:
         env.pop(name, None)
@@ -170,32 +170,30 @@ def launcher(environ: Mapping[str, str] | None = None) -> launchers.Ranks | None
 
 
 def notices(environ: Mapping[str, str] | None = None) -> str:
-    """Which sources of notices are to be watched, as the environment says; see preemption/setting.py."""
+    """Return which sources of notices are to be watched, as the environment says; see preemption/setting.py."""
     env = os.environ if environ is None else environ
     return env.get(NOTICES) or "auto"
 
 
 def accept(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Names of identity fields that may differ, beside those that the script says."""
+    """Return the names of identity fields that may differ, beside those that the script says."""
     env = os.environ if environ is None else environ
     return names_in(env.get(ACCEPT, ""))
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Of a list with commas."""
+    """Return the names in a list with commas, each once."""
     return tuple(dict.fromkeys(name for one in text.split(",") if (name := one.strip())))
 
 
 def grace_s(environ: Mapping[str, str] | None = None, parent: bytes | None = None) -> float | None:
-    """How long from a signal to leave to SIGKILL, in seconds: torchrun's, by its flag, variable or default; elsewhere
-    somebody must say.
+    """Return the seconds from a signal to leave to SIGKILL; None: nobody says. Raises ConfigError.
 
     parent  the command line of this process's parent, with a NUL after each argument; default: as the kernel has it
-    Raises ConfigError.
     """
     env = os.environ if environ is None else environ
     of_torchrun = None
-    if "TORCHELASTIC_RUN_ID" in env:
+    if "TORCHELASTIC_RUN_ID" in env:  # torchrun says it by its flag, its variable or its default; others do not
         flag = _TORCHRUNS_FLAG.search(linux.command_line(os.getppid()) if parent is None else parent)
         of_torchrun = flag[1].decode() if flag is not None else env.get(_TORCHRUNS_GRACE, "30")
     for name, said in ((GRACE, env.get(GRACE)), (_TORCHRUNS_GRACE, of_torchrun)):
@@ -211,21 +209,22 @@ def grace_s(environ: Mapping[str, str] | None = None, parent: bytes | None = Non
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int:
-    """This process's number among those of its node that a launcher has started, as far as one says; else 0."""
+    """Return this process's number among those of its node that a launcher has started; 0 where none says."""
     env = os.environ if environ is None else environ
     names = (one.variables[2] for one in launchers.LAUNCHERS)
     return int(next((env[name] for name in names if env.get(name, "").isdigit()), "0"))
 
 
 def is_launchers_child(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a launcher reaps this process, which takes every exit status but 0 for a failure."""
+    """Return whether a launcher reaps this process, and takes every exit status but 0 for a failure."""
     env = os.environ if environ is None else environ
     return "TORCHELASTIC_RUN_ID" in env or "ELASTIC_CHANNEL" in env
 
 
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a launcher has started workers beside this one, or may; `elastic run` tells of its own node's alone."""
+    """Return whether a launcher has started workers beside this one, or may."""
     env = os.environ if environ is None else environ
+    # `elastic run` tells of its own node's workers alone
     workers = int(env.get("WORLD_SIZE") or env.get("LOCAL_WORLD_SIZE") or "1")
     if "WORLD_SIZE" not in env and "ELASTIC_CHANNEL" not in env and (ranks := launchers.find(env)) is not None:
         workers = ranks.world_size
@@ -233,21 +232,23 @@ def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def url_and_virtual_workers(environ: Mapping[str, str] | None = None) -> tuple[str, int]:
-    """(URL, virtual workers) of a run whose script names it by a word alone; "" and 0 where nobody says."""
+    """Return (URL, virtual workers) of a run whose script names it by a word alone; "" and 0 where nobody says."""
     env = os.environ if environ is None else environ
     return env.get("ELASTIC_URL", ""), int(env.get("ELASTIC_VIRTUAL_WORKERS", "0"))
 
 
 def train_job(environ: Mapping[str, str] | None = None) -> tuple[str, str, str] | None:
-    """Where the operator of a Kubeflow TrainJob takes its progress: a URL, and the files of its certificate and of a
-    token. None: there is none, or one that takes no progress."""
+    """Return the URL that takes a Kubeflow TrainJob's progress, and the files of its certificate and of a token.
+
+    None: there is no TrainJob, or one that takes no progress.
+    """
     env = os.environ if environ is None else environ
     url, certificate, token = (env.get(name, "") for name in _OF_TRAIN_JOB)
     return (url, certificate, token) if url else None
 
 
 def beginning_with(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables whose names begin so."""
+    """Return the variables whose names begin with one of `names`."""
     env = os.environ if environ is None else environ
     return {name: value for name, value in env.items() if name.startswith(tuple(names))}
 
@@ -261,7 +262,7 @@ def _is_terminal(fd: int, env: Mapping[str, str]) -> bool:
 
 
 def observer(launch: Launch) -> Observer:
-    """The observer that the launcher asked for; the null observer where none was."""
+    """Return the observer that the launcher asked for; the null observer where it asked for none."""
     from elastic.events.observer import Observer
 
     if launch.observer is None:
@@ -274,23 +275,24 @@ def observer(launch: Launch) -> Observer:
 
 
 def missing_portable_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that `portable=True` needs and that are not set as it needs them."""
+    """Return the variables that `portable=True` needs and that are not set as it needs them."""
     env = os.environ if environ is None else environ
     return {name: value for name, value in PORTABLE_INSTRUCTION_SETS.items() if env.get(name) != value}
 
 
 def with_portable_settings() -> dict[str, str]:
+    """Return this process's environment with the settings that `portable=True` needs."""
     return {**os.environ, **PORTABLE_INSTRUCTION_SETS}
 
 
 def processor_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables by which the libraries beneath torch choose other code."""
+    """Return the variables by which the libraries beneath torch choose other code."""
     env = os.environ if environ is None else environ
     return {name: value for name, value in sorted(env.items()) if name.startswith(_OF_PROCESSOR)}
 
 
 def compiler_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that torch's compiler reads, but for those that change no kernel."""
+    """Return the variables that torch's compiler reads, but for those that change no kernel."""
     env = os.environ if environ is None else environ
     return {
         name: value
@@ -300,6 +302,6 @@ def compiler_settings(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def descriptors_of_agent(environ: Mapping[str, str] | None = None) -> list[int]:
-    """What a worker of `elastic run` has open of its agent's."""
+    """Return the descriptors of its agent's that a worker of `elastic run` has open."""
     env = os.environ if environ is None else environ
     return [int(env[name]) for name in _DESCRIPTORS if name in env]

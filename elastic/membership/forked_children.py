@@ -35,8 +35,9 @@ _multiprocessings_terminate, _multiprocessings_wait = Popen.terminate, Popen.wai
 
 
 class Heard:
-    """When each signal last arrived in a pipe of this process, in memory that it shares with its forked children; and
-    which of these it has ended by a signal of its own.
+    """The times at which signals arrived in this process's pipes, in memory that it shares with its forked children.
+
+    It holds, too, which of these it has ended by a signal of its own.
 
     _words  by signal, in ns of time.monotonic; at 0 whether there is a pipe; behind them pids, each at a place that
             follows from it
@@ -46,6 +47,7 @@ class Heard:
         self._words: memoryview[int] | None = None
 
     def opened(self) -> None:
+        """Note that there is a pipe; at the first, make the memory, and take Popen.terminate and Popen.wait over."""
         if self._words is None:
             self._words = memoryview(mmap.mmap(-1, 8 * (_ENDED + _ENDED_MAX))).cast("q")
             Popen.terminate = _terminate  # type: ignore[assignment, method-assign]
@@ -53,15 +55,18 @@ class Heard:
         self._words[_OPEN] = 1
 
     def closed(self) -> None:
+        """Note that this process has no pipe any more."""
         if self._words is not None:
             self._words[_OPEN] = 0
 
     def note(self, data: bytes) -> None:
+        """Note the time for each signal whose number is in `data`."""
         for number in data:
             if number != _OPEN and self._words is not None:
                 self._words[number] = time.monotonic_ns()
 
     def ends(self, pid: int) -> None:
+        """Note that this process ends that child by a signal of its own."""
         if self._words is not None:
             self._words[_ENDED + pid % _ENDED_MAX] = pid
 
@@ -69,22 +74,25 @@ class Heard:
         return self._words is not None and self._words[_ENDED + pid % _ENDED_MAX] == pid
 
     def leave(self) -> memoryview[int]:
-        """In a forked child: it is its parent's."""
+        """Return the parent's memory, in a forked child, which is rid of it from then on."""
         words, self._words = self._words, None
         assert words is not None, "only what has a pipe is asked for it"
         return words
 
 
 class OfParent:
-    """A forked child's handler of a signal that its parent hears by a pipe."""
+    """A forked child's handler of a signal that its parent hears by a pipe.
+
+    before  what the signal does where it is sent to this process alone
+    """
 
     def __init__(self, parents: memoryview[int], before: Any) -> None:
-        """before: what the signal does where it is sent to this process alone"""
         self.before = before
         self._parents = parents
         self._parent = os.getppid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Stay if the parent is sent this signal, too; else do what it does to a process alone."""
         begun_ns = time.monotonic_ns()
         while not self._is_alone() and time.monotonic_ns() - begun_ns < _ALONE_NS:
             if self._parents[number] > begun_ns - _ALONE_NS:
@@ -98,18 +106,19 @@ class OfParent:
             os.kill(os.getpid(), number)
 
     def _is_alone(self) -> bool:
+        """Return whether the signal is this child's own: its parent has ended it, has no pipe, or is gone."""
         ended = self._parents[_ENDED + os.getpid() % _ENDED_MAX] == os.getpid()
         return ended or not self._parents[_OPEN] or os.getppid() != self._parent
 
 
 def wake_at_parents_wait() -> None:
-    """In a forked child that has such handlers."""
+    """Give a forked child a handler of the signal that wakes it from a wait in C, if it has none."""
     if _WAKES not in linux.caught_signals():
         signal.signal(_WAKES, lambda _number, _frame: None)
 
 
 def _wait(popen: Popen, timeout: float | None = None) -> int | None:
-    """multiprocessing's, which wakes a process that `_terminate` has meant until it has ended."""
+    """Wait as multiprocessing does, and wake a process that `_terminate` has ended until it is gone."""
     until_s = None if timeout is None else time.monotonic() + timeout
     while heard.has_ended(popen.pid) and popen.poll() is None:
         left_s = _WAKE_S if until_s is None else until_s - time.monotonic()
@@ -122,7 +131,7 @@ def _wait(popen: Popen, timeout: float | None = None) -> int | None:
 
 
 def _terminate(popen: Popen) -> None:
-    """multiprocessing's, which says to the process that it is meant."""
+    """Terminate a process as multiprocessing does, and tell it first that it is meant."""
     heard.ends(popen.pid)
     _multiprocessings_terminate(popen)
 

@@ -33,13 +33,16 @@ _RETRY_S = 10.0
 
 
 def write(url: str | os.PathLike[str], options: Mapping[str, Any] | None, where: Mapping[str, Any]) -> None:
-    """Raises CheckpointError."""
+    """Write where the hub is beside the run's checkpoints. Raises CheckpointError."""
     with contextlib.closing(open_storage(url, dict(options or {}), retry_s=_RETRY_S)) as storage:
         storage.put(KEY, json.dumps(dict(where)).encode())
 
 
 def write_end(url: str | os.PathLike[str], nonce: str) -> None:
-    """The run of that nonce is over, and nobody may be going on with it elsewhere. Raises CheckpointError."""
+    """Write that the hub with this nonce has ended, if it is the one that stands there. Raises CheckpointError.
+
+    Only where the run is over, and nobody may be going on with it elsewhere.
+    """
     with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage:
         hub = _read(storage, KEY)
         if hub is not None and hub["nonce"] == nonce:
@@ -47,13 +50,14 @@ def write_end(url: str | os.PathLike[str], nonce: str) -> None:
 
 
 def read(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """None: there is nothing of the kind, or it has ended. Raises CheckpointError where the storage cannot be read."""
+    """Return where the hub is; None: nothing says so, or it has ended. Raises CheckpointError if it is unreadable."""
     with contextlib.closing(open_storage(url, dict(options or {}), retry_s=_RETRY_S)) as storage:
         hub = _read(storage, KEY)
         return hub if hub is None or _read(storage, ENDED_KEY) != hub else None
 
 
 def _read(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Return the hub that is written under `key`; None: no hub is."""
     with contextlib.suppress(Missing, TooLarge):
         return hub_in(get_bounded(storage, key, _BYTES_MAX))
     return None

@@ -2,12 +2,10 @@
 
     Torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     OpenMPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
-    Slurm      SLURM_PROCID, SLURM_LOCALID and others, in a step: a batch script, too, has SLURM_PROCID=0
+    Slurm      SLURM_PROCID, SLURM_LOCALID and others, in a step
     PMI        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH's mpiexec
 
-The first that speaks is meant: Open MPI starts its processes on other nodes by `srun`, whose variables they have, too;
-`srun --mpi=pmi2` sets some of PMI's. Where the ranks meet, torchrun alone says; others meet by the run's URL
-(worker/rendezvous.py).
+Where the ranks meet, torchrun alone says; others meet by the run's URL (worker/rendezvous.py).
 
 Checked with torch 2.13, Open MPI 4.1, Slurm 22.05, MPICH 4.0.
 """
@@ -26,7 +24,10 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """job  tells launches apart; None: the launcher has no name for them"""
+    """The place of a process in its launch.
+
+    job  tells launches apart; None: the launcher has no name for them
+    """
 
     launcher: str
     rank: int
@@ -37,7 +38,10 @@ class Ranks:
 
 
 class Launcher(Protocol):
-    """variables  the rank, the world size, the local rank, and others: all of them, or none"""
+    """A launcher, known by the variables that it sets.
+
+    variables  the rank, the world size, the local rank, and others: all of them, or none
+    """
 
     @property
     def name(self) -> str: ...
@@ -46,10 +50,10 @@ class Launcher(Protocol):
     def variables(self) -> tuple[str, ...]: ...
 
     def speaks(self, env: Mapping[str, str]) -> bool:
-        """Whether a process with these variables is one of its own."""
+        """Return whether a process with these variables is one of its own."""
 
     def ranks(self, env: Mapping[str, str]) -> Ranks:
-        """Of one that is. Raises ValueError for what is no number."""
+        """Return the place of a process of its own. Raises ValueError for what is no number."""
 
 
 class Torchrun:
@@ -80,11 +84,11 @@ class Slurm:
     variables = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 
     def speaks(self, env: Mapping[str, str]) -> bool:
-        return "SLURM_STEP_NUM_TASKS" in env
+        return "SLURM_STEP_NUM_TASKS" in env  # a batch script, too, has SLURM_PROCID=0; only a step has this
 
     def ranks(self, env: Mapping[str, str]) -> Ranks:
         rank, size, local_rank, tasks, node = (env[name] for name in self.variables)
-        counts: list[int] = []
+        counts: list[int] = []  # of each node: "2(x3),1" is 2 tasks on each of three nodes, then 1
         for count, nodes in _TASKS.findall(tasks):
             counts += [int(count)] * int(nodes or 1)
         return Ranks(
@@ -108,11 +112,13 @@ class PMI:
         return _ranks(self, env, job=None)
 
 
+# The first that speaks is meant: Open MPI starts its processes on other nodes by `srun`, whose variables they have,
+# too; `srun --mpi=pmi2` sets some of PMI's.
 LAUNCHERS: tuple[Launcher, ...] = (Torchrun(), OpenMPI(), Slurm(), PMI())
 
 
 def find(env: Mapping[str, str]) -> Ranks | None:
-    """None: no launcher has started this process, or it says nothing.
+    """Return this process's place, as its launcher says it; None: no launcher has started it, or it says nothing.
 
     Raises ConfigError for half a set of variables, and where a rank set by hand, or by PMI, is not the one that another
     launcher says.
@@ -137,7 +143,7 @@ def find(env: Mapping[str, str]) -> Ranks | None:
 
 
 def _of(launcher: Launcher, env: Mapping[str, str]) -> Ranks:
-    """Raises ConfigError."""
+    """Return the place that this launcher says. Raises ConfigError for half a launch, and for ranks that cannot be."""
     if missing := [name for name in launcher.variables if name not in env]:
         raise ConfigError(
             f"the environment describes half a launch: {_said(launcher, env)}, but {', '.join(missing)} "

@@ -19,7 +19,7 @@ BYTES = 64
 
 
 class Phase(IntEnum):
-    """What a worker is doing. BETWEEN two steps, in the script's own code; ENDED: its run, or its session."""
+    """The kinds of things that a worker does. BETWEEN: two steps, in the script's own code; ENDED: run, or session."""
 
     STARTING, COMPUTING, WAITING, SAVING, EVALUATING, ENDED, BETWEEN, READING, LOADING = range(9)
 
@@ -35,7 +35,11 @@ _LONG = 10  # times the hang limit: what may compile, or moves the whole state
 
 @dataclass(frozen=True)
 class Record:
-    """since_s  on the clock time.monotonic(), when this phase began   limit_s  how long it may last"""
+    """A worker's newest entry.
+
+    since_s  on the clock time.monotonic(), when this phase began
+    limit_s  how long it may last
+    """
 
     generation: int = 0
     step: int = 0
@@ -46,7 +50,7 @@ class Record:
 
     @classmethod
     def read(cls, fd: int) -> Record:
-        """The agent's side. A record that is being written may be read half: look twice before acting on it."""
+        """Return a worker's entry, for its agent; it may be half written: look twice before acting on it."""
         data = os.pread(fd, BYTES, 0)
         if len(data) < _LAYOUT.size:
             return cls()
@@ -55,17 +59,21 @@ class Record:
 
     @property
     def at_step(self) -> int | None:
-        """None before the first state."""
+        """Return the step that the worker is at; None before its first state."""
         return self.step if self.generation > 0 and self.step >= 0 else None
 
     @property
     def holds_state(self) -> bool:
-        """Who claims and reads the run's storage is at a step before it has the state."""
+        """Return whether the worker has the run's state by now."""
+        # who claims and reads the run's storage (LOADING) is at a step before it has the state
         return self.at_step is not None and self.phase != Phase.LOADING
 
 
 class Progress:
-    """The worker's side. descriptor: of the shared memory; None: nobody looks."""
+    """A worker's end of the memory that its agent reads.
+
+    descriptor  of the shared memory; None: nobody looks
+    """
 
     def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
         self._memory = mmap.mmap(descriptor, BYTES) if descriptor is not None else None
@@ -75,10 +83,13 @@ class Progress:
         self._sequence = 0
         self._step_began_s: float | None = None
         self._steps_s: list[float] = []
-        self._limit_s = _LONG * hang_s
+        self._limit_s = _LONG * hang_s  # until a step is known: it may compile
 
     def at(self, phase: Phase, *, generation: int, step: int, limit_s: float | None = None) -> None:
-        """From now on in this phase. limit_s: default the hang limit where one can hang, else none."""
+        """Note that the worker is in this phase from now on.
+
+        limit_s  how long it may last; default: the hang limit where one can hang, else none
+        """
         self.phase = phase
         if self._memory is None:
             return
@@ -89,23 +100,24 @@ class Progress:
         self._memory[: _LAYOUT.size] = record
 
     def step_done(self) -> None:
+        """Count the step that ends here towards the limit of later ones, and begin the next."""
         now_s = time.monotonic()
         if self._step_began_s is not None:
             self._steps_s = [*self._steps_s[-_RUNNING_STEPS + 1 :], now_s - self._step_began_s]
-            self._limit_s = max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])
+            self._limit_s = max(self._hang_s, 10 * sorted(self._steps_s)[len(self._steps_s) // 2])  # ten median steps
         self._step_began_s = now_s
 
     def step_broken(self) -> None:
-        """The step under way says nothing about how long steps take."""
+        """Leave the step under way out of what says how long steps take."""
         self._step_began_s = None
 
     def _limits_s(self, phase: Phase) -> float:
-        """max(the hang limit, ten median steps); ten times the hang limit until a step is known (it may compile), and
-        where the whole state is moved."""
+        """Return how long a phase may last, in seconds; inf where the worker waits for others."""
         if phase not in LIMITED:
             return math.inf
         return self.long_s if phase in (Phase.SAVING, Phase.LOADING) else self._limit_s
 
     @property
     def long_s(self) -> float:
+        """Return the limit for what may compile or moves the whole state, in seconds."""
         return _LONG * self._hang_s

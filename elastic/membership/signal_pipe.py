@@ -20,7 +20,7 @@ _pipes: list[SignalPipe] = []
 
 
 class SignalPipe:
-    """From its making until `restore` these signals do nothing but arrive here. Main thread only.
+    """A pipe in which signals arrive, and do nothing else, from its making until `restore`. Main thread only.
 
     Of several (two runs that are open at once) the newest gets them. They may be restored in any order.
 
@@ -40,18 +40,21 @@ class SignalPipe:
         heard.opened()
 
     def read(self) -> bytes:
-        """Waits. The numbers of signals that arrived, others of this process among them; WOKEN: of `wake`."""
+        """Wait, and return the numbers of signals that arrived, others of this process too; WOKEN: of `wake`."""
         data = os.read(self.fd, _READ)
         heard.note(data)
         return data
 
     def wake(self) -> None:
+        """Make `read` return, with WOKEN among the numbers."""
         if self._write >= 0:
             os.write(self._write, bytes([WOKEN]))
 
     def restore(self) -> None:
-        """The signals belong to whom they belonged before, but for those that somebody has taken since: where that is a
-        newer pipe, it has them until it is restored itself."""
+        """Give the signals back to whom they belonged before, but for those that somebody has taken since.
+
+        Where that is a newer pipe, it has them until it is restored itself.
+        """
         if self not in _pipes:
             return
         _pipes.remove(self)
@@ -76,23 +79,26 @@ class SignalPipe:
 
 
 class _Fork:
-    """In the thread that forks: no handler runs in the child as long as it would write to the parent."""
+    """Keeps signals back in a thread that forks: no handler runs in the child while it would write to the parent."""
 
     def __init__(self) -> None:
         self._here = threading.local()
 
     def begin(self) -> None:
+        """Block the signals of all pipes in this thread."""
         numbers = {number for pipe in _pipes for number in pipe.handlers}
         self._here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
 
     def end(self) -> None:
+        """Give this thread back the mask that it had."""
         if self._here.mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
 
     def end_in_child(self) -> None:
+        """Close the parent's pipes, and have the child stay where its parent sees to a signal."""
         if pipes := [*_pipes]:
             parents = heard.leave()
-            for pipe in reversed(pipes):
+            for pipe in reversed(pipes):  # newest first, so that each gives back what was there before it
                 pipe.restore()
                 pipe.close()
             if stays := {number for pipe in pipes if pipe.children_stay for number in pipe.handlers}:
@@ -107,7 +113,7 @@ os.register_at_fork(before=_fork.begin, after_in_parent=_fork.end, after_in_chil
 
 
 def is_taken(number: signal.Signals) -> bool:
-    """Whether the script has a handler of its own for it."""
+    """Return whether the script has a handler of its own for this signal."""
     handler = signal.getsignal(number)
     while isinstance(handler, OfParent):
         handler = handler.before
@@ -115,4 +121,4 @@ def is_taken(number: signal.Signals) -> bool:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """A handler in Python must exist for the wakeup pipe to be written."""
+    """Do nothing: a handler in Python must exist for the wakeup pipe to be written."""

@@ -37,7 +37,7 @@ _WORDS = {
 
 
 class Sighting(Facts):
-    """Where an agent saw a worker; so it travels to the hub.
+    """A worker as its agent saw it; so it travels to the hub.
 
     step     None before the first view
     sign     the number of its last one
@@ -62,6 +62,7 @@ class Sighting(Facts):
 
     @property
     def stuck(self) -> bool:
+        """Return whether it has given no sign for longer than it may."""
         return not self.waits and self.quiet_s > self.limit_s
 
     def __str__(self) -> str:
@@ -71,14 +72,14 @@ class Sighting(Facts):
 
 @dataclass(frozen=True)
 class Hung:
-    """This worker is at fault."""
+    """The verdict that this worker is at fault."""
 
     sighting: Sighting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """All that do not wait stand at one place.
+    """The verdict that all who do not wait stand at one place.
 
     bound_s     the run ends once they have stood there for so long
     patience_s  the only one, who may be at fault, is killed after so long; None: nobody is killed for it
@@ -97,11 +98,13 @@ class Stall:
 
     @property
     def where(self) -> str:
+        """Return the place in words."""
         phase, step = self.at
         return _WORDS[phase][1].format(step)
 
     @property
     def standing(self) -> str:
+        """Return in words who stood still, where and for how long."""
         who = f"all {len(self.workers)} workers" if len(self.workers) > 1 else "the worker that the others wait for"
         if len(self.workers) == 1 and not self.waiting:
             who = "the only worker"
@@ -118,7 +121,8 @@ class Stall:
 def judge(
     sightings: Mapping[str, Sighting | None], *, killed_at: Collection[PhaseOfStep], stall_s: float
 ) -> Hung | Stall | None:
-    """
+    """Return who is at fault, or at which place all stand still; None: nobody is quiet for longer than it may.
+
     sightings  of all workers of the view; None for one of whom nothing was told lately, since it gives signs
     killed_at  places where somebody was killed before, for the same
     stall_s    how long a stall may last, at least

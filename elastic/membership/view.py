@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """workers  worker ids; a worker's rank is its index here, and rank 0 is the coordinator."""
+    """The agreed list of workers under one generation.
+
+    workers  worker ids; a worker's rank is its index here, and rank 0 is the coordinator
+    """
 
     generation: int
     workers: tuple[str, ...]

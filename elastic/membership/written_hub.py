@@ -1,8 +1,9 @@
-"""Where a hub is, as somebody wrote it: in the rendezvous' store, or beside the checkpoints. Anybody may write there,
-and whoever reads it connects to what it says, so it is checked whole.
+"""Where a hub is, as somebody wrote it: in the rendezvous' store, or beside the checkpoints.
 
     {"host", "port", "nonce", "nodes"}   nonce: what only agents of the run know
                                          nodes: of those who have met, [name, host, port], where somebody wrote them
+
+Anybody may write there, and whoever reads it connects to what it says, so it is checked whole.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PORT_MAX = (1 << 16) - 1
 
 
 def hub_in(text: bytes) -> dict[str, Any] | None:
-    """None: it is nothing of the kind."""
+    """Return the hub that a text names; None: it is nothing of the kind."""
     if len(text) > _BYTES_MAX:  # some ten bytes of JSON may be a hundred of memory
         return None
     try:
@@ -31,12 +32,13 @@ def hub_in(text: bytes) -> dict[str, Any] | None:
 
 
 def written_hub(host: str, port: int, nonce: str, nodes: Iterable[tuple[str, tuple[str, int]]] = ()) -> dict[str, Any]:
+    """Return the document that says where a hub is, with the nodes that have met."""
     met = [[name, *where] for name, where in nodes]
     return {"host": host, "port": port, "nonce": nonce, **({"nodes": met} if met else {})}
 
 
 def nodes_in(hub: dict[str, Any]) -> Nodes:
-    """None of them where it is nothing of the kind."""
+    """Return the nodes that have met, from a hub's document; none where it is nothing of the kind."""
     nodes = hub.get("nodes")
     if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
         return ()
