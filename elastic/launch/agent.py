@@ -85,7 +85,7 @@ _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put tha
 
 
 class Agent:
-    """run() returns the exit status. starter: may be at work already; it, its loop and its children are this one's."""
+    """The agent of a node; `run` returns its exit status."""
 
     def __init__(
         self,
@@ -101,7 +101,11 @@ class Agent:
         metrics: NodeMetrics | None = None,
         end_stores: Callable[[], None] = lambda: None,
     ) -> None:
-        """end_stores: of the rendezvous, that are here"""
+        """Take the node's parts.
+
+        starter     may be at work already; its loop and its children are this agent's
+        end_stores  ends the rendezvous' stores that are here
+        """
         self._end_stores = end_stores
         self._rules = rules
         self._timing = timing
@@ -131,7 +135,10 @@ class Agent:
         starter.started = self._started
 
     def run(self, early: Callable[[], Sequence[int]] = tuple) -> int:
-        """early: gives the signals that came before it took them itself"""
+        """Start the workers, serve until the node is done, and return the exit status.
+
+        early  returns the signals that came before this agent takes them itself
+        """
         with self._signals():
             try:
                 self._signalled(early())
@@ -164,6 +171,7 @@ class Agent:
                 self._clear_away()
 
     def _is_done(self, now_s: float) -> bool:
+        """Return whether the agent may end: no worker, no save that is still written, no hook that is waited for."""
         if self._end.killed:
             return True
         waited_long = self._written_by_s is not None and now_s > self._written_by_s
@@ -172,11 +180,11 @@ class Agent:
 
     @property
     def _is_over(self) -> bool:
-        """No worker is here and none comes, nor does anybody need the hub, should it be here."""
+        """Return whether no worker is here and none comes, and nobody needs the hub that may be here."""
         return not self._workers and (self._end.has_come or (self._departure.begun and not self._hub.is_needed))
 
     def _take_leave(self, now_s: float) -> None:
-        """Of the hub, once the last worker of a node that leaves has ended; and says what is still waited for."""
+        """Say bye to the hub once a leaving node's last worker has ended; say which save is still waited for."""
         if self._end.killed or self._workers:
             return
         if self._departure.begun and not self._end.has_come:
@@ -186,16 +194,17 @@ class Agent:
             self._say(f"waiting for a save to be committed, {self._rules.leave_s:.0f} s at most")
 
     def _catch_up(self) -> None:
-        """With everything that the workers have said."""
+        """Read everything that the workers have said."""
         for worker in list(self._workers.values()):
             worker.channel.catch_up()
 
     def _slots(self) -> tuple[int, list[int]]:
+        """Return how many workers this node has, 0 if it leaves, and the local ranks of those being started."""
         starting = [worker.local_rank for worker in self._workers.values() if not worker.pid] + [*self._dying.awaited]
         return 0 if self._departure.begun or self._end.run is not None else self._rules.workers, starting
 
     def _moved_on(self, why: str) -> None:
-        """This node comes back with other workers, which the hub orders then."""
+        """End the workers, as the run has gone on without them; this node comes back with others, as the hub orders."""
         self._say(
             f"{why}: its {len(self._workers)} workers end\n"
             "  state  what they held is not lost: others hold it, or what came of it\n"
@@ -204,11 +213,12 @@ class Agent:
         self._end_useless(MovedOn(why=why))
 
     def _waits(self, why: str) -> None:
-        """The run is full. This node's workers have hardly begun; others are ordered once it has a place."""
+        """End the workers, which have hardly begun, as the run is full; others are ordered once it has a place."""
         self._say(why)
         self._end_useless()
 
     def _was_not_admitted(self, why: str) -> None:
+        """Say that no place in the run came free, and how to come in later."""
         self._end.not_admitted = True
         self._say(
             f"{why}\n"
@@ -218,7 +228,7 @@ class Agent:
         )
 
     def _end_useless(self, last: MovedOn | None = None) -> None:
-        """Its workers hold nothing that counts. last: what those in the run are told, to put it on record, and end."""
+        """End the workers, which hold nothing that counts; `last` goes to those in the run, to be put on record."""
         self._dying.take_awaited()
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
@@ -237,6 +247,7 @@ class Agent:
     # starting
 
     def _start(self, local_rank: int) -> None:
+        """Start a worker in this slot, unless it waits for a dying one; tell the hub if none starts here any more."""
         if self._departure.begun or self._end.run is not None or self._end.hub_gone:
             self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
             return
@@ -251,6 +262,7 @@ class Agent:
         self._starter.start(worker.request(self._rules, restart, status=taken))
 
     def _started(self, token: str, pid: int) -> None:
+        """Take note of a worker's process, and tell the hub."""
         worker = self._workers[token]
         worker.started(pid, self._hostname)
         self._ids[worker.id] = worker
@@ -262,6 +274,7 @@ class Agent:
     # hearing
 
     def _heard(self, worker: NodeWorker, message: Message) -> None:
+        """Act on a worker's message, and pass on to the hub what is for it."""
         if worker.useless:
             return
         signed = {**message, "worker": worker.id}
@@ -298,11 +311,13 @@ class Agent:
         self._hub.tell(signed)
 
     def _channel_ended(self, worker: NodeWorker, why: str | None) -> None:
+        """Kill a worker whose channel carries no messages."""
         if why is not None:
             self._say(f"{worker.called} is killed: its channel carries no messages: {why}")
             worker.kill()
 
     def _ordered(self, worker_id: str | None, message: Message) -> None:
+        """Pass a hub's order on to its worker, or carry it out if it is for this agent (`worker_id` is None)."""
         if worker_id is not None:
             if worker_id in self._ids:
                 self._ids[worker_id].channel.say(message)
@@ -319,6 +334,7 @@ class Agent:
                 self._end_workers(lambda worker: None)
 
     def _lost_hub(self, why: str) -> None:
+        """Leave, as the hub is lost and there is no other."""
         if self._end.run is not None:
             return  # its process has ended before this one, as the run has
         self._end.hub_gone = True
@@ -332,10 +348,11 @@ class Agent:
     # ending
 
     def leave(self, why: str, by_s: float | None = None) -> None:
-        """Every worker of this node goes at its next boundary, or, where it waits for a view, once it has for 5 s
-        (live.py). One whose script has not come to its Run yet is ended.
+        """Have every worker of this node go at its next boundary; one whose script is not at its Run yet is ended.
 
         by_s  this node is gone then, by time.monotonic()
+
+        A worker that waits for a view goes once it has waited for 5 s (live.py).
         """
         sooner = self._departure.is_sooner(by_s)
         if not self._departure.begun:
@@ -348,7 +365,7 @@ class Agent:
                 worker.tell(self._departure.message())
 
     def _noticed(self, notice: Notice) -> None:
-        """By a source of this node."""
+        """Act on a notice from a source of this node: leave, hint at it to the workers, or say that it is withdrawn."""
         self._count_notice(notice)
         if notice.withdrawn:
             self._hints.withdrawn(notice)
@@ -365,6 +382,7 @@ class Agent:
             self._metrics.noticed(notice.kind.value, notice.source)
 
     def _end_workers(self, tell: Callable[[NodeWorker], None]) -> None:
+        """End the workers: `tell` those that are in the run, terminate the others, and cancel what was to start."""
         self._departure.workers_end()
         for local_rank in self._dying.take_awaited():
             self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
@@ -415,6 +433,7 @@ class Agent:
     # ended workers
 
     def _reap(self) -> None:
+        """Reap what has ended, and start the workers whose slots waited for that."""
         for worker in list(self._workers.values()):
             if worker.pid and (ended := children.ended(worker.pid)) is not None:
                 if ended.code != 0:
@@ -429,15 +448,16 @@ class Agent:
             children.reap_orphans(known.union(self._dying.pids))
 
     def _dies(self, token: str) -> None:
-        """What is over with status 0, or for want of memory, is told when all is known of it."""
+        """Tell of a worker's death before its process is gone."""
         worker = self._workers.get(token)
         if worker is None or (ended := children.ending(worker.pid)) is None or ended.code == 0:
             return
-        if not worker.memory(None)[1]:
+        if not worker.memory(None)[1]:  # status 0 above and want of memory are told when all is known of them
             self._dying.begins(worker.local_rank, worker.pid)
             self._exited(worker, ended, peak_bytes=worker.peak_bytes)
 
     def _exited(self, worker: NodeWorker, ended: children.Ended, *, peak_bytes: int | None) -> None:
+        """Tell people and the hub how a worker ended, and let go of it."""
         worker.channel.drain()
         record = worker.record()
         step = record.at_step
@@ -476,6 +496,7 @@ class Agent:
         self._hub.tell(as_message(exited))
 
     def _clear_away(self) -> None:
+        """End all that is left of this node's processes, and close its connections."""
         self._loop.end_turn()
         if self._terminal is not None:
             self._terminal.close()
@@ -506,6 +527,7 @@ class Agent:
             pipe.close()
 
     def _signalled(self, numbers: Sequence[int]) -> None:
+        """Leave on a signal to leave; end at once on a second Ctrl-C."""
         for number in numbers:
             now_s = time.monotonic()
             if number == signal.SIGINT and self._interrupts.is_second(now_s):

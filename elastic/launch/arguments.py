@@ -135,6 +135,7 @@ _UNHEARD = {signal.SIGKILL, signal.SIGSTOP}
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return torchrun's parser with our flags, descriptions and defaults."""
     made = Parser(
         prog="elastic run",
         description="Runs a training script on one or more nodes and recovers live: a lost worker is replaced, "
@@ -243,8 +244,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _meet_under_a_launcher(options: Any) -> tuple[str, ...]:
-    """Completes what the command line leaves open, where another launcher has started one agent for each of its tasks,
-    or an operator says how many there are. Returns what of the environment has no meaning here. Raises ConfigError."""
+    """Complete what the command line leaves open, where a launcher or an operator says how many agents there are.
+
+    A launcher has started one agent for each of its tasks. Returns those variables, as they are set, that mean nothing
+    here. Raises ConfigError.
+    """
     tasks = environment.launcher()
     if options.nnodes is None:
         options.nnodes = f"1:{tasks.world_size if tasks is not None and not options.standalone else 1}"
@@ -268,7 +272,7 @@ def _meet_under_a_launcher(options: Any) -> tuple[str, ...]:
 
 
 def _check_timeouts(conf: Mapping[str, Any]) -> None:
-    """Of --rdzv-conf, whose values are texts."""
+    """Raise ConfigError for a timeout in --rdzv-conf, whose values are texts, that is no number of seconds."""
     for name, value in conf.items():
         if name.endswith("timeout"):
             try:
@@ -283,7 +287,7 @@ def _check_timeouts(conf: Mapping[str, Any]) -> None:
 
 
 def _check_urls(endpoint: str) -> None:
-    """What no storage opens, and a run on one node would pass over without a word. Raises ConfigError."""
+    """Raise ConfigError for a URL that no storage opens: a run on one node would pass over it without a word."""
     named = [("--rdzv-endpoint", part.strip()) for part in endpoint.split(",")]
     for name, url in (*named, ("ELASTIC_URL", environment.url_and_virtual_workers()[0])):
         if "://" in url:
@@ -299,7 +303,7 @@ def _check_urls(endpoint: str) -> None:
 
 
 def _check_one_url(endpoint: str) -> None:
-    """Nodes would meet by one run's URL, and a script that names none train another run. Raises ConfigError."""
+    """Raise ConfigError if the nodes would meet by one run's URL, and a script that names none train another run."""
     urls = [part.strip() for part in endpoint.split(",") if is_url(part.strip())]
     run = environment.url_and_virtual_workers()[0]
     if run and urls and _canonical(urls[0]) != _canonical(run):
@@ -314,7 +318,7 @@ def _check_one_url(endpoint: str) -> None:
 
 
 def _canonical(url: str) -> str:
-    """The same for two ways to write one URL or folder."""
+    """Return one text for two ways to write a URL or folder."""
     protocol, separator, path = url.partition("://")
     if separator and protocol not in ("file", "local"):
         return url.rstrip("/")
@@ -322,7 +326,7 @@ def _canonical(url: str) -> str:
 
 
 def _ignored(options: Any, hosts: str, nodes_max: int) -> tuple[str, ...]:
-    """What --standalone makes void, as it was given."""
+    """Return the flags that --standalone makes void, as they were given."""
     given = [f"--rdzv-endpoint={hosts}"] if hosts else []
     given += [f"--rdzv-id={options.rdzv_id}"] if options.rdzv_id != "none" else []
     given += [f"--nnodes={options.nnodes}"] if nodes_max > 1 else []
@@ -330,7 +334,7 @@ def _ignored(options: Any, hosts: str, nodes_max: int) -> tuple[str, ...]:
 
 
 def _check_nodes(given: str) -> None:
-    """torchrun's own words name no flag."""
+    """Raise ConfigError for an --nnodes that is no range; torchrun's own words name no flag."""
     least, colon, most = str(given).partition(":")
     numbers = [int(one) if one.isascii() and one.isdecimal() else 0 for one in (least, most if colon else least)]
     if not 1 <= numbers[0] <= numbers[1]:
@@ -341,8 +345,10 @@ def _check_nodes(given: str) -> None:
 
 
 def _script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
-    """Where the script, or module, is named. argparse would look at what follows it, too, and refuse a script's own
-    --log as one that may be several of ours."""
+    """Return where in `argv` the script, or module, is named.
+
+    argparse would look at what follows it, too, and refuse a script's own --log as one that may be several of ours.
+    """
     takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
@@ -353,7 +359,7 @@ def _script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Raises ConfigError; prints and raises SystemExit where argparse does."""
+    """Return what the command line asks for. Raises ConfigError; prints and raises SystemExit where argparse does."""
     check_torch()
     made = parser()
     own = _script_at(made, argv) + 1
@@ -453,7 +459,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _check_metrics() -> None:
-    """Raises ConfigError where what serves them is not installed."""
+    """Raise ConfigError where the package that serves metrics is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
             "--metrics-port needs the package prometheus-client, which is not installed\n"
@@ -463,11 +469,10 @@ def _check_metrics() -> None:
 
 
 def _counted(workers: str) -> str:
-    """--nproc-per-node; where it says so and there are GPUs, their number. Asked in a process of its own: a fork of one
-    that has asked cannot use them."""
+    """Return --nproc-per-node; where it says auto or gpu and there are GPUs, their number."""
     if workers not in ("gpu", "auto") or torch.version.cuda is None:
         return workers
-    child = os.fork()
+    child = os.fork()  # to ask there: a fork of a process that has asked cannot use the GPUs
     if child == 0:
         found = 0
         try:
@@ -480,7 +485,10 @@ def _counted(workers: str) -> str:
 
 @contextmanager
 def _nobody_asks_for_gpus() -> Iterator[None]:
-    """torch's LaunchConfig asks, to bind workers that it starts itself: no fork of this agent could use them then."""
+    """Keep torch's LaunchConfig from asking for GPUs, to bind workers that it starts itself.
+
+    A fork of a process that has asked cannot use them.
+    """
     asks = torch.cuda.is_available
     torch.cuda.is_available = lambda: False
     try:
@@ -490,5 +498,5 @@ def _nobody_asks_for_gpus() -> Iterator[None]:
 
 
 def _numbers(streams: Any) -> int | dict[int, int]:
-    """torchrun's Std, for all or by local rank."""
+    """Return the numbers of torchrun's Std, for all workers or by local rank."""
     return {rank: int(std) for rank, std in streams.items()} if isinstance(streams, dict) else int(streams)

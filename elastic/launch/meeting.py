@@ -69,8 +69,10 @@ _STORE_S = 12  # see elastic/membership/worker/rendezvous.py
 
 
 class NodesMissing(ElasticError, TimeoutError):
-    """Too few nodes met by the deadline, or the place where they meet cannot be reached, or has another secret, or the
-    run is of another elastic-exact."""
+    """Too few nodes met by the deadline, or this one was not let in.
+
+    Or the place where they meet cannot be reached, or has another secret, or the run is of another elastic-exact.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,8 @@ def meet(
     secret: str | None = None,
     say: Callable[[str], None],
 ) -> Meeting:
-    """
+    """Meet the run's other nodes.
+
     node    this one's name
     stores  of the rendezvous that are here, or come to be
     secret  of the run, see elastic_checkpoint/net/secret.py
@@ -180,6 +183,7 @@ class _Meets:
         self._silence_is_said = False
 
     def meet(self, in_words: str) -> Meeting:
+        """Look for the hub and the other nodes until they have met; `in_words` says this node's address to people."""
         meeting = self.by_url_first()
         while meeting is None:
             found = self.find_store()
@@ -187,13 +191,14 @@ class _Meets:
         return meeting
 
     def _pause(self) -> None:
-        """Raises _Ending."""
+        """Wait a moment; raise _Ending once nobody wants to meet any more."""
         if self._ending.wait(_POLL_S):
             raise _Ending
 
     # by the run's URL
 
     def by_url(self) -> Meeting | None:
+        """Return the meeting with the hub that the run's URL has led to, if it has by now."""
         if self._by_url is None:
             return None
         if self._by_url.failure is not None:
@@ -211,7 +216,7 @@ class _Meets:
         return self._leave_word(self._joins(connected, nonce))
 
     def by_url_first(self) -> Meeting | None:
-        """Where it leads to a hub, nobody needs a rendezvous."""
+        """Return the meeting with the hub that the URL leads to, after one look: then nobody needs a rendezvous."""
         if self._by_url is not None:
             self._by_url.looked.wait(max(0.0, self._deadline_s - time.monotonic()))
         return self.by_url()
@@ -221,7 +226,7 @@ class _Meets:
             self._by_storage.settle()
 
     def end(self) -> None:
-        """Nobody wants to meet any more: from here on this node says nothing to the others."""
+        """Say nothing more to the other nodes, as nobody wants to meet any more."""
         self._ending.set()
         if self._by_url is not None:
             self._by_url.end()
@@ -231,6 +236,7 @@ class _Meets:
     # by a store
 
     def find_store(self) -> FoundStore | Meeting:
+        """Return the store of a rendezvous, or the meeting that the URL has led to meanwhile."""
         search = self._search()
         try:
             while (found := search.take()) is None:
@@ -248,7 +254,7 @@ class _Meets:
                 search.end()
 
     def _say_silent(self) -> None:
-        """Once, of the hub that is written at the URL: nobody opens a store before it was silent for a while."""
+        """Say once that the hub that is written at the URL is silent, and how long it is waited for."""
         if self._by_storage is None or self._by_url is None or self._silence_is_said:
             return
         silent_s = self._by_url.silent_s()
@@ -260,6 +266,7 @@ class _Meets:
             )
 
     def _search(self) -> StoreSearch | MeetingSearch:
+        """Begin to look for a store: at the named hosts, or at the place that is written at the run's URL."""
         if self._by_url is None or self._endpoints.hosts:
             return StoreSearch(self._endpoints.hosts, self._params, self._stores)
         if self._by_storage is not None:
@@ -270,7 +277,7 @@ class _Meets:
         return self._by_storage
 
     def at(self, found: FoundStore, in_words: str) -> Meeting | None:
-        """None: that store is lost, or the others meet elsewhere by now."""
+        """Return the meeting at this store; None: the store is lost, or the others meet elsewhere by now."""
         backend = SignedBackend(found.backend, self._run_id, self._secret)
         try:
             meeting = self._at(found, backend, in_words)
@@ -284,7 +291,7 @@ class _Meets:
         return meeting
 
     def _at(self, found: FoundStore, backend: SignedBackend, in_words: str) -> Meeting | None:
-        """Raises DistError where the store is lost."""
+        """Return the meeting at this store; None: others meet elsewhere. Raises DistError where the store is lost."""
         name_callers_quickly()
         handler = create_handler(NoMaster(), backend, found.params)
         looking = found.looking
@@ -341,23 +348,24 @@ class _Meets:
             self._pause()
 
     def _publishes(self, store: Any, written: bytes, nonce: str, backend: Any) -> bool:
-        """Whether nobody has meanwhile, since that was written there: another one of those who have met, or the run has
-        a hub, which has just found this store. Where the store is lost, the next look at it says so."""
+        """Publish that this node has the hub; return False if somebody was faster, or the store is lost.
+
+        Faster: another one of those who have met, or a hub of the run that has just found this store.
+        """
         others = [one for one in participants(backend) or () if one[0] != self._node]
         self._met[nonce] = ((self._node, self._own), *others)
         with contextlib.suppress(DistError):
             return replace_hub(store, self._key, written, self._where(nonce))
-        return False
+        return False  # the next look at the lost store says so
 
     def _note_met(self, hub: dict[str, Any]) -> None:
-        """If this node is one of those who have met where that is the hub, or was first."""
+        """Keep the nodes that a published hub names as those who have met, if this node is one of them."""
         nodes = nodes_in(hub)
         if self._node in dict(nodes):
             self._met.setdefault(hub["nonce"], nodes)
 
     def _may_move(self, hub: dict[str, Any] | None) -> bool:
-        """Whether the run's hub, which is published there and does not answer, may be on its way to another node. hub:
-        None: none is"""
+        """Return whether the hub that is published, if any is, and does not answer may be moving to another node."""
         if hub is None or self._silent is None or self._silent[0] != hub:
             self._silent = None if hub is None else (hub, time.monotonic())
             if hub is not None and not self._hubs.refuses:
@@ -378,8 +386,10 @@ class _Meets:
         )
 
     def _leave_word(self, meeting: Meeting, store: Any | None = None) -> Meeting:
-        """Where this agent is, at those of the places that are here: it knows the way to the hub, wherever that is.
-        store: for a thread of its own from now on"""
+        """Leave this agent's address at those places of meeting that are here: it knows the way to the hub.
+
+        store  for a thread of its own from now on
+        """
         leave_word(self._endpoints.hosts, self._stores, self._key, written_hub(*self._own, meeting.nonce))
         return replace(
             meeting,
@@ -394,7 +404,7 @@ class _Meets:
         )
 
     def _finder(self, nonce: str, store: Any | None) -> Callable[[], socket.socket | None]:
-        """For a node that has met the others, and whose hub is lost before it knows any of them."""
+        """Return what finds the hub for a node that has met the others and loses it before it knows any of them."""
         hubs, url = HubLookup(self._secret, self._own), self._endpoints.url
 
         def find() -> socket.socket | None:
@@ -406,7 +416,7 @@ class _Meets:
         return find
 
     def _where(self, nonce: str) -> dict[str, Any]:
-        """Of the hub, if it is here. Who is found by it knows who has met."""
+        """Return the hub's address, were it here, and who has met: whoever is found by it knows them."""
         return written_hub(*self._own, nonce, self._met.get(nonce, ()))
 
     def _params(self, endpoint: str) -> RendezvousParameters:
@@ -427,14 +437,16 @@ class _Meets:
 
     @property
     def _is_refused(self) -> bool:
-        """Where the URL is all that is known, who is written there may have been lost with the whole run, and its
-        address be another job's by now: that is no refusal."""
+        """Return whether the run's nodes have had another secret than this one for a while."""
+        # Where the URL is all that is known, the hub that is written there may have been lost with the whole run, and
+        # its address be another job's by now: that is no refusal.
         by_url = self._by_url is not None and bool(self._endpoints.hosts) and self._by_url.hubs.refused
         return self._hubs.refused or by_url
 
     # why not
 
     def _unreachable(self, title: str) -> str:
+        """Return in lines why no hub was joined."""
         return self._hubs.unreachable(title) + (self._by_url.hubs.unreachable(title) if self._by_url else "")
 
     def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
@@ -494,7 +506,7 @@ class _Meets:
 
 
 def _is_open(endpoint: str) -> bool:
-    """Whether its machine takes connections there, though the store was lost: then another store is being opened."""
+    """Return whether a machine takes connections, though its store was lost: then another store is being opened."""
     with contextlib.suppress(OSError):
         probe(endpoint)
         return True
@@ -506,7 +518,7 @@ class _Ending(Exception):
 
 
 def _heedful(call: Callable[[], Meeting]) -> Meeting:
-    """In a thread of its own, while this one, to which signals come, does nothing that holds them up."""
+    """Return what `call` gives, from a thread of its own, so that this one, to which signals come, heeds them."""
     made: list[Meeting] = []
     failed: list[Exception] = []
 
@@ -528,23 +540,24 @@ def _heedful(call: Callable[[], Meeting]) -> Meeting:
 
 
 def join_s(conf: Mapping[str, Any]) -> float:
-    """How long a node waits for others, and for a place among them."""
+    """Return how long a node waits for others, and for a place among them, in seconds."""
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_S)))
 
 
 def _met() -> None:
-    """From here on the rendezvous may be lost with its host: that its heartbeats fail then is of no interest."""
+    """Keep torch's rendezvous quiet: from here on it may be lost with its host, and its heartbeats fail."""
     logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
 
 
 def _published_in(store: Any | None, key: str) -> dict[str, Any] | None:
-    """Where the store may be gone."""
+    """Return the hub that a store names; None: none, or the store is gone."""
     with contextlib.suppress(DistError):
         return hub_in(_written(store, key)) if store is not None else None
     return None
 
 
 def _written_at(url: str | None) -> dict[str, Any] | None:
+    """Return the hub that is written at the run's URL; None: none, or it cannot be read."""
     if url is None:
         return None
     from elastic.membership import hub_file

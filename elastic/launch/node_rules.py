@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRules:
-    """node     this node's name, unlike any other's
+    """What a node's agent was told to do, from the beginning.
+
+    node     this node's name, unlike any other's
     address  the IPv4 address that workers listen on; None: theirs to find
     job      --rdzv-id, where it tells jobs apart
     hang_s   how long a step may take without a sign, unless experience says otherwise
@@ -39,7 +41,7 @@ class NodeRules:
 
 @dataclass(frozen=True, kw_only=True)
 class ThisNode:
-    """Of this node.
+    """A node as the agents of other nodes know it.
 
     node     its name
     address  under which others find it

@@ -1,4 +1,4 @@
-"""`elastic run`: from the command line to an agent that has what it needs. Returns the exit status.
+"""`elastic run`: from the command line to an agent that has what it needs.
 
 The flags are arguments.py's, the meeting of nodes meeting.py's, everything that follows the agent's.
 """
@@ -55,11 +55,12 @@ _NO_PROCESS = (
 
 
 def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None, preloaded: bool | None = None) -> int:
-    """2 for what cannot be done as asked; else the agent's status: 0, 1 for a run that failed, 75 where the run has had
-    its most nodes for join_timeout, 130.
+    """Run the command, and return 2 for what cannot be done as asked, else the agent's exit status.
 
     waits      called before this node meets others, while its warm process imports
     preloaded  this process has loaded torch as a worker would, and has one thread; None: look
+
+    The agent's status is 0, 1 for a run that failed, 75 where the run has had its most nodes for join_timeout, or 130.
     Where there was a run, or nodes were to meet, it ends the process by itself: torch's rendezvous keeps its membership
     alive in a thread that may be inside torch's store, and the end of an interpreter aborts such a process (SIGABRT,
     after the run was done); and taking torch apart is 0.3 s of a processor, and of who waits for the command.
@@ -100,7 +101,7 @@ def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None,
 
 
 def _prepare_torch() -> bool:
-    """Before it is loaded. Returns whether it will be as in a worker, so that workers may be forks of this process."""
+    """Set torch's environment before it is loaded; return whether workers may be forks of this process."""
     alone = "torch" not in sys.modules and threading.active_count() == 1
     # torchrun's machinery reads this one, and warns where the next is missing; no other part of torch knows the first.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -109,13 +110,13 @@ def _prepare_torch() -> bool:
 
 
 def _secret(arguments: Arguments, environ: dict[str, str], say: Callable[[str], None]) -> str | None:
-    """The run's, also for its workers. On one node nobody else needs to know it, and one is made."""
+    """Return the run's secret, which its workers find in `environ`. Raises ConfigError for one that cannot be used."""
     try:
         found = secret_of_run(environ)
         prepare(found)
     except CheckpointError as unfit:
         raise ConfigError(str(unfit)) from unfit
-    if found is None and arguments.nodes_max == 1:
+    if found is None and arguments.nodes_max == 1:  # nobody else needs to know it
         found = secret_of_one_launch()
         environ[VARIABLE] = os.environ[VARIABLE] = found
     elif found is None:
@@ -233,7 +234,10 @@ def _run(
 
 
 def _metrics(arguments: Arguments, stack: contextlib.ExitStack) -> NodeMetrics | None:
-    """Once the warm process is forked: it has a thread. Raises ConfigError."""
+    """Serve this node's metrics if asked for. Raises ConfigError.
+
+    To be called once the warm process is forked: they have a thread.
+    """
     if arguments.metrics_port is None:
         return None
     from elastic.launch.node.metrics import NodeMetrics
@@ -242,7 +246,7 @@ def _metrics(arguments: Arguments, stack: contextlib.ExitStack) -> NodeMetrics |
 
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:
-    """Before this node has met the others, and has anything of the run's."""
+    """Leave before this node has met the others, and has anything of the run's; return the exit status."""
     from elastic.launch.node.end import left_status
     from elastic.launch.processes import children
     from elastic.preemption.notice import Notice
@@ -260,7 +264,7 @@ def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook,
 
 
 def _at_once(_: Starter) -> None:
-    """A node that somebody starts is wanted now."""
+    """Wait for nothing: a node that somebody starts is wanted now."""
 
 
 def _join_s(arguments: Arguments) -> float:
@@ -272,7 +276,7 @@ def _join_s(arguments: Arguments) -> float:
 
 
 def _stores(arguments: Arguments, say: Callable[[str], None], *, preloaded: bool) -> StoreHost | None:
-    """That this node may come to host. None on one node, which needs none."""
+    """Return the rendezvous' stores that this node may come to host; None on one node, which needs none."""
     if arguments.nodes_max == 1:
         return None
     from elastic.launch.rendezvous.store_host import StoreHost
@@ -283,7 +287,7 @@ def _stores(arguments: Arguments, say: Callable[[str], None], *, preloaded: bool
 def _meet(
     arguments: Arguments, node: str, secret: str | None, stores: StoreHost | None, say: Callable[[str], None]
 ) -> Meeting | None:
-    """None on one node, which needs no rendezvous, no store and no port for other nodes."""
+    """Meet the other nodes; None on one node, which needs no rendezvous, no store and no port for other nodes."""
     if stores is None:
         return None
     from elastic.launch.meeting import meet
@@ -306,8 +310,10 @@ def _meet(
 
 
 def _beacon(arguments: Arguments) -> Beacon:
-    """Which this process keeps for whoever claims the run's storage, should it ever have the hub: that there is a port
-    for it is known before anybody relies on this node. Raises ConfigError."""
+    """Return the beacon that this process keeps for whoever claims the run's storage, should it ever have the hub.
+
+    That there is a port for it is known before anybody relies on this node. Raises ConfigError.
+    """
     from elastic.launch.net.addresses import none_free
     from elastic_checkpoint.runs.beacon import Beacon
 
@@ -323,6 +329,7 @@ def _beacon(arguments: Arguments) -> Beacon:
 
 
 def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes_over: bool) -> Hub:
+    """Return a hub of this node's, for the first view or, with `takes_over`, after another hub."""
     from elastic.membership.hub.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
 

@@ -19,11 +19,12 @@ VARIABLE = "PYTHONHASHSEED"
 
 
 def hash_alike(argv: Sequence[str]) -> None:
-    """Begins this process anew, as the same command, where the hashes are random. It is to be called before anything
-    else: the workers are forks of this process, and nothing changes the hashes of one that runs.
+    """Start this process anew, as the same command, if its hashes are random; to be called before anything else.
 
     argv  the command's arguments; a process that was started as anything else is left as it is: a fork, a script that
           calls the command, one that reads its program from stdin
+
+    Workers are forks of this process, and nothing changes the hashes of one that runs.
     """
     program, arguments = sys.orig_argv[: -len(argv)], sys.orig_argv[-len(argv) :]
     is_command = arguments == list(argv) and (program[-2:] == ["-m", "elastic"] or Path(program[-1]).name == "elastic")

@@ -1,5 +1,7 @@
-"""Who has the run's hub says so at the hosts where nodes meet, also after one of them was lost: a host that comes back
-opens an empty store, and by the same command would wait there for others, who have met long ago.
+"""The agent that has the run's hub says so at the hosts where nodes meet, again and again.
+
+A host that was lost and comes back opens an empty store, and by the same command would wait there for others, who have
+met long ago.
 
     elastic/RUN_ID/hub   {"host", "port", "nonce"}   in the rendezvous' store of each host that --rdzv-endpoint names
 
@@ -41,7 +43,8 @@ _STORE_S = 12.0  # see elastic/membership/worker/rendezvous.py
 
 
 class HubAnnouncement:
-    """
+    """What this node's agent writes at the places of meeting while it has the hub.
+
     hosts  HOST:PORT each; one that is empty stands for this machine
     key    in the store
     hub    where this node's agent listens, and the nonce of its run
@@ -65,7 +68,7 @@ class HubAnnouncement:
         self._asks = {endpoint: threading.Lock() for endpoint in self._endpoints}
 
     def begin(self, *, first: bool = False) -> None:
-        """This node has the hub. A thread for each host.
+        """Begin to say that this node has the hub, in a thread for each host.
 
         first  there was no view yet, so that no coordinator writes at the URL where the hub is
         """
@@ -82,11 +85,11 @@ class HubAnnouncement:
             thread.start()
 
     def end(self) -> None:
-        """Another one has it, or nobody. A look that has begun is left to itself."""
+        """Say it no more: another node has the hub, or nobody. A look that has begun is left to itself."""
         self._ended.set()
 
     def withdraw(self, *, everywhere: bool) -> None:
-        """The run is over, and was here. Stores that answer within _WITHDRAW_S lose what stands there of its hub.
+        """Take it back, as the run is over: stores that answer within _WITHDRAW_S forget its hub.
 
         everywhere  nobody may be going on with it on another side of a cut, so its URL says that it is over
         """
@@ -100,18 +103,21 @@ class HubAnnouncement:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _write(self) -> None:
+        """Write at the run's URL where the hub is."""
         from elastic.membership import hub_file  # which loads fsspec
 
         with self._writing, contextlib.suppress(Exception):  # fsspec raises what it likes; the coordinator writes later
             hub_file.write(self._url or "", None, {name: self._hub[name] for name in ("host", "port", "nonce")})
 
     def _say_over(self) -> None:
+        """Write at the run's URL that the run is over."""
         from elastic.membership import hub_file
 
         with self._writing, contextlib.suppress(Exception):  # whoever comes next waits a while
             hub_file.write_end(self._url or "", self._hub["nonce"])
 
     def _keep_saying(self, endpoint: tuple[str, int], ended: threading.Event) -> None:
+        """Say it at this host whenever a store is there, until that ends; then take it back, if the run is over."""
         is_there = True  # as far as is known
         while not ended.is_set():
             wait_s, is_there = _LOOK_S, False
@@ -131,7 +137,7 @@ class HubAnnouncement:
                 self._say(endpoint, ended)
 
     def _say(self, endpoint: tuple[str, int], ended: threading.Event) -> None:
-        """That it is here; or, once the run is over, that it was."""
+        """Write in the store that the hub is here; or, once the run is over, take that back."""
         if not self._asks[endpoint].acquire(timeout=_LOOK_S):
             return
         try:
@@ -146,7 +152,7 @@ class HubAnnouncement:
 
 
 def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:
-    """Unless another run's is there. Raises DistError."""
+    """Write where the hub is, unless another run's is there. Raises DistError."""
     said = store.get(key) if store.check([key]) else b""
     before = hub_in(said)
     if before is None or (before["nonce"] == hub["nonce"] and before != hub):
@@ -154,19 +160,19 @@ def write_hub(store: Store, key: str, hub: Mapping[str, Any]) -> None:
 
 
 def replace_hub(store: Store, key: str, said: bytes, hub: Mapping[str, Any]) -> bool:
-    """Whether that was still written there; nothing: an empty text. Raises DistError."""
+    """Write the hub if `said`, empty for nothing, is still there; return whether it was. Raises DistError."""
     new = json.dumps(dict(hub))
     return bool(store.compare_set(key, said, new) == new.encode())  # type: ignore[arg-type]
 
 
 def take_back(store: Store, key: str, hub: Mapping[str, Any]) -> None:
-    """Unless somebody else is written there meanwhile. Raises DistError."""
+    """Remove the hub, unless somebody else is written there meanwhile. Raises DistError."""
     store.compare_set(key, json.dumps(dict(hub)), "")
 
 
 def _wait_for_end(connection: socket.socket, ended: threading.Event, within_s: float) -> None:
-    """Of the store that listens there: it says nothing to one who asks nothing. Raises OSError, where it ends so."""
-    connection.settimeout(_LOOK_S)
+    """Wait until the store there ends, for `within_s` at most. Raises OSError, where it ends so."""
+    connection.settimeout(_LOOK_S)  # a store says nothing to one who asks nothing
     deadline = time.monotonic() + within_s
     while not ended.is_set() and time.monotonic() < deadline:
         with contextlib.suppress(TimeoutError):

@@ -13,7 +13,8 @@ from elastic.membership.messages.messages import HubIs, Ping, as_message
 
 
 class HubClient:
-    """
+    """An agent's connection to the hub of another node.
+
     name        of the hub's node, as far as it is known
     connection  to it
     welcome     it has said that it is the hub
@@ -28,6 +29,7 @@ class HubClient:
         self.welcome = False
 
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
+        """Take it for the hub, which has said so, and learn its node's name from the roster."""
         self.welcome = True
         self.name = next((name for name, at in roster if at == self.address), self.name)
 
@@ -35,7 +37,10 @@ class HubClient:
         self._lease.heard(time.monotonic())
 
     def ping_if_due(self, now_s: float, *, held_up: bool) -> None:
-        """held_up: this process was, until now"""
+        """Ping the hub every PING_S.
+
+        held_up  this process was, until now: the hub's lease begins anew
+        """
         if held_up:
             self._lease.held_up(now_s)
         if now_s - self._pinged_s >= PING_S:
@@ -43,11 +48,11 @@ class HubClient:
             self.connection.say(as_message(Ping()))
 
     def lost_for_s(self, now_s: float) -> float | None:
-        """For how long it has been silent, if that is too long."""
+        """Return for how long the hub has been silent, if that is too long, else None."""
         silent_s = self._lease.silent_s(now_s)
         return silent_s if rules.is_lost(silent_s, welcome=self.welcome) else None
 
     def where(self, asks: tuple[str | None, int | None]) -> HubIs:
-        """What is answered to whoever asks for the hub. asks: where the caller listens"""
+        """Return the answer to whoever asks for the hub, and listens at `asks`."""
         silent_s = self._lease.silent_s(time.monotonic())
         return rules.answer_of_a_node(self.address, welcome=self.welcome, silent_s=silent_s, asks=asks)

@@ -6,7 +6,7 @@ PAUSE_S, PAUSE_MAX_S = 0.5, 4.0  # between two questions, at first and at last: 
 
 
 class JoinWait:
-    """within_s: how long, from its first refusal on"""
+    """One node's wait for a place, for `within_s` from its first refusal on."""
 
     def __init__(self, now_s: float, within_s: float) -> None:
         self.within_s = within_s
@@ -18,7 +18,7 @@ class JoinWait:
         return now_s >= self._until_s
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to ask now. The answer may be a long time in coming: the next question comes a pause later anyway."""
+        """Return whether to ask now; the next question comes a pause later, as the answer may be long in coming."""
         if now_s < self._again_s:
             return False
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)

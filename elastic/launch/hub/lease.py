@@ -13,18 +13,18 @@ _EXCUSED_MAX = 2  # late ticks in a row, between which a host that is there woul
 
 
 class Lease:
-    """Of one host."""
+    """For how long one host may be silent."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._excused = 0
 
     def heard(self, now_s: float) -> None:
-        """Something of it."""
+        """Begin the lease anew, as something of the host was heard."""
         self._since_s, self._excused = now_s, 0
 
     def held_up(self, now_s: float) -> None:
-        """This process was, until now."""
+        """Begin it anew, as this process was held up until now; not many times in a row."""
         if self._excused < _EXCUSED_MAX:
             self._since_s, self._excused = now_s, self._excused + 1
 

@@ -64,7 +64,8 @@ from elastic_checkpoint.net.secured import client_side
 
 
 class HubLink:
-    """
+    """A node's one way to the hub, wherever that is.
+
     make_hub  a hub of this node's; takes_over: from another one
     listener  for other nodes' agents; None on one node
     connected to the hub elsewhere, by whom the rendezvous found it; None: the hub is here, or lost
@@ -127,7 +128,7 @@ class HubLink:
         slots: Callable[[], tuple[int, list[int]]],
         catch_up: Callable[[], None],
     ) -> None:
-        """Begins.
+        """Begin to serve, to join or to seek.
 
         gone      why no hub can be found
         moved_on  why this node's workers are of no use any more
@@ -152,6 +153,7 @@ class HubLink:
             self._seeker.begin()
 
     def tell(self, message: Message) -> None:
+        """Tell the hub, and keep what was said in the node's report for the next hub."""
         self._report.note_said(parse(TO_HUB, message), time.monotonic())
         if self._serving is not None:
             self._serving.hear(self._this_node.node, message)
@@ -159,11 +161,11 @@ class HubLink:
             self._client.connection.say(message)
 
     def others(self) -> list[str]:
-        """The other nodes that need this process."""
+        """Return the other nodes that need this process."""
         return self._serving.others if self._serving is not None else []
 
     def say_bye_or_hand_over(self, now_s: float) -> None:
-        """The workers of this node have left, and none will come: the hub hears of it, or goes elsewhere. Once."""
+        """Tell the hub, once, that this node's workers have left and none will come; a hub that is here hands over."""
         if self._client is not None and not self._run_ended:
             self._run_ended = True
             self._client.connection.say(as_message(Bye()))
@@ -175,13 +177,13 @@ class HubLink:
 
     @property
     def is_needed(self) -> bool:
-        """By others whose hub is here, until they have gone to the next one; or too long."""
+        """Return whether others need the hub here: until they have gone to the next one, or take too long for that."""
         if self._serving is None or not self._serving.others:
             return False
         return self._handed_over_s is None or time.monotonic() - self._handed_over_s <= rules.HANDED_OVER_S
 
     def settle(self) -> None:
-        """Called when all that has arrived is told."""
+        """Decide what follows, if the hub is here, when all that has arrived is told."""
         if self._serving is not None:
             self._serving.settle()
 
@@ -217,6 +219,7 @@ class HubLink:
         self._port.close()
 
     def _withdraw_or_end(self, announcement: HubAnnouncement) -> None:
+        """Withdraw the announcement of a hub that is here, if the run is over or has no other node; else end it."""
         if self._serving is None or not (self._run_is_over or not self._serving.others):
             announcement.end()
             return
@@ -226,7 +229,7 @@ class HubLink:
     # hearing the hub
 
     def _deliver(self, worker: str | None, message: Message) -> None:
-        """To this node, from whichever hub."""
+        """Act on an order of whichever hub, or pass it on to this node."""
         if self._parsed[0] is not message:
             self._parsed = message, parse(TO_AGENT if worker is None else TO_WORKER, message)
         said = self._parsed[1]
@@ -263,6 +266,7 @@ class HubLink:
                 self._to_node(worker, message)
 
     def _reached(self, name: str | None, address: Address | None, sock: socket.socket) -> None:
+        """Join the hub at the other end, unless the connection is lost already."""
         at = address or other_end(sock)
         if at is None:  # it is lost already
             self._seeker.begin(pause=True)
@@ -270,6 +274,8 @@ class HubLink:
             self._join(name or next((one for one, where in self._met if where == at), None), at, sock)
 
     def _join(self, name: str | None, address: Address, sock: socket.socket) -> None:
+        """Say hello on this connection, and take whoever is there for the hub until it says otherwise."""
+
         def heard(message: Message) -> None:
             client.heard()
             to = message.pop("to", None)
@@ -297,7 +303,7 @@ class HubLink:
         self._answer_callers()
 
     def _hello(self, *, in_full: bool = False) -> Message:
-        """in_full: for a hub that is here, or that has not the lists that this node has"""
+        """Return the hello with this node's report; in_full: to a hub that is here, or lacks the lists it names."""
         this_node = self._this_node
         self._catch_up()
         report = None if self._first else self._report.document(time.monotonic())
@@ -319,6 +325,7 @@ class HubLink:
         )
 
     def _watch(self, now_s: float, hub: HubClient, *, held_up: bool) -> None:
+        """Ping the hub, and go on without it if it is silent for too long."""
         hub.ping_if_due(now_s, held_up=held_up)
         silent_s = hub.lost_for_s(now_s)
         if self._client is hub and silent_s is not None:
@@ -327,6 +334,7 @@ class HubLink:
             self._answer_callers()
 
     def _lost_hub(self, why: str) -> None:
+        """Say that the connection to the hub is lost, and seek the next one."""
         if not self._run_ended:
             count = len(self._seeker.candidates())
             follows = f"the next of {count} nodes is asked" if count else "it is looked for where this node found it"
@@ -334,7 +342,7 @@ class HubLink:
         self._seek(departed=False)
 
     def _sent_elsewhere(self, address: str | None, port: int) -> None:
-        """By an agent that is not the hub."""
+        """Go where an agent that is not the hub says that it is."""
         assert self._client is not None
         at = self._client.address
         self._end_client()
@@ -344,7 +352,7 @@ class HubLink:
             self._seeker.begin(pause=address is None)
 
     def _is_refused(self, why: str) -> None:
-        """Another job's agent has that address by now: nobody of this run is to be found there."""
+        """Forget that address, where another job's agent is by now, and seek on."""
         assert self._client is not None
         wrong = self._client.address
         self._seeker.is_none(wrong)
@@ -353,7 +361,7 @@ class HubLink:
         self._seek(departed=False)
 
     def _moved_on(self, why: str) -> None:
-        """The run has gone on without this node: what its workers hold is of no use, and they end."""
+        """Have the workers end, whose state is of no use since the run went on without them; seek a way back in."""
         self._report, self._seeker.newcomer = self._report.without_workers(), True
         if self._serving is not None:
             self._serves_no_more(self._serving, None)
@@ -365,7 +373,7 @@ class HubLink:
     # waiting for a place
 
     def _is_full(self, said: Full) -> None:
-        """This node's workers hold nothing, for they are in no view: others are ordered once there is a place."""
+        """Wait for a place in the run. This node's workers, in no view yet, hold nothing; others are ordered then."""
         nodes = [(name, (address, port)) for name, address, port in said.nodes]
         self._seeker.is_full(nodes)
         self._met = ()
@@ -378,6 +386,7 @@ class HubLink:
             self._on_wait(f"the run has its {said.nodes_max} nodes already: {wait}")
 
     def _wait_to_join(self, now_s: float, wait: JoinWait) -> None:
+        """Ask again for a place, or give up once the wait is over."""
         if wait.is_over(now_s):
             self._wait, self._run_ended = None, True
             self._on_not_admitted(f"no place in the run came free within {wait.within_s:.0f} s")
@@ -387,7 +396,7 @@ class HubLink:
     # seeking
 
     def _seek(self, *, departed: bool) -> None:
-        """The hub that it was with is lost, or goes."""
+        """Seek another hub, as the one that it was with is lost or, with `departed`, leaves."""
         assert self._client is not None
         name = self._client.name
         # Before the first view nobody knows of those who do not answer yet: they are given up where nobody is there.
@@ -400,6 +409,7 @@ class HubLink:
         self._seeker.begin()
 
     def _found_nobody(self, why: str) -> None:
+        """Give up: a newcomer is not admitted, a node of the run is without a hub."""
         self._run_ended = self._seeker.newcomer
         (self._on_not_admitted if self._seeker.newcomer else self._gone)(why)
 
@@ -414,6 +424,7 @@ class HubLink:
         self._serve(takes_over=True)
 
     def _serve(self, *, takes_over: bool) -> None:
+        """Be the run's hub; takes_over: after another one."""
         this_node, lost = self._this_node, self._seeker.lost
         self._seeker.stop()
         hub = self._make_hub(takes_over)
@@ -437,6 +448,7 @@ class HubLink:
         self._seeker.lost = {}
 
     def _serves_no_more(self, serving: HubServer, to: Address | None) -> None:
+        """Tell the other nodes where the hub is now, if anywhere, and stop serving."""
         if self._announcement is not None:
             self._announcement.end()
         serving.steps_down(to)
@@ -444,6 +456,7 @@ class HubLink:
         self._other_search.stop()
 
     def _steps_down(self, to: Address) -> None:
+        """Go to the other hub, if this node's may still not go on."""
         if self._serving is None or not self._serving.missing():
             return
         self._say(f"the run's hub is at {to[0]}:{to[1]}; this node goes there")
@@ -453,11 +466,13 @@ class HubLink:
     # others' agents
 
     def _ended(self, connection: LoopConnection) -> None:
+        """Let go of another agent's connection, which has ended."""
         self._callers = [caller for caller in self._callers if caller.connection is not connection]
         if self._serving is not None:
             self._serving.ended(connection)
 
     def _came(self, caller: Caller) -> None:
+        """Serve a caller if the hub is here; else let it wait, and after CALLER_S tell it where the hub is."""
         hello, connection = caller.hello, caller.connection
         connection.takes_long_lines()
         if self._serving is not None:
@@ -475,7 +490,7 @@ class HubLink:
             self._came(caller)
 
     def _where(self, asks: tuple[str | None, int | None] = (None, None)) -> Message:
-        """asks: where the caller listens"""
+        """Return the answer to whoever asks for the hub, and listens at `asks`."""
         hub = self._client
         if self._serving is not None:
             where = rules.answer_of_the_hub(self._own, missing=bool(self._serving.missing()))

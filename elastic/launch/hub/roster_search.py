@@ -23,7 +23,7 @@ Reached = Callable[[str | None, Address | None, C], None]
 
 
 class Dialling(Protocol[C_co]):
-    """See dialing.Dials."""
+    """How a node calls others; dialing.Dials is one."""
 
     def begin(self, to: Address, done: Callable[[C_co | None], None]) -> None: ...
 
@@ -31,7 +31,7 @@ class Dialling(Protocol[C_co]):
 
 
 class Searching(Protocol[C_co]):
-    """See written_lookup.BackgroundLookup."""
+    """A search for the hub by what is written of it; written_lookup.BackgroundLookup is one."""
 
     def take(self) -> C_co | None: ...
 
@@ -39,7 +39,8 @@ class Searching(Protocol[C_co]):
 
 
 class RosterSearch(Generic[C]):
-    """
+    """One node's search for the hub among the nodes that it knows of.
+
     newcomer  this node is not in the run yet, or not any more
     roster    the nodes of the run, in the order in which they become the hub
     met       all nodes that a roster ever named
@@ -55,7 +56,8 @@ class RosterSearch(Generic[C]):
         clock: Callable[[], float] = time.monotonic,
         within_s: float | None = None,
     ) -> None:
-        """
+        """Take what the search goes by.
+
         own       where others find this agent
         search    begins to ask those who know of the run; None: there is nobody to ask
         within_s  a hub is to be found; None: rules.SEEK_S
@@ -82,7 +84,8 @@ class RosterSearch(Generic[C]):
         serve: Callable[[], None],
         in_vain: Callable[[str], None],
     ) -> None:
-        """
+        """Take what is called with the outcome.
+
         reached  somebody who may be the hub, or know where it is: its name and address, as far as they are known, and a
                  connection
         serve    it is this node's turn to be the hub
@@ -97,32 +100,34 @@ class RosterSearch(Generic[C]):
     # what is known
 
     def have_met(self, nodes: Sequence[tuple[str, Address]]) -> None:
-        """Before there was a hub, which the first of them is. This node is one of them, and may come to be it."""
+        """Take the nodes, this one among them, that met before there was a hub, which the first of them is."""
         self.newcomer, self.roster, self.met = False, list(nodes), dict(nodes)
 
     def welcomed(self, roster: list[tuple[str, Address]]) -> None:
-        """The hub is found, and this node is in the run."""
+        """End the search, as the hub is found, and this node is in the run."""
         self.newcomer, self._to_ask, self._since_s = False, None, None
         self._end_search()
         self.roster, self.lost = roster, {}
         self.met = dict([*self.met.items(), *roster][-_MET_MAX:])
 
     def is_full(self, nodes: Iterable[tuple[str, Address]]) -> None:
-        """The hub is found, and this node has no place in the run."""
+        """Count this node as a newcomer: the hub is found, and has no place for it."""
         self.newcomer, self._to_ask, self._since_s = True, None, None
         self.met |= dict(nodes)
 
     def is_none(self, address: Address) -> None:
-        """Nobody of this run is to be found there."""
+        """Forget an address at which nobody of this run is."""
         self.roster = [(name, at) for name, at in self.roster if at != address]
         self.met = {name: at for name, at in self.met.items() if at != address}
 
     def candidates(self) -> list[Candidate]:
+        """Return whom to ask, in order."""
         return rules.candidates(self.roster, self.met, self.lost)
 
     # seeking
 
     def begin(self, *, pause: bool = False) -> None:
+        """Begin to ask, or go on, at once or after a pause."""
         now_s = self._clock()
         if self._since_s is None:
             self._since_s = now_s
@@ -135,32 +140,33 @@ class RosterSearch(Generic[C]):
             self._ask_next(now_s, self._to_ask)
 
     def begin_at(self, address: Address, then: Sequence[Candidate] = ()) -> None:
-        """Somebody says that the hub is there. then: who is asked after that, if nobody was to be asked yet"""
+        """Ask first at an address that somebody has named, then the others; `then` if nobody was to be asked yet."""
         self._to_ask = [(None, address), *(self._to_ask or then)]
         self.begin()
 
     def stop(self) -> None:
-        """The hub is here, or this node is with one who may be it."""
+        """Ask nobody: the hub is here, or this node is with one who may be it."""
         self._to_ask = None
 
     def tick(self, now_s: float) -> None:
-        """While this node is with nobody."""
+        """Ask the next candidate when it is time; does nothing while this node is with somebody."""
         if self._to_ask is not None and now_s >= self._next_s:
             self._ask_next(now_s, self._to_ask)
 
     def look(self) -> None:
-        """Whether those who know of the run have found its hub."""
+        """Take the connection that those who know of the run have found."""
         if self._search is not None and (found := self._search.take()) is not None:
             self._end_search()
             self.found(found)
 
     def found(self, connection: C) -> None:
-        """To the hub, as somebody says."""
+        """Go on with a connection to what somebody says is the hub."""
         self._dials.close()
         self.stop()
         self._reached(None, None, connection)
 
     def _ask_next(self, now_s: float, to_ask: list[Candidate]) -> None:
+        """Ask the next candidate, serve if it is this node, or begin a new round; give up after `within_s`."""
         self._dials.close()
         within_s = rules.SEEK_S if self._within_s is None else self._within_s
         if self._since_s is not None and now_s - self._since_s > within_s:

@@ -25,7 +25,10 @@ Candidate = tuple[str | None, Address]
 
 
 class Turn(Enum):
-    """SKIP: an agent was there, before this one, or it is this one, which is new in the run"""
+    """What to do with a candidate.
+
+    SKIP: an agent was there, before this one, or it is this one, which is new in the run
+    """
 
     ASK, SERVE, SKIP = auto(), auto(), auto()
 
@@ -33,7 +36,7 @@ class Turn(Enum):
 def candidates(
     roster: Iterable[tuple[str, Address]], met: Mapping[str, Address], lost: Iterable[str]
 ) -> list[Candidate]:
-    """In order; last those who may be on another side of a cut.
+    """Return whom to ask for the hub, in order; last those who may be on another side of a cut.
 
     met   all nodes that a roster ever named
     lost  nodes that are no candidates
@@ -43,7 +46,7 @@ def candidates(
 
 
 def turn(candidate: Candidate, *, node: str, own: Address, newcomer: bool) -> Turn:
-    """What becomes of this candidate.
+    """Return whether to ask this candidate, serve in its place, or skip it.
 
     own       where others find this agent
     newcomer  it is not in the run yet, or not any more
@@ -55,22 +58,22 @@ def turn(candidate: Candidate, *, node: str, own: Address, newcomer: bool) -> Tu
 
 
 def is_lost(silent_s: float, *, welcome: bool) -> bool:
-    """Whether the hub is, or whoever was taken for it. welcome: it has said that it is"""
+    """Return whether a hub is silent for too long; welcome: it has said that it is the hub."""
     return silent_s > (EVICT_S if welcome else WELCOME_S)
 
 
 def answer_of_the_hub(own: Address, *, missing: bool) -> HubIs:
-    """missing: nodes without whom the run may not go on"""
+    """Return the hub's own answer; missing: there are nodes without whom the run may not go on."""
     return HubIs(address=own[0] or None, port=own[1], stays=missing)
 
 
 def answer_of_a_node(
     with_hub: Address | None, *, welcome: bool, silent_s: float, asks: tuple[str | None, int | None] = (None, None)
 ) -> HubIs:
-    """Two who look for the hub and have reached each other are not sent to themselves.
+    """Return the answer of an agent that is not the hub: where it is, or that this is not known.
 
     with_hub  whom this agent is with   welcome, silent_s: see is_lost
-    asks      where the caller listens
+    asks      where the caller listens: two who seek the hub, and have reached each other, are not sent to themselves
     """
     if with_hub is None or not welcome or silent_s >= _SURE_S or with_hub == asks:
         return HubIs()
@@ -78,6 +81,6 @@ def answer_of_a_node(
 
 
 def yields_to(other: HubIs, own: Address) -> bool:
-    """Whether a hub that may not go on steps down for this one."""
+    """Return whether a hub that may not go on steps down for this other one."""
     theirs = (other.address or "", other.port)
     return other.address is not None and theirs != own and (not other.stays or theirs < own)

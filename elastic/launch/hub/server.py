@@ -44,7 +44,10 @@ _REFUSALS_SHOWN = 10  # of one node: what comes after them is dropped without a 
 
 
 class HubServer:
-    """node: this node's name   lists: that it knows   deliver: to this node"""
+    """The hub of the run, with the connections of the other nodes' agents.
+
+    node: this node's name   lists: that it knows   deliver: to this node
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class HubServer:
         return list(self._nodes)
 
     def takes(self, node: str, hello: Hello, connection: LoopConnection) -> Callable[[Message], None]:
-        """A node of the run has come; what it says from now on goes to what is returned."""
+        """Take a node of the run that has come; return what hears what it says from now on."""
         if node in self._nodes:  # it has lost its connection, and we have not yet
             self.ended(self._nodes[node])
         self._nodes[node] = connection
@@ -97,8 +100,10 @@ class HubServer:
         return heard
 
     def ended(self, connection: LoopConnection) -> None:
-        """The connection did. Whether the process did, too, its machine is asked; what its answer proves, succession.py
-        says."""
+        """Count a node as lost, as its connection has ended, and ask its machine whether its process has ended, too.
+
+        What the answer proves, succession.py says.
+        """
         node = next((name for name, one in self._nodes.items() if one is connection), None)
         if node is not None:
             connection.close()
@@ -111,6 +116,7 @@ class HubServer:
                 self._ask_if_dead(node)
 
     def hear(self, node: str, message: Message) -> None:
+        """Have the hub hear a node's message, or drop one that is malformed."""
         try:
             said = parse(TO_HUB, message)
         except WireError as wrong:
@@ -120,6 +126,7 @@ class HubServer:
             self._hear(node, said)
 
     def _hear(self, node: str, said: ToHub) -> None:
+        """Have the hub hear; what comes after a hello whose lists are unknown waits for the hello in full."""
         if node in self._held and not isinstance(said, Hello):
             self._held[node].append(said)
             return
@@ -139,18 +146,20 @@ class HubServer:
             self._hear(node, held)
 
     def _refuse(self, node: str, wrong: WireError) -> None:
+        """Say why a message is dropped, for a node's first ones."""
         self._refusals[node] += 1
         if self._refusals[node] <= _REFUSALS_SHOWN:
             last = "; more of the kind is dropped in silence" if self._refusals[node] == _REFUSALS_SHOWN else ""
             self._say(f"a message of {node} is dropped: {wrong}{last}")
 
     def settle(self) -> None:
-        """What follows from all that has been told since: once, however much came together."""
+        """Carry out what follows from all that was told: once, however much came together."""
         while self._undecided:
             self._undecided = False
             self._carry_out(self.hub.follows(time.monotonic()))
 
     def tick(self, now_s: float) -> None:
+        """Ping the nodes, take silent ones for lost, and carry out what the hub decides as time passes."""
         if now_s - self._ticked_s > HELD_UP_S:
             for node in self._nodes:
                 self._leases[node].held_up(now_s)
@@ -165,20 +174,20 @@ class HubServer:
         self._carry_out(self.hub.tick(now_s))
 
     def hands_over(self) -> None:
-        """This node leaves."""
+        """Tell the others that this node leaves; from here on its hub decides nothing."""
         self._say_all(Handover())
         self._carry_out(self.hub.hands_over(time.monotonic(), self._node))
 
     def steps_down(self, to: Address | None) -> None:
-        """Another one is the hub. What was decided is said before, to the others too: it may be why this one goes."""
+        """Tell the others what was decided, and where the hub is now, if known; then close."""
         self._orders = deque(order for order in self._orders if order.node != self._node)
-        self._send_orders()
+        self._send_orders()  # what was decided is said before: it may be why this hub goes
         host, port = to or (None, 0)
         self._say_all(HubIs(address=host, port=port))
         self.close()
 
     def missing(self) -> list[Address]:
-        """Where those listen without whom the run may not go on."""
+        """Return where those nodes listen without whom the run may not go on."""
         return [self._listens[node] for node in self.hub.missing() if node in self._listens]
 
     def close(self) -> None:
@@ -189,11 +198,11 @@ class HubServer:
         self._nodes, self._dials = {}, []
 
     def knows(self, roster: Iterable[tuple[str, Address]]) -> None:
-        """Where the nodes listen, from the hub before this one."""
+        """Take from the hub before this one where the nodes listen."""
         self._listens.update(roster)
 
     def invites(self) -> None:
-        """Asks the machines of those who have not come to this hub whether they are there at all."""
+        """Ask the machines of those who have not come to this hub whether they are there at all."""
         for node in self.hub.missing():
             if node in self._listens:
                 self._ask_if_dead(node)
@@ -203,6 +212,8 @@ class HubServer:
             connection.say({"to": None, **as_message(said)})
 
     def _ask_if_dead(self, node: str) -> None:
+        """Connect to a node's machine: if it refuses, the node's process has ended."""
+
         def done(sock: socket.socket | None) -> None:
             self._dials.remove(dial)
             if sock is not None:
@@ -215,7 +226,7 @@ class HubServer:
         self._dials.append(dial)
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
-        """In order, also those that follow from what is delivered meanwhile."""
+        """Send orders in order, also those that follow from what is delivered meanwhile."""
         self._orders.extend(orders)
         if self._delivering:
             return
@@ -232,7 +243,7 @@ class HubServer:
                 self._nodes[order.node].send(self._line(order.node, self._addressees(order), order.message))
 
     def _line(self, node: str, to: str | list[str] | None, message: Message) -> bytes:
-        """A view is as long as the run has workers, and goes to each node: it is encoded once."""
+        """Return a message as bytes for this node, encoded once: a view is as long as the run has workers."""
         if self._encoded[0] is not message:
             self._encoded = message, {}
         encoded, since = self._encoded[1], self._has[node].get(message["say"])
@@ -243,7 +254,7 @@ class HubServer:
         return b'{"to": ' + json.dumps(to).encode() + b", " + encoded[since].removeprefix(b"{")
 
     def _addressees(self, order: Order) -> str | list[str] | None:
-        """Of a message to several workers of a node, all: it goes there once."""
+        """Return whom of a node an order is for: all, if it goes to several workers, so that it is sent once."""
         workers = [order.worker] if order.worker is not None else []
         while workers and self._orders and self._orders[0].node == order.node and self._orders[0].worker is not None:
             if self._orders[0].message is not order.message:

@@ -21,7 +21,10 @@ from elastic_checkpoint.net.secured import client_side
 
 
 class OtherHubSearch:
-    """Looked for while this node's may not go on. yields_to: is called with the address of the one that it finds"""
+    """The search for another hub while this node's may not go on.
+
+    yields_to  is called with the address of the one that it finds
+    """
 
     def __init__(
         self, this_node: ThisNode, port: AgentPort, own: Address, yields_to: Callable[[Address], None]
@@ -37,10 +40,11 @@ class OtherHubSearch:
         self._dials = Dials(loop)
 
     def wait(self, now_s: float) -> None:
-        """Those who are missing may yet come."""
+        """Put the first look off: those who are missing may yet come."""
         self._looked_s = now_s
 
     def look(self, now_s: float, missing: Callable[[], Iterable[Address]]) -> None:
+        """Ask those who are missing, every MEET_S, whether they have a hub."""
         if now_s - self._looked_s < rules.MEET_S:
             return
         self._looked_s = now_s
@@ -52,6 +56,8 @@ class OtherHubSearch:
         self._dials.close()
 
     def _ask(self, address: Address) -> None:
+        """Ask at one address where the hub is."""
+
         def done(sock: socket.socket | None) -> None:
             if sock is None:
                 return

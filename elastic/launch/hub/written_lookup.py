@@ -25,7 +25,8 @@ _REFUSED_S = 5.0  # so long a hub may be written there that is somebody else's b
 
 
 class HubLookup:
-    """
+    """Asks whoever is written as the hub where the hub is now.
+
     own      where this agent listens: it may be written there, and is not asked
     refused  who was found there has had another secret than this node, for a while
     nobody_there  no connection is taken where that is written
@@ -42,20 +43,20 @@ class HubLookup:
 
     @property
     def refuses(self) -> bool:
-        """Whether who was asked last has another secret."""
+        """Return whether who was asked last has another secret."""
         return self._refused is not None
 
     @property
     def refused(self) -> bool:
-        """For so long that it is no accident."""
+        """Return whether it has had another secret for so long that it is no accident."""
         return self._refused is not None and time.monotonic() - self._refused[1] > _REFUSED_S
 
     def unreachable(self, title: str) -> str:
-        """In lines."""
+        """Return why no hub was reached, a line for each address."""
         return "".join(f"  {title}{where} {why}\n" for where, why in self._unreachable.items())
 
     def connect(self, hub: Mapping[str, Any] | None) -> socket.socket | None:
-        """To the hub of now; None: it was not found, see `unreachable`. hub: what is written; None: nothing is."""
+        """Connect to the hub of now by way of the one that is written; None: none is, or see `unreachable`."""
         if hub is None:
             self._refused = None
             return None
@@ -88,7 +89,7 @@ class HubLookup:
         return None
 
     def _ask(self, at: Address, nonce: str) -> HubIs | Refusal | _OtherVersion | None:
-        """Where the hub is now."""
+        """Return what the agent at this address says of the hub."""
         transport, lines = client_side(self._secret), Lines()
         said: list[Message] = []
         try:
@@ -112,15 +113,19 @@ class HubLookup:
 
 @dataclass(frozen=True)
 class _OtherVersion:
-    """version: None: of an elastic-exact that did not say which yet   knows_hub: else it may be about to end"""
+    """The answer of an agent with another elastic-exact.
+
+    version: None: of one that did not say which yet   knows_hub: else it may be about to end
+    """
 
     version: str | None
     knows_hub: bool
 
 
 class LookupByUrl:
-    """The same by what the hub's agent or the coordinator has written at the run's URL (membership/hub_file.py), in a
-    thread of its own: once a second, for the hub may be moving, and who was it last may be gone, or be silent.
+    """Looks for the hub by what its agent or the coordinator has written at the run's URL (membership/hub_file.py).
+
+    It looks once a second, in a thread of its own: the hub may be moving, and who was it last may be gone or silent.
 
     found    the connection, and the nonce of the run
     failure  why the storage cannot be read, where it could not be so far
@@ -140,14 +145,15 @@ class LookupByUrl:
         threading.Thread(target=self._run, name="elastic-url", daemon=True).start()
 
     def silent_s(self) -> float | None:
-        """For how long looks at the hub that is written there have failed; None: none is written."""
+        """Return for how long looks at the hub that is written there have failed; None: none is written."""
         return self._silent_s
 
     def end(self) -> None:
-        """Nothing is wanted any more, but what was found. A look that has begun is left to itself."""
+        """End the search, but for what was found. A look that has begun is left to itself."""
         self._stopping.set()
 
     def _run(self) -> None:
+        """Read and ask until the hub is found, or the storage cannot be read."""
         from elastic.membership import hub_file  # which loads fsspec
 
         while not self._stopping.is_set():
@@ -175,6 +181,7 @@ class LookupByUrl:
             self._stopping.wait(_LOOK_S)
 
     def _looks_at(self, written: Mapping[str, Any] | None) -> None:
+        """Note since when this hub is written there."""
         if written is None:
             self._looked_at = self._silent_s = None
         elif self._looked_at is None or self._looked_at[0] != written:
@@ -182,7 +189,10 @@ class LookupByUrl:
 
 
 class BackgroundLookup:
-    """Asks again and again, in a thread of its own, until somebody says where the hub is. found: a connection to it"""
+    """Asks again and again, in a thread of its own, until somebody says where the hub is.
+
+    found  a connection to it
+    """
 
     def __init__(self, find: Callable[[], socket.socket | None]) -> None:
         self.found: socket.socket | None = None
@@ -191,13 +201,13 @@ class BackgroundLookup:
         threading.Thread(target=self._run, name="elastic-hub-search", daemon=True).start()
 
     def end(self) -> None:
-        """Nothing is wanted any more. A question that is being asked is left to itself."""
+        """End the search, and close what was found. A question that is being asked is left to itself."""
         self._stopping.set()
         if self.found is not None:
             self.found.close()
 
     def take(self) -> socket.socket | None:
-        """What was found, to whoever asks first."""
+        """Return what was found, to whoever asks first."""
         if (found := self.found) is not None:  # the search may find it between two lines of this
             self.found = None
         return found

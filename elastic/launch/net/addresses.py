@@ -1,4 +1,4 @@
-"""Under which address do other nodes find this one, and at which of its ports may they?
+"""The address under which other nodes find this one, and the ports at which they may.
 
     as asked       --local-addr: an address of this machine, or an interface or a name that stands for one
     the way there  otherwise the kernel's choice: the address from which a packet to the rendezvous would leave. On the
@@ -47,11 +47,11 @@ def choose(
     resolve: Resolve = machine.resolve,
     route: Route = host_address,
 ) -> Chosen:
-    """
+    """Choose this node's address, and say why. Raises ConfigError where `asked` is nothing of this machine's.
+
     towards  the rendezvous' host; empty: there is none
     asked    --local-addr
     known    the machine's addresses by interface; None: it is asked
-    Raises ConfigError where `asked` is nothing of this machine's.
     """
     known = interfaces() if known is None else known
     if asked is not None:
@@ -73,20 +73,20 @@ def choose(
 
 
 def others(chosen: Chosen, known: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """What else it could have been, in words: one for each other interface."""
+    """Return what else it could have been, in words: one for each other interface."""
     known = interfaces() if known is None else known
     return [f"{fit[0]} ({name})" for name, all_ in known.items() if name != chosen.interface and (fit := _fit(all_))]
 
 
 def in_words(chosen: Chosen, asked: str | None) -> str:
-    """With what else it could have been, where nobody has asked for it."""
+    """Return the address in words, with what else it could have been, where nobody has asked for it."""
     if asked is not None or chosen.interface is None or not (else_ := others(chosen)):
         return str(chosen)
     return f"{chosen}, not {', '.join(else_)}: --local-addr chooses"
 
 
 def listen(address: str, ports: range | None) -> socket.socket:
-    """Raises ConfigError where no port is free."""
+    """Listen at one of these ports. Raises ConfigError where none is free."""
     try:
         return listener.listen(address, ports, backlog=_BACKLOG)
     except OSError as refused:
@@ -96,6 +96,7 @@ def listen(address: str, ports: range | None) -> socket.socket:
 
 
 def none_free(ports: range, where: str, refused: OSError) -> ConfigError:
+    """Return the error for a --port-range without a free port."""
     return ConfigError(
         f"--port-range={ports.start}-{ports.stop - 1}: {where}: {refused.strerror}\n"
         "  next  end what listens there, or name more: an agent takes two ports, one for other agents and one for "
@@ -104,12 +105,12 @@ def none_free(ports: range, where: str, refused: OSError) -> ConfigError:
 
 
 def is_url(part: str) -> bool:
-    """Of --rdzv-endpoint, or a folder; else it is a host."""
+    """Return whether this part of --rdzv-endpoint is a URL or a folder; else it is a host."""
     return "://" in part or part.startswith(("/", "./", "../", "~/"))
 
 
 def port_range(text: str) -> range:
-    """Of FIRST-LAST. Raises ConfigError."""
+    """Return the ports of FIRST-LAST. Raises ConfigError."""
     first, _, last = text.partition("-")
     if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16:
         return range(int(first), int(last) + 1)
@@ -117,8 +118,10 @@ def port_range(text: str) -> range:
 
 
 def is_own(host: str) -> bool:
-    """Whether this name or address is this machine's: torch looks at what its own name stands for, which may be
-    nothing, and is not all that it has."""
+    """Return whether this name or address is this machine's.
+
+    torch looks at what the machine's own name stands for, which may be nothing, and is not all that it has.
+    """
     if host in ("localhost", socket.gethostname()):
         return True
     own = {address for addresses in interfaces().values() for address in addresses}
@@ -126,6 +129,7 @@ def is_own(host: str) -> bool:
 
 
 def _asked(asked: str, known: Mapping[str, Sequence[str]], resolve: Resolve) -> Chosen:
+    """Return the address that --local-addr asks for. Raises ConfigError."""
     why = "as --local-addr asks"
     if asked in known:
         if not known[asked]:
@@ -148,11 +152,12 @@ def _of(address: str, known: Mapping[str, Sequence[str]]) -> str | None:
 
 
 def _fit(addresses: Iterable[str]) -> list[str]:
-    """That others may reach, the best first."""
+    """Return the addresses that others may reach, the best first."""
     return sorted((address for address in addresses if not only_near(address)), key=_last_resort)
 
 
 def _last_resort(address: str) -> tuple[bool, bool]:
+    """Sort by this: addresses that only neighbours reach go last, and IPv6 after IPv4."""
     return only_near(address), ":" in address
 
 

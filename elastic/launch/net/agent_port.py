@@ -45,7 +45,8 @@ class Caller:
 
 
 class AgentPort:
-    """
+    """Where this node's agent listens, and the strangers that it has not identified yet.
+
     listener  None on one node: nobody comes
     expected  how many nodes may well connect at the same time
     """
@@ -69,7 +70,8 @@ class AgentPort:
         ended: Callable[[LoopConnection], None],
         where: Callable[[], Message],
     ) -> None:
-        """
+        """Begin to listen.
+
         came   one has said hello
         ended  the connection of one has, be it that of a stranger
         where  what is answered to whoever asks for the hub
@@ -80,6 +82,7 @@ class AgentPort:
             self._watch(self._listener)
 
     def tick(self, now_s: float) -> None:
+        """Close strangers whose time is up, and listen again where no descriptor was left."""
         if self._deaf and self._listener is not None:
             self._watch(self._listener)
         for connection in self._unknown.overdue(now_s):
@@ -95,12 +98,12 @@ class AgentPort:
             self._listener = None
 
     def meets(self, connection: LoopConnection, host: str) -> None:
-        """Somebody who has not said yet who it is."""
+        """Count this connection as a stranger's until it is known; it may crowd out another one."""
         if (crowded_out := self._unknown.came(connection, host, time.monotonic())) is not None:
             crowded_out.close()
 
     def knows(self, connection: LoopConnection) -> None:
-        """It is no stranger any more, or is not there any more."""
+        """Count it as a stranger's no more: it is known, or gone."""
         self._unknown.known(connection)
 
     def _watch(self, listener: socket.socket) -> None:
@@ -108,7 +111,7 @@ class AgentPort:
         self._loop.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
-        """So many at most; the others come with the next turn."""
+        """Accept those who wait, ACCEPTED_MAX at most; the others come with the next turn."""
         assert self._listener is not None
         for _ in range(ACCEPTED_MAX):
             try:
@@ -122,6 +125,7 @@ class AgentPort:
             self._accepted(sock, host)
 
     def _accepted(self, sock: socket.socket, host: str) -> None:
+        """Hear a stranger: a hello makes it a caller, a question for the hub is answered, all else is refused."""
         try:
             transport = server_side(self._this_node.secret)
         except OSError:  # no descriptor is left
@@ -172,7 +176,7 @@ class AgentPort:
             )
 
     def _introduced(self, message: Message) -> Hello | WhereIsTheHub:
-        """Raises WireError."""
+        """Return a stranger's first message, if it is of this run. Raises WireError."""
         another = WireError("the agent here is of another run")
         try:
             hello = parse(TO_LISTENER, message)
@@ -191,5 +195,5 @@ class AgentPort:
 
 
 def _bytes(text: str) -> bytes:
-    """Of any text that JSON may carry, lone surrogates too."""
+    """Return the bytes of any text that JSON may carry, lone surrogates too."""
     return text.encode("utf-8", "surrogatepass")

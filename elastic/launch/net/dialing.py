@@ -14,7 +14,7 @@ Address = tuple[str, int]
 
 
 class Dial:
-    """Calls `done` once, in a later turn of the loop: with the connected socket, or with None.
+    """One call of another agent: calls `done` once, in a later turn of the loop, with the connected socket or None.
 
     to       an address: a name is not looked up, for that takes its time, and leads nowhere
     refused  nobody is there, says a kernel; or something in between, a firewall
@@ -38,13 +38,14 @@ class Dial:
         loop.register(self._socket, selectors.EVENT_WRITE, self._connected)
 
     def close(self) -> None:
-        """`done` is not called any more."""
+        """Give the call up: `done` is not called any more."""
         if self._open:
             self._open = False
             self._loop.unregister(self._socket)
             self._socket.close()
 
     def _connected(self) -> None:
+        """Learn what became of the call, and pass it to `done`."""
         error = self._error or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             self.refused = error == errno.ECONNREFUSED
@@ -59,14 +60,14 @@ class Dial:
 
 
 class Dials:
-    """Those that are under way."""
+    """The calls that are under way."""
 
     def __init__(self, loop: selectors.BaseSelector) -> None:
         self._loop = loop
         self._open: list[Dial] = []
 
     def begin(self, to: Address, done: Callable[[socket.socket | None], None]) -> None:
-        """See Dial."""
+        """Call this address; see Dial."""
 
         def is_done(sock: socket.socket | None) -> None:
             self._open.remove(dial)
@@ -76,14 +77,14 @@ class Dials:
         self._open.append(dial)
 
     def close(self) -> None:
-        """None of them is done any more."""
+        """Give all of them up."""
         for dial in self._open:
             dial.close()
         self._open = []
 
 
 def other_end(connection: socket.socket) -> Address | None:
-    """Whom it leads to, and is kept alive; None: it is lost, and closed."""
+    """Return whom a connection leads to, and keep it alive; None: it is lost, and closed."""
     try:
         keep_alive(connection)
         host, port = connection.getpeername()[:2]
@@ -94,6 +95,6 @@ def other_end(connection: socket.socket) -> Address | None:
 
 
 def _is_loop(own: str, to: str) -> bool:
-    """Whether packets from the one address to the other never leave this machine."""
+    """Return whether packets from the one address to the other never leave this machine."""
     source, target = ipaddress.ip_address(own), ipaddress.ip_address(to)
     return source == target or (source.is_loopback and target.is_loopback)

@@ -18,10 +18,11 @@ class EventLoop(selectors.DefaultSelector):
         self._at_end: deque[Callable[[], None]] = deque()
 
     def at_end_of_turn(self, act: Callable[[], None]) -> None:
+        """Call this at the end of the turn, before the loop waits again."""
         self._at_end.append(act)
 
     def end_turn(self) -> None:
-        """Also what follows from it."""
+        """Do what is to be done at the end of the turn, also what that asks for."""
         while self._at_end:
             self._at_end.popleft()()
 
@@ -31,7 +32,7 @@ class EventLoop(selectors.DefaultSelector):
 
 
 def run_once(loop: selectors.BaseSelector, timeout_s: float | None) -> bool:
-    """Waits for what is ready, `timeout_s` at most, and calls it. Whether anything was.
+    """Wait for what is ready, `timeout_s` at most, and call it; return whether anything was.
 
     What one of them closes or changes is not called in this turn any more. It lies in the same batch all the same, and
     its number may belong to another socket by then; what is ready still comes with the next turn.

@@ -33,7 +33,7 @@ class LoopConnection:
         on_end: Callable[[str | None], None],
         transport: Transport | None = None,
     ) -> None:
-        """transport: None between processes of one node"""
+        """Register with the loop; transport: None between processes of one node."""
         sock.setblocking(False)
         self._loop = loop
         self._socket = sock
@@ -48,13 +48,14 @@ class LoopConnection:
         self._shake_hands()
 
     def takes_long_lines(self) -> None:
-        """The other end is known to be of the run."""
+        """Accept long lines, as the other end is known to be of the run."""
         self._lines.longest = LONG_LINE_MAX
 
     def say(self, message: Message) -> None:
         self.send(encode(message))
 
     def send(self, data: bytes) -> None:
+        """Send these bytes at the end of the turn, sooner where they fill a record."""
         if not self._open:
             return
         if not self._held:
@@ -64,22 +65,23 @@ class LoopConnection:
             self._write()
 
     def ready(self) -> None:
-        """Called by the loop."""
+        """Write and read what can be; called by the loop."""
         if self._unsent:
             self._write()
         self._read()
 
     def catch_up(self) -> None:
-        """Takes in everything that has arrived."""
+        """Take in everything that has arrived."""
         while self._open and self._read():
             pass
 
     def drain(self) -> None:
-        """The same, for a peer that is known to be gone, and closes."""
+        """Take in everything that has arrived, and close, for a peer that is known to be gone."""
         self.catch_up()
         self.close()
 
     def close(self) -> None:
+        """Send what was said as far as the kernel takes it, and close."""
         if self._open:
             self._open = False
             self._transmit()
@@ -87,7 +89,7 @@ class LoopConnection:
             self._socket.close()
 
     def _read(self) -> bool:
-        """Whether anything came, be it a part of a message."""
+        """Return whether anything came, be it a part of a message."""
         if not self._open:
             return False
         try:
@@ -122,7 +124,7 @@ class LoopConnection:
             self._loop.modify(self._socket, events, self.ready)
 
     def _transmit(self) -> None:
-        """All that was said, as far as the kernel takes it."""
+        """Send all that was said, as far as the kernel takes it."""
         said, self._held = self._held, b""
         if said or self._transport.pending:
             self._unsent += self._transport.encrypt(said)

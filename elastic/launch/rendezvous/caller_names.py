@@ -16,7 +16,7 @@ _ASKED = "get_method_name"
 
 
 def name_callers_quickly() -> bool:
-    """In this process, from now on. Whether it could be done."""
+    """Replace torch's search in this process, from now on; return whether it could be done."""
     if not hasattr(dynamic_rendezvous, _ASKED):
         return False
     setattr(dynamic_rendezvous, _ASKED, caller)
@@ -24,7 +24,7 @@ def name_callers_quickly() -> bool:
 
 
 def caller(depth: int = 2) -> str:
-    """The name of the function so many calls above."""
+    """Return the name of the function so many calls above."""
     frame = inspect.currentframe()
     for _ in range(depth):
         frame = frame.f_back if frame is not None else None

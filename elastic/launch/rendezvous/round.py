@@ -24,14 +24,14 @@ _REFUSED_BYTES_MAX = 64
 
 
 class Refusals:
-    """Those who wait are told who was refused, by a word in the store that anybody may have written."""
+    """Tells those who wait who was refused, by a word in the store that anybody may have written."""
 
     def __init__(self, store: Any, key: str, say: Callable[[str], None]) -> None:
         self._store, self._key, self._say = store, key, say
         self._reported = self._newest()
 
     def tell(self) -> None:
-        """Of each once, and not of those before this node came."""
+        """Say once of each who was refused since this node came."""
         where = self._newest()
         if where != self._reported:
             self._reported = where
@@ -44,6 +44,7 @@ class Refusals:
         return bytes(self._store.get(self._key)[:_REFUSED_BYTES_MAX]) if self._store.check([self._key]) else b""
 
     def leave(self, address: str) -> None:
+        """Write that the node at this address was refused."""
         with contextlib.suppress(DistError):
             self._store.set(self._key, address)
 
@@ -79,12 +80,12 @@ class NoMaster(Store):
 
 
 def called(node: str, address: Address) -> str:
-    """What a node writes of itself, where torch has its address."""
+    """Return what a node writes of itself, where torch has its address."""
     return f"{node}@{address[0]}:{address[1]}"
 
 
 def participants(backend: Any) -> list[tuple[str, Address]] | None:
-    """Who is at the rendezvous, or was and is lost, in torch's order. None: nobody can be asked."""
+    """Return who is at the rendezvous, or was and is lost, in torch's order; None: nobody can be asked."""
     with contextlib.suppress(Exception):  # a private format, and a store that may be gone
         found = backend.get_state()
         if found is None:
@@ -102,6 +103,7 @@ def in_words(found: list[tuple[str, Address]] | None) -> str:
 
 
 def _named(written: str) -> tuple[str, Address]:
+    """Return the name and the address of what `called` has made."""
     name, _, where = written.rpartition("@")
     host, _, port = where.rpartition(":")
     return name, (host, int(port))

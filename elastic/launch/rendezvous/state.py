@@ -26,7 +26,7 @@ class StateRefused(RendezvousStateError):
 
 
 class SignedBackend(RendezvousBackend):
-    """Of torch's rendezvous; `backend` holds the state, with its signature before it.
+    """A backend of torch's rendezvous that signs the state, which `backend` holds with its signature before it.
 
     What others write over a state that was signed is not read, and the state is put back.
     """
@@ -39,7 +39,7 @@ class SignedBackend(RendezvousBackend):
         self._is_closed = False
 
     def close(self) -> None:
-        """This node meets elsewhere: a round that waits here, should the store be back, ends."""
+        """End a round that waits here, should the store be back, as this node meets elsewhere."""
         self._is_closed = True
 
     @property
@@ -47,7 +47,7 @@ class SignedBackend(RendezvousBackend):
         return str(self._backend.name)
 
     def get_state(self) -> Found | None:
-        """Raises StateRefused."""
+        """Return the state as torch wants it, its signature checked. Raises StateRefused."""
         self._check_open()
         found = self._backend.get_state()
         if found is None:
@@ -56,17 +56,18 @@ class SignedBackend(RendezvousBackend):
         return state, token
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Raises StateRefused."""
+        """Sign and set the state. Raises StateRefused."""
         self._check_open()
         found = self._backend.set_state(self._signed(state), token)
         return None if found is None else self._read(found)
 
     def _check_open(self) -> None:
+        """Raise RendezvousConnectionError if this node meets elsewhere."""
         if self._is_closed:
             raise RendezvousConnectionError("this node meets elsewhere")
 
     def _read(self, found: tuple[bytes, Any, bool]) -> tuple[bytes, Any, bool]:
-        """As it is stored: bytes, token, and whether they are what was to be set."""
+        """Return what is stored, checked: its bytes, token, and whether they are what was to be set."""
         try:
             state = self._checked(found[0])
         except StateRefused:
@@ -81,6 +82,7 @@ class SignedBackend(RendezvousBackend):
         return state if self._secret is None else _SIGNED + self._signature(self._secret, state) + state
 
     def _checked(self, found: bytes) -> bytes:
+        """Return a state without its signature. Raises StateRefused where that is not the run's secret's."""
         signed = found.startswith(_SIGNED)
         if self._secret is None:
             if signed:

@@ -1,4 +1,4 @@
-"""The store of torch's rendezvous: at which of the hosts that --rdzv-endpoint names is it?
+"""The store of torch's rendezvous, at one of the hosts that --rdzv-endpoint names.
 
     one host      whoever starts first on it hosts the store, and the others wait for it
     several       they are tried in turn, again and again, and the first that answers has it. Where none does, the first
@@ -44,7 +44,9 @@ _FIRST_S = 5.0  # so long the first of several hosts is waited for before anothe
 
 @dataclass(frozen=True)
 class RendezvousEndpoints:
-    """hosts  HOST:PORT each, in order; one that is empty stands for this machine
+    """What --rdzv-endpoint names.
+
+    hosts  HOST:PORT each, in order; one that is empty stands for this machine
     url    of the run
     """
 
@@ -53,7 +55,7 @@ class RendezvousEndpoints:
 
 
 def rendezvous_endpoints(endpoint: str) -> RendezvousEndpoints:
-    """Of --rdzv-endpoint: hosts, and the run's URL or folder, separated by commas. Raises ConfigError."""
+    """Return what --rdzv-endpoint names: hosts, and the run's URL or folder, with commas. Raises ConfigError."""
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     urls = [part for part in parts if addresses.is_url(part)]
     if len(urls) > 1:
@@ -71,16 +73,18 @@ def rendezvous_endpoints(endpoint: str) -> RendezvousEndpoints:
 
 
 class StoreSilent(DistError):
-    """It does not answer, nor does its machine say that nobody is there."""
+    """A store does not answer, nor does its machine say that nobody is there."""
 
 
 class PatientStore:
-    """A client of its own whose calls come back, with what torch gives, or after SILENT_S with StoreSilent: torch 2.13
-    waits without an end for a machine that is cut off or without power. From then on each raises that at once. Of one
-    thread at a time."""
+    """A client of the store whose calls come back, with what torch gives, or after SILENT_S with StoreSilent.
+
+    torch 2.13 waits without an end for a machine that is cut off or without power. From then on each call raises that
+    at once. For one thread at a time.
+    """
 
     def __init__(self, store: Any) -> None:
-        """Raises DistError. It may take torch a while to connect."""
+        """Connect to the same store, which may take torch a while. Raises DistError."""
         self._store = store.clone()
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -101,6 +105,7 @@ class PatientStore:
         return bytes(self._ask(lambda: self._store.compare_set(key, expected, value)))
 
     def _ask(self, call: Callable[[], Any]) -> Any:
+        """Return what a call in the other thread gives. Raises what it raises, and StoreSilent."""
         if not self._is_silent:
             self._asked.put(call)
             with contextlib.suppress(queue.Empty):
@@ -113,6 +118,7 @@ class PatientStore:
 
 
 def _answer(asked: queue.SimpleQueue[Callable[[], Any] | None], answers: queue.SimpleQueue[Any]) -> None:
+    """Make the calls that are asked for, until None comes."""
     while (call := asked.get()) is not None:
         try:
             answers.put(call())
@@ -123,7 +129,7 @@ def _answer(asked: queue.SimpleQueue[Callable[[], Any] | None], answers: queue.S
 
 @dataclass(frozen=True)
 class FoundStore:
-    """looking: the same store, while others wait with the first"""
+    """A store that is found; looking: a client of it for looks, while others wait with `store`."""
 
     endpoint: str
     params: RendezvousParameters
@@ -133,7 +139,7 @@ class FoundStore:
 
 
 class StoreSearch:
-    """In a thread of its own: torch waits for a store within its own calls.
+    """A search for the store at the named hosts, in a thread of its own: torch waits for one within its own calls.
 
     found     once it is
     error     what no further try helps against
@@ -151,11 +157,11 @@ class StoreSearch:
         threading.Thread(target=self._run, name="elastic-store", daemon=True).start()
 
     def take(self) -> FoundStore | None:
-        """The store, once it is found."""
+        """Return the store, once it is found."""
         return self.found
 
     def end(self) -> None:
-        """No store is wanted any more. A call of torch that has begun is left to itself."""
+        """End the search. A call of torch that has begun is left to itself."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -170,7 +176,7 @@ class StoreSearch:
             self.error = error
 
     def _candidates(self, waited_s: float) -> list[tuple[str, bool]]:
-        """And whether a store is known to be there already."""
+        """Return the hosts to try now, and whether a store is known to be there already."""
         if len(self._hosts) == 1:
             return [(self._hosts[0], False)]
         there = [endpoint for endpoint in self._hosts if self._is_open(endpoint)]
@@ -188,6 +194,7 @@ class StoreSearch:
         return True
 
     def _tries(self, endpoint: str, *, is_there: bool) -> bool:
+        """Return whether the store at this host was found, or could be opened."""
         params = self._params(endpoint)
         try:
             self.found = connected(params if is_there else _hosted(params, self._stores))
@@ -198,8 +205,10 @@ class StoreSearch:
 
 
 def leave_word(hosts: Sequence[str], stores: StoreHost, key: str, where: Mapping[str, Any]) -> None:
-    """Has a store at each of these hosts that is this machine say where this node's agent is: one that is open already,
-    should it be opened anew."""
+    """Have the stores at this machine say where this node's agent is: one at each of these hosts that is here.
+
+    A store that is open already says so, should it be opened anew.
+    """
     word = json.dumps(dict(where))
     stores.remember(key, word)
     for endpoint in hosts if len(hosts) > 1 else ():
@@ -210,22 +219,21 @@ def leave_word(hosts: Sequence[str], stores: StoreHost, key: str, where: Mapping
 
 
 def probe(endpoint: str) -> None:
-    """Raises OSError where nobody listens."""
+    """Raise OSError where nobody listens."""
     socket.create_connection(parse_rendezvous_endpoint(endpoint, DEFAULT_PORT), timeout=_PROBE_S).close()
 
 
 def connected(params: RendezvousParameters) -> FoundStore:
-    """Raises RendezvousError, DistError."""
+    """Connect to the store there. Raises RendezvousError, DistError."""
     backend, store = create_backend(with_config(params, is_host=0))
     return FoundStore(params.endpoint, params, backend, store, PatientStore(store))
 
 
 def _hosted(params: RendezvousParameters, stores: StoreHost) -> RendezvousParameters:
-    """Opens it, where it is at this machine and none is open. torch finds the former out, too, but not of all addresses
-    that a machine has. Raises OSError where it is to be here, and cannot be."""
+    """Open the store, if it is here and none is open. Raises OSError where it has to be here, and cannot be."""
     must = params.get_as_bool("is_host")
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-    if must or (must is None and is_here(params.endpoint)):
+    if must or (must is None and is_here(params.endpoint)):  # torch knows not all addresses that a machine has
         try:
             params.endpoint = in_words(host, stores.open(range(port, port + 1)))
         except OSError:  # another node of this machine hosts it, or this one does
@@ -235,12 +243,11 @@ def _hosted(params: RendezvousParameters, stores: StoreHost) -> RendezvousParame
 
 
 def in_words(host: str, port: int) -> str:
-    """As an endpoint is written."""
+    """Return an address as an endpoint is written."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_here(endpoint: str) -> bool:
-    """Whether it is at this machine."""
     return addresses.is_own(parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)[0])
 
 

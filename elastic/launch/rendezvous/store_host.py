@@ -34,7 +34,7 @@ _SAID_AGAIN_S = 60.0
 
 
 class StoreHost:
-    """To be made while this process has one thread, if it has loaded torch: its keeper is a fork of it then."""
+    """The stores of this node; made while a process that has loaded torch has one thread, as the keeper is its fork."""
 
     def __init__(self, nodes_max: int, *, preloaded: bool, say: Callable[[str], None]) -> None:
         self._nodes_max = nodes_max
@@ -44,10 +44,9 @@ class StoreHost:
         self._keeper = _start_keeper(forked=preloaded)
 
     def open(self, ports: range | None, words: Mapping[str, str] | None = None) -> int:
-        """Opens a store at the first of these ports that is free, None: at any. Returns the port.
+        """Open a store at the first of these ports that is free, None: at any; return the port. Raises OSError.
 
         words  what stands in it from the beginning
-        Raises OSError.
         """
         store = _Hosted(listener.listen("", ports, backlog=_BACKLOG), words or {})
         self._stores[store.port] = store
@@ -58,18 +57,18 @@ class StoreHost:
         return port in self._stores
 
     def remember(self, key: str, word: str) -> None:
-        """From now on this stands in each of the stores when it is opened again."""
+        """Have this stand in each of the stores when it is opened again."""
         for store in list(self._stores.values()):
             store.words[key] = word
 
     def close_one(self, port: int) -> None:
-        """If it is open."""
+        """Close the store at this port, if there is one."""
         with self._changing:
             if (store := self._stores.pop(port, None)) is not None:
                 store.close()
 
     def all_open(self) -> None:
-        """No other store will be wanted. Where there is none, nothing is kept for it."""
+        """Keep nothing for stores where there is none: no other one will be wanted."""
         if not self._stores:
             self._keeper.close()
 
@@ -79,6 +78,7 @@ class StoreHost:
         self._keeper.close()
 
     def _keep(self, store: _Hosted) -> None:
+        """Open this store again each time that its process ends, until it is closed."""
         said_s = -math.inf
         while True:
             try:
@@ -97,7 +97,7 @@ class StoreHost:
             time.sleep(_PAUSE_S)
 
     def _until_end(self, store: _Hosted) -> str:
-        """Returns why its process has ended, as far as that has said so. Raises OSError."""
+        """Return why a store's process has ended, as far as it has said so. Raises OSError."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, its:
             with self._changing:
@@ -116,6 +116,7 @@ class StoreHost:
             return ours.recv(PACKET_MAX).decode()
 
     def _hand_over(self, *sockets: socket.socket) -> None:
+        """Have the keeper fork a store for these sockets; start another keeper if it was killed."""
         descriptors = [one.fileno() for one in sockets]
         try:
             socket.send_fds(self._keeper, [b"fork"], descriptors)
@@ -126,7 +127,7 @@ class StoreHost:
 
 
 class _Hosted:
-    """A store of this node's. channel: to its process; words: of the next one"""
+    """A store of this node's; channel: to its process; words: of the next one."""
 
     def __init__(self, listening: socket.socket, words: Mapping[str, str]) -> None:
         self.listening = listening
@@ -136,7 +137,7 @@ class _Hosted:
         self.is_closed = False
 
     def close(self) -> None:
-        """From here on newcomers are refused, whoever has the socket, too."""
+        """Refuse newcomers from here on, whoever has the socket, too."""
         self.is_closed = True
         for one in (self.listening, self.channel):
             with contextlib.suppress(OSError):
@@ -146,7 +147,7 @@ class _Hosted:
 
 
 def _start_keeper(*, forked: bool) -> socket.socket:
-    """Our end of the connection to it: its parent is whoever buries all children of this process."""
+    """Start a keeper, as a fork or as a new interpreter, and return our end of the connection to it."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         if not forked:
@@ -156,7 +157,7 @@ def _start_keeper(*, forked: bool) -> socket.socket:
                 pass_fds=(its.fileno(),),
                 **linux.leading_group(),
             )
-            process.returncode = 0  # this process waits for its children itself
+            process.returncode = 0  # whoever buries all children of this process waits for it
         elif early_signals.fork() == 0:
             store_process.in_fork(its)
     return ours

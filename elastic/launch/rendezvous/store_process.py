@@ -45,7 +45,9 @@ _PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 
 class OpenStore(Facts):
-    """words  what stands in it from the beginning, by key
+    """What a store is opened with.
+
+    words  what stands in it from the beginning, by key
     bytes_max, connections_max  beyond which it ends
     """
 
@@ -58,7 +60,7 @@ class OpenStore(Facts):
 
 
 def in_fork(agent: socket.socket) -> NoReturn:
-    """In a process that the agent, which has one thread and has loaded torch, has just forked."""
+    """Be the keeper, in a process that the agent, which has one thread and has loaded torch, has just forked."""
     try:
         linux.lead_group()
         linux.keep_only(agent.fileno())
@@ -68,7 +70,7 @@ def in_fork(agent: socket.socket) -> NoReturn:
 
 
 def main(fd: int) -> None:
-    """Forks stores until the agent closes its end. A keeper has one thread, so that it can."""
+    """Fork stores until the agent closes its end; a keeper has one thread, so that it can."""
     linux.name_process(KEEPER)
     linux.signal_at_parents_end(signal.SIGKILL)
     for number in (*_PASSED_OVER, signal.SIGCHLD):  # the last: the kernel buries stores
@@ -87,6 +89,7 @@ def main(fd: int) -> None:
 
 
 def _in_store(listening: int, channel: int) -> NoReturn:
+    """Be a store until it ends, and tell the agent why."""
     try:
         linux.name_process(NAME)
         linux.signal_at_parents_end(signal.SIGKILL)
@@ -101,7 +104,7 @@ def _in_store(listening: int, channel: int) -> NoReturn:
 
 
 def _serve(listening: int, agent: socket.socket, asked: OpenStore) -> str:
-    """Returns why no longer, once it is so."""
+    """Serve until the store has grown too large or its agent closes; return why it ends."""
     before = linux.data_bytes()
     _limit(resource.RLIMIT_CORE, 0)
     if before:
@@ -120,7 +123,7 @@ def _serve(listening: int, agent: socket.socket, asked: OpenStore) -> str:
 
 
 def _has_open(files_max: int) -> bool:
-    """More than so many."""
+    """Return whether this process has more than so many files open."""
     try:
         return len(os.listdir("/proc/self/fd")) > files_max
     except OSError as refused:
@@ -128,6 +131,7 @@ def _has_open(files_max: int) -> bool:
 
 
 def _open(listening: int, words: dict[str, str], failures: list[Exception]) -> None:
+    """Open torch's store, and hold it; what goes wrong is put into `failures`."""
     try:
         with socket.socket(fileno=os.dup(listening)) as there:
             port = there.getsockname()[1]
@@ -142,14 +146,17 @@ def _open(listening: int, words: dict[str, str], failures: list[Exception]) -> N
 
 
 def _ask_no_name_server() -> None:
-    """torch asks for the name of whoever connects, and nobody else is served until it has an answer: 5 s, where a
-    question is lost (51 of 600 strangers were let in, in the first of them: measured, 2026-11-29)."""
+    """Have names looked up in files only.
+
+    torch asks for the name of whoever connects, and nobody else is served until it has an answer: 5 s, where a
+    question is lost (51 of 600 strangers were let in, in the first of them: measured, 2026-11-29).
+    """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 
 
 def _limit(what: int, value: int) -> int:
-    """What it is now: no more than this process may have."""
+    """Limit this process to `value`, or to less where it may have no more; return that."""
     _, hard = resource.getrlimit(what)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(what, (value, hard))

@@ -1,5 +1,4 @@
-"""Where the first nodes of a run meet when all that they know is its URL: one opens the rendezvous' store, and writes
-there where.
+"""The place where the first nodes of a run meet when all that they know is its URL: a store that one opens.
 
     elastic/meetings/000001.json   {"host", "port", "nonce"}   created exclusively; the highest number counts
 
@@ -49,7 +48,7 @@ MOVING_S = 30.0  # so long a run's hub may not: a lease, the next one's beginnin
 
 
 class MeetingSearch:
-    """In a thread of its own, for storages take their time.
+    """A search for that store, in a thread of its own, for storages take their time.
 
     address       this node's
     ports         that it may listen at; None: any
@@ -87,42 +86,45 @@ class MeetingSearch:
         self._thread.start()
 
     def take(self) -> FoundStore | None:
-        """The store, once it is found."""
+        """Return the store, once it is found."""
         self._taken |= self._found is not None
         return self._found
 
     def may_begin(self) -> bool:
-        """Whether a round may: a hub that is written there may be moving."""
+        """Return whether a round may begin: a hub that is written there may be moving."""
         hub_silent_s = self._hub_silent_s()
         return hub_silent_s is None or hub_silent_s > MOVING_S
 
     def is_over(self, store: Any) -> bool:
-        """Whether the others meet elsewhere by now: this node was not to be reached for a while, or the run has a hub.
-        store: the one that was found, for the caller's thread. Raises DistError."""
+        """Return whether the others meet elsewhere by now: they could not reach this node, or the run has a hub.
+
+        store  the one that was found, for the caller's thread. Raises DistError.
+        """
         return self._superseded or store.get(_NONCE) != self._nonce.encode()
 
     def say_over(self, store: Any) -> None:
-        """This node has found the run's hub, and its store lives on: nobody is to meet there."""
+        """Say in this store, which lives on, that nobody is to meet there: this node has found the run's hub."""
         self._stores.remember(_NONCE, "")
         with contextlib.suppress(DistError):
             store.set(_NONCE, "")
 
     def end(self) -> None:
-        """No store is wanted any more. A look that has begun is left to itself."""
+        """End the search. A look that has begun is left to itself."""
         self._stopping.set()
 
     def leave(self) -> None:
-        """This node meets elsewhere, or looks again."""
+        """End the search, as this node meets elsewhere or looks again."""
         self.end()
         if self._superseded:
             self._close()
 
     def settle(self) -> None:
-        """Before this process ends: a thread within torch's code would turn that into an abort."""
+        """Wait for the thread before this process ends, which would abort if one were within torch's code."""
         self.end()
         self._thread.join(_PROBE_S + _ANSWER_S)
 
     def _run(self) -> None:
+        """Search; then see, while nodes meet here, whether another meeting has superseded this one."""
         try:
             with contextlib.closing(open_storage(self._url, retry_s=_RETRY_S)) as storage:
                 while not self._stopping.is_set() and not self._meets(storage):
@@ -138,12 +140,13 @@ class MeetingSearch:
                 self._close()
 
     def _close(self) -> None:
-        """Nobody is to meet here any more."""
+        """Close the store that was opened here, so that nobody meets there any more."""
         if self._port is not None:
             self._stores.close_one(self._port)
             self._port = None
 
     def _meets(self, storage: Storage) -> bool:
+        """Return whether a store was found, or opened here. Raises ConfigError."""
         is_read = False
         try:
             number, where = newest_meeting(storage)
@@ -172,13 +175,14 @@ class MeetingSearch:
         return False
 
     def _is_superseded(self, storage: Storage) -> bool:
+        """Return whether a store of a later meeting answers."""
         with contextlib.suppress(CheckpointError):
             number, where = newest_meeting(storage)
             return number > self._number and where is not None and self._joined(number, where) is not None
         return False
 
     def _joined(self, number: int, where: dict[str, Any]) -> FoundStore | None:
-        """None: not yet, or never."""
+        """Return the store of a meeting; None: not yet, or never."""
         endpoint = endpoint_of(where["host"], where["port"])
         try:
             socket.create_connection((where["host"], where["port"]), timeout=_PROBE_S).close()
@@ -196,12 +200,13 @@ class MeetingSearch:
         return found
 
     def _is_gone(self, number: int) -> bool:
+        """Return whether that meeting's store has not answered for long enough to count as gone."""
         if self._silent is None or self._silent[0] != number:
             return False
         return time.monotonic() - self._silent[1] > self._silent[2]
 
     def _opens(self, storage: Storage, number: int) -> bool:
-        """Whether it is this node's by then."""
+        """Open a store, and write where; return whether the meeting is this node's. Raises ConfigError."""
         if not storage.exclusive():
             raise ConfigError(
                 f"{storage.url} lets two nodes create the same object, so they could meet in two places\n"
@@ -227,7 +232,7 @@ class MeetingSearch:
         return False
 
     def _opened(self, nonce: str) -> int:
-        """Its port."""
+        """Open a store, and return its port. Raises ConfigError where none is free."""
         try:
             return self._stores.open(self._ports, {_NONCE: nonce})
         except OSError as refused:
@@ -241,8 +246,11 @@ class MeetingSearch:
 
 
 class _StoreOf:
-    """Of this place, if it is theirs who wrote this nonce. In a thread of its own, for what listens there may be no
-    store at all, and torch 2.13 waits for a server's first word without an end."""
+    """A client of the store at this place, if it is theirs who wrote this nonce.
+
+    It connects in a thread of its own: what listens there may be no store at all, and torch 2.13 waits for a server's
+    first word without an end.
+    """
 
     def __init__(self, number: int, params: RendezvousParameters, nonce: str) -> None:
         self.number = number
@@ -254,7 +262,7 @@ class _StoreOf:
         self._thread.start()
 
     def take(self, within_s: float) -> FoundStore | None:
-        """None: it may answer yet. Raises OSError, RendezvousError, DistError, ValueError."""
+        """Return the store; None: it may answer yet. Raises OSError, RendezvousError, DistError, ValueError."""
         self._thread.join(within_s)
         self.is_over = not self._thread.is_alive()
         if self._found is None and (self.is_over or time.monotonic() > self._until_s):
@@ -272,7 +280,7 @@ class _StoreOf:
 
 
 def newest_meeting(storage: Storage) -> tuple[int, dict[str, Any] | None]:
-    """Its number, 0 where there is none, and what it says; None: nothing of the kind."""
+    """Return the newest meeting's number, 0 where there is none, and what it says; None: nothing of the kind."""
     newest = max((int(name[1]) for key in storage.list(FOLDER) if (name := _NAME.fullmatch(key))), default=0)
     with contextlib.suppress(Missing, TooLarge):
         return newest, hub_in(get_bounded(storage, f"{FOLDER}/{newest:06}.json", _BYTES_MAX)) if newest else None
