@@ -1,4 +1,4 @@
-"""A node says hello: is it let in, and what are the nodes told of each other?
+"""Lets in a node that says hello, or tells it why not; and tells all nodes of each other.
 
 its run is over, or goes on elsewhere   it is told so
 the run has gone on without it          it was moved on from, and may come again with other workers
@@ -23,7 +23,10 @@ WITHOUT = "the run has gone on without this node, of which nothing was heard"
 
 
 class Admission:
-    """To one hub. next_hub: where those who come are sent, once this one has handed over"""
+    """Lets nodes in that say hello to one hub.
+
+    next_hub  where those who come are sent, once this one has handed over
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Admission:
         self.next_hub: HubIs | None = None
 
     def hello(self, now_s: float, node: str, said: Hello) -> None:
-        """Raises WireError, having done nothing, for what is said for another node."""
+        """Let a node in, or tell it why not. Raises WireError, having done nothing, where it speaks for another."""
         report = NodeReport.from_document(said.report) if said.report is not None else None
         for worker in report.workers if report is not None else ():
             self._workers.is_of(node, worker)
@@ -67,7 +70,7 @@ class Admission:
                 self._out.tell(node, Full(nodes_max=self._nodes.most, nodes=self._nodes.listening()))
 
     def tell_roster(self) -> None:
-        """Who is to be the hub once this one is gone. Once for all that changed it."""
+        """Tell the nodes, once for all that changed it, who is to be the hub when this one is gone."""
         self._nodes.changed = False
         generation = self._workers.generation
         nodes = self._nodes.roster(begun=generation > 0)
@@ -80,12 +83,14 @@ class Admission:
             self._out.tell_all(self._nodes, roster)
 
     def _has_room(self, now_s: float, node: str, report: NodeReport | None) -> bool:
-        """One whose workers are in the view has, and newcomers do not take that of those who are to come yet."""
+        """Return whether there is a place for a node."""
         if report is not None and any(worker.generation for worker in report.workers.values()):
-            return True
+            return True  # its workers are in the view
+        # newcomers do not take the places of those who are to come yet
         return self._nodes.has_room(node, self._takeover.to_come(now_s))
 
     def _let_in(self, now_s: float, node: str, said: Hello, report: NodeReport | None) -> None:
+        """Take a node in: learn its report, and start a worker in each slot that has none."""
         self._nodes.comes(node, said.address, said.port)
         self._going_on.is_here(node)
         self._takeover.came(node)

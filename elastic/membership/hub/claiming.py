@@ -1,4 +1,4 @@
-"""May this side go on, and if only under the run's next claim, who takes it?
+"""Finds out whether this side may go on, and has a worker take the run's next claim where it needs that.
 
 What is asked of whom going_on.py decides. Here a worker is told to take the claim, its answer is heard, and people
 learn why nobody goes on meanwhile.
@@ -24,7 +24,8 @@ _HANGS_S = 5.0  # a storage that has not answered by then is
 
 
 class Claiming:
-    """
+    """Asks for the run's next claim where this side needs it, and tells people who is waited for.
+
     beacon  for whoever takes the claim
     wait_s  how long a side stands still, before the run ends
     takes_over  from another hub
@@ -55,13 +56,15 @@ class Claiming:
         self._storage_said: str | None = None  # of why it could not be asked, people know
 
     def look(self, now_s: float) -> None:
-        """Whenever something was heard, or time goes by."""
+        """See who gives signs of life in the storage, whenever something was heard, or time goes by."""
         going_on, workers = self._going_on, self._workers
         view = going_on.known_view(workers.generation, workers.nodes)
         self._signs.look(now_s, number_of(going_on.claim), view, departed=going_on.departed)
 
     def may_go_on(self, now_s: float, generation: int) -> bool:
-        """Nobody trains here: whether nobody does elsewhere either, who would be in our way.
+        """Return whether nobody trains elsewhere who would be in our way, now that nobody does here.
+
+        Where that is open, it asks for the claim, or waits.
 
         generation  of the next view
         """
@@ -95,8 +98,10 @@ class Claiming:
         return False
 
     def is_noted(self, now_s: float, generation: int, nodes: Collection[str]) -> bool:
-        """Whether the next view may be published: enough of those who are counted know of it. Others are asked to note
-        it."""
+        """Return whether the next view may be published: enough of those who are counted know of it.
+
+        The others are asked to note it.
+        """
         found = self._going_on.to_note(now_s, self._nodes, generation=generation, nodes=nodes)
         if found is None:
             return True
@@ -113,7 +118,7 @@ class Claiming:
         return False
 
     def heard(self, now_s: float, said: Claimed) -> list[str]:
-        """From one that was to take it. Returns nodes that the run has moved on from, while others here go on."""
+        """Take an answer about the claim; return nodes that the run has moved on from, while others here go on."""
         if said.claim is None:
             self._going_on.failed(now_s, said.worker)
             if said.why != self._storage_said:
@@ -131,17 +136,17 @@ class Claiming:
         return []
 
     def published(self) -> None:
-        """A view, and this side goes on."""
+        """Note that a view is published, so that this side goes on."""
         self._storage_said = None
 
     def _is_under_older_claim(self) -> bool:
-        """Whether there is a claim that is newer than that of the present view, which goes on."""
+        """Return whether the present view goes on, and under an older claim than the newest."""
         return bool(self._workers.running()) and number_of(self._going_on.claim) != self._workers.claim
 
     def _lost_to(self, said: Claimed) -> list[str]:
-        """Others have the next claim. Those of this side who are named by it may ask again, for nobody goes on without
-        them; the others are moved on from."""
+        """Leave the claim to others; return the nodes here that it does not name, if it names some of this side."""
         assert said.claim is not None
+        # those of this side that it names may ask again, for nobody goes on without them; from others it has moved on
         may_ask = self._going_on.lost_to(said.worker, said.claim)
         holding = {worker.node for worker in self._workers.survivors() if worker.has_a_step}
         if may_ask is None or not holding:
@@ -153,12 +158,14 @@ class Claiming:
         return [node for node in self._nodes.newest_first() if node in holding - may_ask]
 
     def _stay(self, now_s: float, why: str) -> None:
+        """Tell people once that the run stands still; end it where that takes too long."""
         if self._stays is None:
             self._out.tell_people(f"the run stands still: {why}\n  next  it goes on once they are back")
         self._stays = why
         self._wait_at_most(now_s, why)
 
     def _wait_at_most(self, now_s: float, why: str) -> None:
+        """End the run once it could not go on for `wait_s`."""
         if self._going_on.waits_s(now_s) > self._wait_s:
             nobody_came = "nobody who was missing came"
             found = nobody_came if self._going_on.missing(self._nodes) else "the storage did not answer"

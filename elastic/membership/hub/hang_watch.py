@@ -1,4 +1,4 @@
-"""Who hangs, by what the agents see from second to second? And for how long has everything stood still at one place?
+"""Finds who hangs, by what the agents see from second to second, and how long everything stands still at one place.
 
     what an agent sees (Sighting)  ->  judged beside what the others saw lately (stalls.py)  ->  what is to be done
 
@@ -25,7 +25,7 @@ _KILLED_MAX = 64  # of which it is remembered where they stood
 
 @dataclass(frozen=True)
 class KillIt:
-    """This worker is to be killed, unless it has given a sign since."""
+    """The finding that this worker is to be killed, unless it has given a sign since."""
 
     sighting: Sighting
     why: str
@@ -45,7 +45,10 @@ Finding = KillIt | TellPeople | EndRun
 
 
 class HangWatch:
-    """Of one run. stall_s: how long all may stand still at one place, at least"""
+    """Watches the workers of one run for hangs and stalls.
+
+    stall_s  how long all may stand still at one place, at least
+    """
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -55,16 +58,20 @@ class HangWatch:
         self._stalled: tuple[PhaseOfStep, float] | None = None  # where the last one was, and until when
 
     def saw(self, now_s: float, seen: Iterable[Sighting]) -> None:
-        """By an agent, of its own workers."""
+        """Note what an agent has seen of its own workers."""
         for sighting in seen:
             self._sightings[sighting.worker] = now_s, sighting
 
     def forget(self, worker: str) -> None:
-        """It is gone."""
+        """Drop the sighting of a worker that is gone."""
         self._sightings.pop(worker, None)
 
     def look(self, now_s: float, members: Sequence[str], *, ending: bool) -> Iterator[Finding]:
-        """What is to be done. members: of the present view   ending: the run ends anyway"""
+        """Yield what is to be done by the newest sightings.
+
+        members  of the present view
+        ending   the run ends anyway
+        """
         recent = {
             id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
             for id, (at_s, one) in self._sightings.items()
@@ -81,16 +88,18 @@ class HangWatch:
                 yield from self._note_stall(now_s, verdict if isinstance(verdict, Stall) else None, ending=ending)
 
     def goes_by(self, now_s: float, *, ending: bool) -> Iterator[Finding]:
-        """What is to be done as nothing more is seen: nobody is quiet any more."""
+        """Yield the end of a stall where nothing more is seen: nobody is quiet any more."""
         if self._stall is not None and now_s - max((at_s for at_s, _ in self._sightings.values()), default=0) > FRESH_S:
             yield from self._note_stall(now_s, None, ending=ending)
 
     def _just_stalled(self, now_s: float, sighting: Sighting) -> bool:
+        """Return whether all stood still at this place so lately that the worker has its time anew."""
         if self._stalled is None or self._stalled[0] != sighting.at:
             return False
         return now_s - self._stalled[1] <= sighting.limit_s
 
     def _note_stall(self, now_s: float, stall: Stall | None, *, ending: bool) -> Iterator[Finding]:
+        """Yield what people are told as a stall begins or is over, and the run's end where it lasts too long."""
         before, self._stall = self._stall, stall
         if stall is not None and stall.patience_s is None:
             self._stalled = stall.at, now_s

@@ -77,7 +77,7 @@ _COMES_S = 5.0  # a node that has met the others has so long to come, once a wor
 
 
 class Hub:
-    """One run's views.
+    """Decides one run's views, from what agents and workers say.
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
     nodes_max     how many nodes the run has at once; one more waits for a place
@@ -119,7 +119,10 @@ class Hub:
         self._know_nothing(Takeover(takes_over))
 
     def _know_nothing(self, takeover: Takeover, endings: Endings | None = None) -> None:
-        """Of the run that comes, but for who is here. endings: where it is one that there was already"""
+        """Forget all but who is here, for the run that comes.
+
+        endings  where it is one that there was already
+        """
         nodes, workers, out, beacon, wait_s = self._nodes, self._workers, self._out, self._beacon, self._below_min_s
         self._takeover = takeover
         self._end = end = RunEnd(self._ending_s)
@@ -146,14 +149,14 @@ class Hub:
         return self._workers.generation
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
-        """What follows from this message and those that were heard before. Raises as `hear` does, and as `parse`."""
+        """Hear a message; return what follows from it and from those before. Raises as `hear` and `parse` do."""
         self.hear(now_s, node, parse(TO_HUB, message))
         return self.follows(now_s)
 
     def hear(self, now_s: float, node: str, said: ToHub) -> None:
-        """A message of that node's agent or of one of its workers. What follows from those that come together is
-        decided once, for it takes as long as there are workers.
+        """Take a message of that node's agent or of one of its workers, without deciding what follows.
 
+        For messages that come together that is decided once, as it takes as long as there are workers.
         Raises WireError, having done nothing, for what is said for another node.
         """
         if isinstance(said, Hello):
@@ -162,6 +165,7 @@ class Hub:
             self._heard(now_s, node, said)
 
     def _heard(self, now_s: float, node: str, said: ToHub) -> None:
+        """Hand what is said to whom it concerns."""
         match said:
             case Started():
                 self._on_started(now_s, node, said)
@@ -204,13 +208,14 @@ class Hub:
                 self._on_exited(now_s, said)
 
     def lost(self, now_s: float, node: str, *, dead: bool = True) -> list[Order]:
-        """What follows from the loss of a node, see `loses`."""
+        """Note the loss of a node, as `loses` does, and return what follows."""
         self.loses(node, dead=dead)
         return self.follows(now_s)
 
     def loses(self, node: str, *, dead: bool, refuses: bool = False) -> None:
-        """An agent is not to be reached any more: its workers are gone, or go on elsewhere. What follows from all that
-        are lost together is decided once.
+        """Note that an agent is not to be reached any more: its workers are gone, or go on elsewhere.
+
+        What follows from all that are lost together is decided once.
 
         dead     its process has ended, as the kernel of this machine says, which is its own
         refuses  its machine does not take connections for it, or something in between says so
@@ -236,13 +241,19 @@ class Hub:
                 self._forget_worker(worker)
 
     def without(self, now_s: float, node: str, *, departed: bool) -> list[Order]:
-        """Of a node that is not to be waited for. departed: it has said that it goes"""
+        """Wait no more for a node, and return what follows.
+
+        departed  it has said that it goes
+        """
         if departed:
             self._going_on.departs(node)
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
-        """The node of this hub leaves. From here on nothing is decided: whoever comes is told where to go."""
+        """Give the hub up, as its node leaves, and return the last orders.
+
+        From here on nothing is decided: whoever comes is told where to go.
+        """
         self._going_on.departs(node)
         self.loses(node, dead=False)
         next_hub = self._nodes.next_hub()
@@ -251,7 +262,9 @@ class Hub:
         return orders
 
     def have_met(self, nodes: Sequence[Sequence[Any]]) -> None:
-        """Before this hub was there, and no view is known: each is waited for a while, and any may become the hub.
+        """Note who met before this hub was there, with no view known.
+
+        Each is waited for a while, and any may become the hub.
 
         nodes  of each [name, address, port], in the order in which they do
         """
@@ -259,21 +272,21 @@ class Hub:
         self._takeover.before_any_view = bool(nodes)
 
     def expect(self, nodes: Iterable[str]) -> None:
-        """After a takeover: what these know is waited for, if they come soon."""
+        """Wait for these nodes after a takeover, if they come soon: what they know is needed."""
         self._takeover.expect(nodes)
 
     def missing(self) -> list[str]:
-        """Nodes that the run may not go on without, as far as is known here."""
+        """Return the nodes that the run may not go on without, as far as is known here."""
         return sorted(self._going_on.missing(self._nodes))
 
     def tick(self, now_s: float) -> list[Order]:
-        """What follows from time alone."""
+        """Return what follows from time alone."""
         return self.follows(now_s)
 
     # nodes and workers
 
     def _move_on(self, nodes: Iterable[str], why: str) -> None:
-        """From these, which have no part in the run any more."""
+        """Tell these nodes that they have no part in the run any more, and forget them."""
         for node in nodes:
             self._out.tell(node, MovedOn(why=why))
             self._forget(node)
@@ -287,6 +300,7 @@ class Hub:
         self._takeover.lost(node)
 
     def _on_started(self, now_s: float, node: str, said: Started) -> None:
+        """Add a worker that has started. Raises WireError where its id is taken."""
         if said.worker in self._workers:
             raise WireError(f"a worker {said.worker} is there already, of {self._workers[said.worker].node}")
         self._workers.add(Worker(said.worker, node, said.local_rank, since_s=now_s, started_s=now_s))
@@ -294,13 +308,14 @@ class Hub:
         self._end.begun = True
 
     def _on_leaving(self, now_s: float, said: Leaving) -> None:
-        """It is released, asked to save first, or comes into the next view: what leaving.py says once nobody trains."""
+        """Note that a worker waits to leave; leaving.py says what becomes of it once nobody trains."""
         if self._workers.leaving(now_s, said):
             self._endings.applied(said.step)
             if said.saved:
                 self._end.is_saved(said.step)
 
     def _on_witness(self, said: Witness) -> None:
+        """Note the run's claim, as a worker of the present view has it."""
         if said.generation == self.generation:
             self._going_on.witness(said.claim, agreed=said.agreed)
             self._workers.claim, self._begun_elsewhere = number_of(said.claim), False
@@ -311,7 +326,7 @@ class Hub:
         self._act_on(now_s, self._hangs.look(now_s, members, ending=self._end.why is not None))
 
     def _act_on(self, now_s: float, findings: Iterable[Finding]) -> None:
-        """Of the watch for hangs."""
+        """Act on what the watch for hangs has found."""
         for found in findings:
             match found:
                 case KillIt(sighting=sighting, why=why):
@@ -335,7 +350,7 @@ class Hub:
     # what follows
 
     def follows(self, now_s: float) -> list[Order]:
-        """What follows from all that was heard."""
+        """Decide what follows from all that was heard, and return it."""
         self._takeover.begin(now_s)
         if self._admission.next_hub is not None:
             return [order for order in self._out.take() if order.worker is None]
@@ -351,6 +366,7 @@ class Hub:
         return [order for order in self._out.take() if order.worker is None or order.worker in self._workers]
 
     def _decide(self, now_s: float) -> None:
+        """Find out whether workers train on, save, wait, form the next view or end."""
         self._act_on(now_s, self._hangs.goes_by(now_s, ending=self._end.why is not None))
         self._replacements.start_due(now_s)
         running = self._workers.running()
@@ -384,11 +400,11 @@ class Hub:
             self._finish(failed=self._end.loss is not None, why=self._end.loss or "")
 
     def _is_cut_off(self) -> bool:
-        """Whether the run is finished, and all who were in it were killed before its script came to its end."""
+        """Return whether the run is finished, and all who were in it were killed before their script's end."""
         return self._end.finished and not self._anybody() and self._replacements.are_all_killed
 
     def _begin_run(self, now_s: float) -> None:
-        """The script's next; or the present one once more, which is finished, for nobody came to the script's end."""
+        """Begin the script's next run, or a finished one once more, if nobody came to the script's end."""
         takeover, ended = Takeover(False), self._replacements.ended_after
         takeover.above = self._takeover.above
         is_next = self._joining.is_next_due()
@@ -401,6 +417,7 @@ class Hub:
         self._joining.begins()
 
     def _anybody(self) -> bool:
+        """Return whether there are workers, or some are to come."""
         return bool(len(self._workers) or self._nodes.awaits_workers or self._replacements.are_due)
 
     @property
@@ -408,19 +425,21 @@ class Hub:
         return max(self.generation, self._takeover.above) + 1
 
     def _may_go_on(self, now_s: float) -> bool:
+        """Return whether no node is awaited any more, and nobody may train elsewhere who would be in our way."""
         return not self._reports.awaits_others(now_s) and self._claiming.may_go_on(now_s, self._next_generation)
 
     def _chosen(self, survivors: Sequence[Worker], newcomers: Sequence[Worker]) -> list[Worker]:
-        """For the next view. Who had not received the state from the others before the last one broke is a newcomer."""
+        """Return the workers of the next view, in rank order."""
         holders = [worker for worker in survivors if worker.has_a_step]
         if holders and len(holders) < len(survivors):
+            # who had not received the state from the others before the last view broke is a newcomer
             newcomers = self._joining.newcomers([worker for worker in survivors if not worker.has_a_step])
         going_on = [worker.candidate() for worker in holders or survivors]
         chosen = next_view(going_on, [worker.candidate() for worker in newcomers])
         return [self._workers[candidate.worker] for candidate in chosen]
 
     def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
-        """Nobody trains: the next view, if there are nodes enough.
+        """Form the next view, if there are nodes enough, now that nobody trains.
 
         Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
         """
@@ -447,7 +466,7 @@ class Hub:
         self._decide(now_s)
 
     def _stands_still(self, now_s: float, survivors: Sequence[Worker]) -> bool:
-        """Whether another view would end as those before it did. Called once per view that was left."""
+        """Return whether another view would end as those before it did. Called once per view that was left."""
         view = self._workers.view
         if not self._workers.broken or len(view) < 2 or len(survivors) < len(view):
             return False
@@ -458,8 +477,7 @@ class Hub:
         return self._standstill.is_one
 
     def _publish(self, now_s: float, chosen: list[Worker]) -> None:
-        """With it goes who is gone since the last view, who is not in it and was not lost, and how long the run was
-        short of nodes."""
+        """Publish the next view, and in it who is gone, who went and was not lost, and how long nodes were short."""
         self._begun_elsewhere |= self.generation == 0 and self._takeover.above > 0
         generation, nodes = self._next_generation, frozenset(worker.node for worker in chosen)
         members = {worker.id for worker in chosen}
@@ -494,6 +512,7 @@ class Hub:
         self._put = {}
 
     def _tell_broken(self, now_s: float, running: Sequence[Worker]) -> None:
+        """Tell those who train that their view is broken; tell people who does not answer."""
         gone = [id for id in self._workers.view if id not in self._workers]
         why = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "a worker lost a peer"
         to_tell = [worker for worker in running if worker.broken_sent != self.generation]
@@ -509,7 +528,7 @@ class Hub:
             self._out.tell_people(text)
 
     def _finish(self, *, failed: bool, why: str) -> None:
-        """Tells everyone. What could be saved is saved."""
+        """Tell everyone that the run is over. What could be saved is saved."""
         self._end.comes(failed=failed, why=why)
         self._release.at_the_end()
         ended = (WorkerStatus.FINISHED, WorkerStatus.LEAVING)

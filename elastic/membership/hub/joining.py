@@ -1,4 +1,4 @@
-"""Who joins the run, and for whom do newcomers wait?
+"""Who joins the run, and for whom newcomers wait.
 
 A newcomer is compared with the run first: one that differs is asked whether it accepts that. Those that are ready wait
 a while for others that are starting, and members are asked to regroup for them once per view; in which view they then
@@ -21,7 +21,10 @@ from elastic.membership.succession.going_on import GoingOn
 
 
 class Joining:
-    """gather_s: how long a newcomer that is ready waits for others that are starting, once the run is under way"""
+    """Lets workers join one run.
+
+    gather_s  how long a newcomer that is ready waits for others that are starting, once the run is under way
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Joining:
         self._left_over = 0  # newcomers for whom there was no room, as people were told
 
     def ready(self, now_s: float, said: Ready) -> None:
+        """Take in a worker that is ready for a run, unless this was heard before."""
         worker = self._workers[said.worker]
         if worker.knows(said):
             return  # it was said again; or to a question of the hub before this one, which has let it in
@@ -60,7 +64,7 @@ class Joining:
         self._compare(worker)
 
     def joined_before(self, worker: Worker, said: Ready) -> None:
-        """It is in the run, and has said this to another hub."""
+        """Take in what a worker of the run has said to another hub, when it joined."""
         worker.shares, worker.identity, worker.accepted = said.shares, said.identity, said.accepted
         worker.runs = said.runs
         self._runs.heard(said.runs)
@@ -68,21 +72,24 @@ class Joining:
         self._going_on.is_here(worker.node, said.newest)
 
     def newcomers(self, others: Sequence[Worker] = ()) -> list[Worker]:
-        """Those that are ready to join, node by node. A run that is finished needs none. others: who join as they do"""
+        """Return those that are ready to join, node by node; a run that is finished needs none.
+
+        others  who join as they do
+        """
         ready = [] if self._end.finished else self._ready_for(Place.PRESENT)
         ready += others
         position = {node: index for index, node in enumerate(self._nodes)}
         return sorted(ready, key=lambda worker: (position[worker.node], worker.local_rank))
 
     def is_next_due(self) -> bool:
-        """Whether somebody is ready for the script's next run, and nobody is in the present one any more, or may be."""
+        """Return whether somebody is ready for the script's next run, and nobody is in this one, or may be."""
         others = (worker for worker in self._workers if worker.status != WorkerStatus.READY)
         there = self._ready_for(Place.NEXT)
         alone = len(there) == len(self._workers) and not self._nodes.awaits_workers
         return bool(there) and (alone or self._end.finished) and not any(worker.is_in_a_view for worker in others)
 
     def begins(self) -> None:
-        """The script's next run: those that are ready for an earlier one pass it by."""
+        """Begin the script's next run: those that are ready for an earlier one pass it by."""
         for worker in self._ready_for(Place.PAST):
             self._compare(worker)
 
@@ -91,13 +98,13 @@ class Joining:
         return [worker for worker in ready if self._runs.place(worker.runs) is place]
 
     def gathered(self, now_s: float, newcomers: Sequence[Worker], patience_s: float) -> bool:
-        """Whether newcomers need not wait for more of them: nobody is starting, or they waited long enough."""
+        """Return whether newcomers wait for nobody more: nobody is starting, or they waited long enough."""
         starting = any(worker.status in (WorkerStatus.STARTING, WorkerStatus.DIFFERENT) for worker in self._workers)
         waited_s = now_s - min(worker.since_s for worker in newcomers)
         return not (starting or self._nodes.awaits_workers) or waited_s >= patience_s
 
     def ask_to_regroup(self, now_s: float, running: Sequence[Worker], newcomers: Sequence[Worker]) -> None:
-        """Members go on until a boundary that they agree on. Once per view."""
+        """Ask members, once per view, to leave it at a boundary that they agree on."""
         shares = min(worker.shares for worker in running)
         room = shares > len(self._workers.members())
         self._tell_of_left_over(0 if room else len(newcomers), shares)
@@ -108,8 +115,9 @@ class Joining:
             self._out.say_all(running, Regroup(generation=self._workers.generation))
 
     def _tell_of_left_over(self, count: int, shares: int) -> None:
-        """Once for so many, whoever they are. That may be meant, or machines are paid for and do nothing."""
+        """Tell people that newcomers find no room, once for so many, whoever they are."""
         if count > self._left_over:
+            # that may be meant, or machines are paid for and do nothing
             who = "1 worker waits as a spare" if count == 1 else f"{count} workers wait as spares"
             self._out.tell_people(
                 f"{who} until others are lost: a step has virtual_workers={shares} shares, and each worker that takes "
@@ -118,7 +126,7 @@ class Joining:
         self._left_over = max(count, self._left_over)
 
     def published(self, chosen: Sequence[Worker]) -> None:
-        """They are in the present view now. The first of a run says what it is."""
+        """Note who is in the present view now. The first view of a run says what the run is."""
         self._asked = False
         if self._identity is None:
             self._identity = chosen[0].identity
@@ -126,7 +134,7 @@ class Joining:
                 self._compare(worker)
 
     def _compare(self, worker: Worker) -> None:
-        """One that is ready and differs from the run is asked whether it accepts that."""
+        """Ask a worker that differs from the run whether it accepts that; tell one whose run is past."""
         place = self._runs.place(worker.runs)
         if place is Place.PAST:
             worker.status = WorkerStatus.STARTING

@@ -13,7 +13,7 @@ Listening = tuple[str, str, int]  # a node, and the address and port where its a
 
 
 class Nodes:
-    """Those that are here, in the order in which they came.
+    """The nodes that are with the hub, in the order in which they came.
 
     most     how many a run has at once
     changed  since the hub last told the nodes of each other
@@ -40,28 +40,29 @@ class Nodes:
         return len(self._here)
 
     def newest_first(self) -> Sequence[str]:
-        """The hub's own, which came first, comes last."""
+        """Return the nodes, newest first. The hub's own, which came first, comes last."""
         return list(reversed(self._here))
 
     def have_met(self, nodes: Iterable[Sequence[Any]]) -> None:
-        """Before there was a hub. nodes: of each [name, address, port]"""
+        """Note who met before there was a hub; nodes: of each [name, address, port]."""
         self._met = {name: (name, address, port) for name, address, port in nodes}
 
     @property
     def to_come(self) -> bool:
-        """Whether some of those who have met have not been here yet."""
+        """Return whether some of those who have met have not been here yet."""
         return not self._have_come.issuperset(self._met)
 
     def is_lost(self, node: str) -> None:
-        """Nor does it wait for a place."""
+        """Wait no more for a lost node, and take it off those who wait for a place."""
         self.refused.discard(node)
         self._have_come.add(node)
 
     def has_room(self, node: str, to_come: Iterable[str]) -> bool:
-        """to_come: whose places newcomers do not take"""
+        """Return whether there is room for a node; to_come: those whose places newcomers do not take."""
         return len({*self._here, *to_come} - {node}) < self.most
 
     def comes(self, node: str, address: str | None, port: int | None) -> None:
+        """Add a node that is let in, and where it listens, if it does."""
         self.refused.discard(node)
         self._have_come.add(node)
         self._here[node] = None
@@ -69,7 +70,7 @@ class Nodes:
             self._where[node] = address, port
 
     def goes(self, node: str) -> bool:
-        """Whether workers of it were on their way."""
+        """Drop a node, and return whether workers of it were on their way."""
         del self._here[node]
         awaited = [slot for slot in self._awaited if slot[0] == node]
         for slot in awaited:
@@ -77,31 +78,32 @@ class Nodes:
         return bool(awaited)
 
     def listening(self) -> list[Listening]:
-        """Of each that listens, name, address and port."""
+        """Return the name, address and port of each node that listens."""
         return [(node, *self._where[node]) for node in self._here if node in self._where]
 
     def roster(self, *, begun: bool) -> list[Listening]:
-        """The same. Before the first view also those who have met and are yet to come: each of them knows all.
+        """Return those who listen; before the first view also those who have met and are yet to come.
 
         begun  whether there was a view
         """
         gone = self._have_come.difference(self._here)
+        # before the first view each of those who have met knows all of them
         met = [] if begun else [one for name, one in self._met.items() if name not in gone]
         return [*met, *(one for one in self.listening() if one not in met)]
 
     def next_hub(self) -> HubIs:
-        """Of those that are here; where nobody listens, it is to be looked for."""
+        """Return where the oldest node listens that does; where none does, the hub is to be looked for."""
         listening = self.listening()
         return HubIs(address=listening[0][1], port=listening[0][2]) if listening else HubIs()
 
     # slots
 
     def awaits(self, slot: Slot) -> None:
-        """A worker was ordered there."""
+        """Note that a worker was ordered for this slot."""
         self._awaited[slot] += 1
 
     def has_answered(self, slot: Slot) -> None:
-        """It is there, or will not be."""
+        """Note that a slot's worker is there, or will not be."""
         if self._awaited[slot] > 1:
             self._awaited[slot] -= 1
         else:

@@ -29,8 +29,8 @@ class Outbox:
         self.say_all([worker], said)
 
     def say_all(self, workers: Iterable[Worker], said: ToWorker) -> None:
-        """One message, which the orders share: those of a node travel together (launch/hub/server.py)."""
-        message = as_message(said)
+        """Say this to each of these workers."""
+        message = as_message(said)  # one, shared: orders of a node travel together (launch/hub/server.py)
         self._orders += [Order(worker.node, worker.id, message) for worker in workers]
 
     def tell(self, node: str, said: ToAgent) -> None:
@@ -41,9 +41,10 @@ class Outbox:
         self._orders += [Order(node, None, message) for node in nodes]
 
     def tell_people(self, text: str) -> None:
-        """Where the agent of the node that has been here for longest prints it."""
+        """Have this printed by the agent of the node that has been here for longest."""
         self.tell(next(iter(self._nodes)), Status(text=text))
 
     def take(self) -> list[Order]:
+        """Return the orders, of which none are left here."""
         orders, self._orders = self._orders, []
         return orders

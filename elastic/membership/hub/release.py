@@ -19,7 +19,7 @@ _LEAVER_S = 30.0  # one that waits so long for others, who are busy, may save an
 
 
 class Release:
-    """Of the workers of one run."""
+    """Answers the workers of one run that wait to leave."""
 
     def __init__(self, workers: Workers, going_on: GoingOn, shortage: Shortage, end: RunEnd, out: Outbox) -> None:
         self._workers = workers
@@ -29,16 +29,16 @@ class Release:
         self._out = out
 
     def while_others_train(self, now_s: float) -> None:
-        """They are waited for, but not for ever."""
+        """Answer those that have waited too long for others, who are busy."""
         if any(now_s - leaver.since_s > _LEAVER_S for leaver in self._workers.leavers()):
             self._answer([], go_on=False)
 
     def before_next_view(self, newcomers: Sequence[Worker]) -> bool:
-        """Nobody trains any more. Returns whether all others wait for one that saves first."""
+        """Answer those that leave, as nobody trains; return whether all others wait for one that saves first."""
         return self._answer(newcomers, go_on=True)
 
     def saves_at_the_end(self) -> bool:
-        """Whether one of those who are left saves what it holds, before all go."""
+        """Ask one of those who are left to save, before all go; return whether one has to."""
         holdings = [worker.holding() for worker in (*self._workers.leavers(), *self._workers.survivors())]
         parting = see_off(holdings, [], go_on=False, saved=self._end.saved)
         if parting.saves is not None:
@@ -46,21 +46,22 @@ class Release:
         return parting.saves is not None
 
     def save_for_the_wait(self, survivors: Sequence[Worker]) -> None:
-        """However long it is, nothing is nowhere but in memory: those who are here may be all that hold it.
+        """Have the next coordinator save, before a wait for nodes: those here may be all that hold the state.
 
-        It is asked of the next coordinator, for it goes on saving; where others are ahead of it, of nobody.
+        That one is asked because it goes on saving; where others are ahead of it, nobody is.
         """
         parting = see_off([worker.holding() for worker in survivors], [], go_on=False, saved=self._end.saved)
         if survivors and parting.saves == survivors[0].id:
             self._ask_to_save(parting.saves, waits=True)
 
     def at_the_end(self) -> None:
-        """All go. What could be saved is saved."""
+        """Release all. What could be saved is saved."""
         leavers = self._workers.leavers()
         self._release([worker.id for worker in leavers if worker.step <= self._end.saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._end.saved], safe=False)
 
     def _answer(self, newcomers: Sequence[Worker], *, go_on: bool) -> bool:
+        """Answer each worker that leaves; return whether all wait for one of them that saves first."""
         while leavers := self._workers.leavers():
             survivors = self._workers.survivors()
             parting = see_off(
@@ -79,6 +80,7 @@ class Release:
         return False
 
     def _ask_to_save(self, id: str, *, waits: bool = False) -> None:
+        """Ask a worker to save what it holds, unless it was asked so in this view."""
         worker, generation = self._workers[id], self._workers.generation
         if worker.asked_to_save != (generation, waits):
             worker.asked_to_save = generation, waits
@@ -86,6 +88,7 @@ class Release:
             self._out.say(worker, Save(generation=worker.within, claim=self._going_on.claim, waits=waits))
 
     def _release(self, ids: Iterable[str], *, safe: bool) -> None:
+        """Release workers; safe: what they hold is not lost with them."""
         for worker in [self._workers[id] for id in ids]:
             worker.released, worker.safe = True, safe
             self._out.say(worker, Released(safe=safe))

@@ -1,4 +1,4 @@
-"""A worker has ended: does another one take its place, at once or later, or is it the end of the run?
+"""Replaces a worker that has ended, at once or later, or ends the run.
 
 Why it ended, and whether that is a bug that would come again, is endings.py's to say. Here is what becomes of the
 answer: slots that get another worker, and a run that goes on without one that cannot join.
@@ -24,7 +24,7 @@ _NO_RUN = (
 
 
 class Replacements:
-    """Of one run's workers."""
+    """Starts workers of one run in place of those that ended."""
 
     def __init__(self, endings: Endings, nodes: Nodes, workers: Workers, end: RunEnd, out: Outbox) -> None:
         self._endings = endings
@@ -38,11 +38,11 @@ class Replacements:
 
     @property
     def are_due(self) -> bool:
-        """Now or later."""
+        """Return whether some slot gets another worker, now or later."""
         return bool(self._later)
 
     def ended(self, now_s: float, worker: Worker, exited: Exited) -> None:
-        """worker: is not known any more"""
+        """Decide what follows from a worker's end; worker: is not known any more."""
         if exited.code == CUT_SHORT:  # it has put on record what is lost with it
             why = "told to leave, it came to no boundary before its machine was to go"
             self._workers.note_gone(worker, why, exited)
@@ -68,12 +68,12 @@ class Replacements:
 
     @property
     def are_all_killed(self) -> bool:
-        """Those that were in a run that is finished."""
+        """Return whether all were killed that were in a run that is finished."""
         killed = (exited.signal == KILLED for _, exited in self.ended_after)
         return bool(self.ended_after) and self._end.loss is None and not self._at_its_end and all(killed)
 
     def is_lost(self, now_s: float, worker: Worker, exited: Exited) -> None:
-        """It was not to end. worker: is not known any more"""
+        """Replace a worker that was not to end, unless that is a bug; worker: is not known any more."""
         slot = worker.node, worker.local_rank
         one = ended(exited, worker.failed, slot=slot, lived_s=now_s - worker.started_s)
         follows = self._endings.follows(now_s, one)
@@ -83,21 +83,24 @@ class Replacements:
             self._bug(now_s, worker, one, follows)
 
     def start(self, slot: Slot) -> None:
-        """Another worker there, if the run needs one."""
+        """Order another worker for this slot, if the run needs one."""
         node, local_rank = slot
         if node in self._nodes and not self._end.finished and self._end.why is None:
             self._nodes.awaits(slot)
             self._out.tell(node, Start(local_rank=local_rank))
 
     def start_due(self, now_s: float) -> None:
+        """Order the workers whose time has come."""
         for slot in [slot for slot, at_s in self._later.items() if now_s >= at_s]:
             del self._later[slot]
             self.start(slot)
 
     def forget(self, node: str) -> None:
+        """Start nothing later on a node that is gone."""
         self._later = {slot: at_s for slot, at_s in self._later.items() if slot[0] != node}
 
     def _replace(self, now_s: float, worker: Worker, after_s: float) -> None:
+        """Start another worker in this one's place, at once or later."""
         if after_s == 0:
             self.start((worker.node, worker.local_rank))
             return
@@ -106,7 +109,7 @@ class Replacements:
         self._out.tell(worker.node, Status(text=text))
 
     def _bug(self, now_s: float, worker: Worker, ended: Ended, bug: Bug) -> None:
-        """A restart does not help."""
+        """End the run, or go on without this worker, as a restart does not help."""
         trace = worker.failed.trace if worker.failed else ""
         farthest = max((member.step for member in self._workers.members()), default=0)
         cannot_join = bug.of_place or not worker.was_member or (ended.step or 0) < farthest

@@ -25,7 +25,10 @@ from elastic.membership.succession.node_report import NodeReport
 
 
 class Reports:
-    """To one hub. beacon: of its agent, for the coordinator"""
+    """Learns the run from what nodes report to one hub.
+
+    beacon  of its agent, for the coordinator
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Reports:
         self._learned: NewView | None = None  # that all nodes report, as one object
 
     def may_come_back(self, node: str, report: NodeReport) -> bool:
-        """Whether what its workers are in is what the others are in, too."""
+        """Return whether what a node's workers are in is what the others are in, too."""
         generation = self._workers.generation
         if self._takeover.is_one and generation == 0:
             return True
@@ -64,6 +67,7 @@ class Reports:
         return behind in (0, generation) or behind > generation or node in self._workers.nodes
 
     def learn(self, now_s: float, node: str, report: NodeReport) -> None:
+        """Learn what a node reports: of views, of its workers and their last words, and of those that ended."""
         self._takeover.above = max(self._takeover.above, report.generation)
         self._going_on.reported(node, report)
         self._end.finished |= report.finished
@@ -89,7 +93,7 @@ class Reports:
             self._out.say(coordinator, HubAt(beacon=self._beacon))
 
     def moved_on_from(self) -> list[str]:
-        """Nodes that the run was moved on from: they have come to a hub that knows a newer view, without them."""
+        """Return nodes that have come with an older view than others have, which goes on without them."""
         if not self._fresh:
             return []
         self._fresh = False
@@ -101,42 +105,45 @@ class Reports:
         return [node for node, members in members_of.items() if self._was_moved_on_from(node, members)]
 
     def _let_wait_again(self) -> None:
-        """Those whose view broke before they had received the state, and whom the next one did without."""
+        """Let those join whose view broke before they had received the state, and whom the next did without."""
         for worker in self._workers:
             is_between = worker.status == WorkerStatus.BETWEEN_VIEWS and worker.id not in self._workers.view_nodes
             if is_between and worker.within < self._workers.generation and not worker.has_a_step:
                 worker.status = WorkerStatus.READY
 
     def settle(self, now_s: float) -> None:
-        """What those of a view told each other to form their group may be lost with the hub that they did it under."""
+        """Break the present view, if it may have been forming under another hub, once nobody is awaited."""
         if self._forms_under_another and not self.awaits_others(now_s):
             self._forms_under_another = False
+            # what its workers told each other to form their group may be lost with the hub that they did it under
             self._workers.broken |= not self._has_met()
 
     def awaits_others(self, now_s: float) -> bool:
+        """Return whether nodes that have not come yet are waited for, before anything is decided."""
         waits = self._takeover.waits(now_s, self._nodes, knows_a_view=self._workers.generation > 0)
         return waits or any(self.comes(now_s, id) for id in self._workers.view)
 
     def comes(self, now_s: float, id: str) -> bool:
-        """Whether that worker of the view may be on a node that has not come to this hub yet."""
+        """Return whether that worker of the view may be on a node that has not come to this hub yet."""
         node = self._workers.view_nodes.get(id, "")
         return id not in self._workers and node not in self._nodes and self._takeover.may_come(now_s, node)
 
     def _is_newer(self, view: NewView) -> bool:
-        """Than the present one. Of two with one generation, which two sides have published, at most one has met."""
+        """Return whether a view is newer than the present one."""
         if view is self._learned:  # its workers are not compared for each node, which would grow with the square
             return False
         generation = self._workers.generation
         if view.generation != generation or tuple(view.workers) == self._workers.view:
             return view.generation > generation
+        # of two with one generation, which two sides have published, at most one has met
         return self._going_on.has_met(view.generation, frozenset(view.nodes)) and not self._has_met()
 
     def _has_met(self) -> bool:
-        """Whether all workers of the present view have, as far as is known."""
+        """Return whether all workers of the present view have met, as far as is known."""
         return self._going_on.has_met(self._workers.generation, self._workers.nodes)
 
     def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
-        """To the hub before this one."""
+        """Take in what a worker has said to the hub before this one."""
         match said:
             case Ready() if worker.within and self._runs.place(said.runs) is not Place.NEXT:
                 self._joining.joined_before(worker, said)
@@ -154,6 +161,7 @@ class Reports:
                 worker.failed = said
 
     def _was_moved_on_from(self, node: str, members: list[Worker]) -> bool:
+        """Return whether the run goes on without these workers of a node; break a view that some are not in."""
         generation, view_nodes = self._workers.generation, self._workers.view_nodes
         self._workers.broken |= any(one.within < generation or one.id not in view_nodes for one in members)
         newest = max(one.within for one in members)

@@ -17,7 +17,9 @@ _IN_A_VIEW = (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAV
 
 
 class RunEnd:
-    """
+    """The end of one run, and what speaks for it, as far as the hub has heard.
+
+    ending_s   how long workers may take to come to a clean end
     begun      it has had workers
     finished   a worker has come to the run's end
     saved      the newest step of which a commit was seen
@@ -28,7 +30,6 @@ class RunEnd:
     """
 
     def __init__(self, ending_s: float) -> None:
-        """ending_s: how long workers may take to come to a clean end"""
         self._ending_s = ending_s
         self.begun = self.finished = False
         self.saved = SAVED_NOTHING
@@ -42,31 +43,34 @@ class RunEnd:
         self.moved_on: str | None = None
 
     def is_saved(self, step: int) -> None:
+        """Note that the commit of this step was seen."""
         self.saved = max(self.saved, step)
 
     def finishes(self) -> None:
+        """Note that a worker has come to the run's end."""
         if not self.finished:
             self.finished, self.loss = True, None
 
     def goes_on(self) -> None:
-        """From what others hold, or have saved."""
+        """Note that the run goes on from what others hold, or have saved: nothing is lost."""
         if not self.finished:
             self.loss = None
 
     def ended_as_told(self, worker: Worker, exited: Exited, what: str) -> None:
-        """A worker that was told to leave."""
+        """Note whether a worker that was told to leave has ended with what nobody has saved."""
         saved = worker.safe or 0 <= worker.step <= self.saved
         in_order = saved or (exited.code == 0 and not worker.failed)
         if worker.status in _IN_A_VIEW and not in_order and not self.finished:
             self.loss = f"{worker.id}, told to leave, ended before what it held was saved: {what}"
 
     def ended_after(self, worker: Worker, exited: Exited, what: str) -> None:
-        """A worker that had finished. To be killed is no failure of its own."""
+        """Note whether a worker that had finished has failed. To be killed is no failure of its own."""
         if worker.failed or exited.code or exited.hung or (exited.signal and exited.signal != KILLED):
             self.loss = self.loss or f"{worker.id} failed after the run had finished: {what}"
 
     def begins(self, now_s: float, why: str, *, remedy: str | None = None, repeated: bool = False) -> None:
-        """
+        """Have the run end, if it is not to end already.
+
         remedy    what people may do about it; the text then says what is saved by the time that all go
         repeated  one failure, which is why
         """
@@ -75,7 +79,10 @@ class RunEnd:
             self.why, self._remedy, self._since_s = why, remedy, now_s
 
     def text(self, farthest: int) -> str:
-        """Why it ends, once nobody saves any more. farthest: how many steps are applied; below 0: nobody says"""
+        """Return why the run ends, once nobody saves any more.
+
+        farthest  how many steps are applied; below 0: nobody says
+        """
         if self.why is None or self._remedy is None:
             return self.why or ""
         if farthest < 0:
@@ -89,17 +96,17 @@ class RunEnd:
         return f"{self.why}\n  state  {state}\n  next   {self._remedy}"
 
     def is_due(self, now_s: float) -> bool:
-        """Who trains has had time to come to a boundary."""
+        """Return whether those who train have had time to come to a boundary."""
         return now_s - self._since_s > self._ending_s
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whoever saves has had time to."""
+        """Return whether those who save have had time to."""
         return now_s - self._since_s > 2 * self._ending_s
 
     def comes(self, *, failed: bool, why: str) -> None:
-        """It is over."""
+        """Note that the run is over."""
         self.is_over, self.failed, self.last_word = True, failed, End(why=why, repeated=self._repeated)
 
     def moves_on(self, why: str) -> None:
-        """It is over here."""
+        """Note that the run is over here, as others have gone on with it."""
         self.is_over, self.moved_on = True, why

@@ -1,4 +1,4 @@
-"""Runs of one script, one after the other: which of them is the present one, and which one is a worker ready for?
+"""Runs of one script, one after the other: which is the present one, and for which one a worker is ready.
 
 A worker says which it has been in. Where it is ready for one that others are past, it is told so; where it is past the
 present one, it waits until that is over.
@@ -11,13 +11,14 @@ from enum import Enum, auto
 
 
 class Place(Enum):
-    """Of the run that a worker is ready for. Of one that is none of the script's so far, its identity tells."""
+    """The place of the run that a worker is ready for; one that is none of the script's is told by its identity."""
 
     PRESENT, PAST, NEXT = auto(), auto(), auto()
 
 
 class Runs:
-    """
+    """The runs of one script, as its workers tell of them.
+
     present  of the last view; None: the run that comes has had none
     """
 
@@ -26,11 +27,12 @@ class Runs:
         self._farthest: Sequence[str] = ()  # those of the worker that has been in most of them
 
     def heard(self, runs: Sequence[str]) -> None:
-        """Of a worker: those that it has been in, and last the one that it is ready for."""
+        """Note which runs a worker has been in, and last the one that it is ready for."""
         if len(runs) > len(self._farthest) and (not self._farthest or self._farthest[-1] in runs):
             self._farthest = tuple(runs)
 
     def place(self, runs: Sequence[str]) -> Place:
+        """Return where the run stands that a worker with these runs is ready for."""
         if self.present is not None and self.present in runs[:-1]:
             return Place.NEXT
         newest = newest_of(runs)

@@ -1,4 +1,4 @@
-"""Are there nodes enough for a view, and how long does the run wait for more?"""
+"""Whether there are nodes enough for a view, and how long the run waits for more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _SHORT_S = 1.0  # a node whose workers are being replaced is back by then
 
 
 class Shortage:
-    """
+    """The wait of a run for nodes that it needs for a view.
+
     needed  nodes: below it no view is formed
     wait_s  how long the run waits for them, before it ends
     """
@@ -26,19 +27,20 @@ class Shortage:
         self._said = False
 
     def is_short(self, there: Iterable[Worker]) -> bool:
+        """Return whether these workers are on fewer nodes than a view needs."""
         return len({worker.node for worker in there}) < self._needed
 
     def enough(self, there: Iterable[Worker]) -> bool:
-        """For a view; a run that is finished needs none but those who are left."""
+        """Return whether a view can be formed; a run that is finished needs none but those who are left."""
         return self._end.finished or not self.is_short(there)
 
     def waits(self, now_s: float, there: Iterable[Worker]) -> bool:
-        """For others than these. Whether it was just said: it may be long."""
+        """Wait for more nodes, and end the run where that takes too long; return whether people were just told."""
         nodes = sorted({worker.node for worker in there})
         if self._since_s is None:
             self._since_s, self._said = now_s, False
         elif now_s - self._since_s > _SHORT_S and not self._said:
-            self._said = True
+            self._said = True  # the wait may be long
             have = f"{len(nodes)} of at least {self._needed} nodes are here ({', '.join(nodes)})"
             self._out.tell_people(f"{have}; waiting for the others")
             return True
@@ -53,7 +55,7 @@ class Shortage:
         return False
 
     def is_over(self, now_s: float) -> float:
-        """For how many seconds the run was short of nodes."""
+        """End the wait; return for how many seconds the run was short of nodes."""
         short_s = now_s - self._since_s if self._since_s is not None else 0.0
         self._since_s = None
         return short_s

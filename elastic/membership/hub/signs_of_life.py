@@ -1,4 +1,4 @@
-"""Does anybody give signs of life in the run's storage, as far as the hub knows?
+"""Whether anybody gives signs of life in the run's storage, as far as the hub knows.
 
 The coordinator of a view does once all have met in it, and before that who took the claim
 (elastic_checkpoint/runs/sign_of_life.py). Workers that hold no state take the next claim, and begin anew, once they
@@ -19,7 +19,10 @@ _LAST_S = 3.0
 
 
 class SignsOfLife:
-    """Pure but for what it remembers. takes_over: from another hub, so that what was before is not known"""
+    """Who gives signs of life in the run's storage, and since when nobody does. Pure but for what it remembers.
+
+    takes_over  from another hub, so that what was before is not known
+    """
 
     def __init__(self, workers: Workers, *, takes_over: bool) -> None:
         self._workers = workers
@@ -29,11 +32,11 @@ class SignsOfLife:
         self._silent_since_s: float | None = None
 
     def given_by(self, worker: str, claim: int | None) -> None:
-        """It has taken that claim."""
+        """Note that a worker has taken that claim, and gives signs for it."""
         self._giver, self._claim, self._silent_since_s = worker, claim, None
 
     def look(self, now_s: float, claim: int | None, view: KnownView | None, *, departed: Collection[str]) -> None:
-        """Whenever something was heard, or time goes by.
+        """Find out whether signs are given, whenever something was heard, or time goes by.
 
         claim     the newest of the run, as far as is known: whose signs newcomers look for
         view      the present one, if it is known
@@ -55,5 +58,5 @@ class SignsOfLife:
             self._silent_since_s = now_s if is_known else float("-inf")
 
     def last(self, now_s: float) -> bool:
-        """Whether nobody can have missed them yet."""
+        """Return whether nobody can have missed the signs yet."""
         return self._silent_since_s is None or now_s - self._silent_since_s < _LAST_S

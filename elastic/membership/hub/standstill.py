@@ -17,17 +17,17 @@ class Standstill:
     views: int = 0
 
     def broken(self, workers: tuple[str, ...], step: int) -> Standstill:
-        """A view of these workers was broken, and all of them are here again; none is past `step`."""
+        """Return it with one more broken view of these workers; all are here again, and none is past `step`."""
         again = set(workers) == set(self.workers) and step == self.step
         return Standstill(workers, step, self.views + 1 if again else 1)
 
     @property
     def is_one(self) -> bool:
-        """A lost connection does not come again and again while nobody is lost: another view would not help."""
-        return self.views >= _VIEWS
+        """Return whether another view would not help."""
+        return self.views >= _VIEWS  # a lost connection does not come again and again while nobody is lost
 
     def sentence(self, workers: Iterable[str]) -> str:
-        """workers: of each, where it is"""
+        """Return for people why the run ends; workers: of each, where it is."""
         doing = "".join(f"  {worker}\n" for worker in workers)
         return (
             f"{self.views} views in a row broke at step {self.step}, and no worker was lost\n"

@@ -1,4 +1,4 @@
-"""A hub that takes over from another one: for whom does it wait, and for how long, before it decides anything?
+"""For whom a hub waits that takes over from another one, and for how long, before it decides anything.
 
 It knows nothing but what the agents that come to it report. Those that it has heard of (from the roster, from a view)
 are waited for, if they come soon; where nobody of any view comes, it begins anew with newcomers. Pure but for what it
@@ -15,8 +15,9 @@ _COMES_S = 1.5  # a node of the last view has so long to come to a hub that has 
 
 
 class Takeover:
-    """takes_over: from a hub that is gone, or goes; else nobody is waited for
+    """The nodes for which a hub waits that takes over from another one.
 
+    takes_over  from a hub that is gone, or goes; else nobody is waited for
     above  the newest generation that there was, as far as was reported
     before_any_view  who has met before there was a hub knows of none
     """
@@ -31,40 +32,41 @@ class Takeover:
         self._come_by_s: float | None = None
 
     def expect(self, nodes: Iterable[str]) -> None:
-        """They are waited for, if they come soon."""
+        """Wait for these nodes, if they come soon."""
         self._expected = set(nodes)
 
     def begin(self, now_s: float) -> None:
-        """From the first time on that anything is decided."""
+        """Begin to wait, the first time that anything is decided."""
         if self._since_s is None:
             self._since_s = now_s
 
     def lost(self, node: str) -> None:
-        """It is not waited for any more."""
+        """Wait for this node no more."""
         self._not_awaited.add(node)
 
     def came(self, node: str) -> None:
+        """Note that this node is here, so that it may be waited for once more."""
         self._not_awaited.discard(node)
 
     def learned_of_view(self, now_s: float) -> None:
-        """That is newer than what was known: those of its nodes that are not here have a while to come."""
+        """Wait a while for those nodes of a view, newer than what was known, that are not here."""
         self._come_by_s = now_s + _COMES_S
 
     def published(self) -> None:
-        """A view, by this hub."""
+        """Wait for no node of an earlier view: this hub has published one."""
         self._come_by_s = None
 
     def may_come(self, now_s: float, node: str) -> bool:
-        """A node of the present view that is not here."""
+        """Return whether a node of the present view, which is not here, may come."""
         return node not in self._not_awaited and self._come_by_s is not None and now_s < self._come_by_s
 
     def to_come(self, now_s: float) -> set[str]:
-        """Those whose places newcomers do not take."""
+        """Return the nodes whose places newcomers do not take."""
         fresh = self.is_one and self._since_s is not None and now_s - self._since_s < _COMES_S
         return self._expected - self._not_awaited if fresh or self._since_s is None else set()
 
     def waits(self, now_s: float, here: Collection[str], *, knows_a_view: bool) -> bool:
-        """Whether nothing is decided yet."""
+        """Return whether nothing is decided yet, as others may come who know of a view."""
         if not self.is_one or self._since_s is None:
             return False
         since_s = now_s - self._since_s

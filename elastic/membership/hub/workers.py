@@ -17,7 +17,9 @@ _GONE_MAX = 64  # that a view tells of
 
 
 class WorkerStatus(Enum):
-    """STARTING       its process runs, and has said nothing yet
+    """How a worker stands.
+
+    STARTING       its process runs, and has said nothing yet
     DIFFERENT      it was told that the run has another identity than its own
     READY          it waits to join
     MEMBER         it is in the present view, and trains
@@ -56,18 +58,18 @@ class Worker:
 
     @property
     def in_order(self) -> bool:
-        """Whether nothing is lost with it, if it ends now."""
+        """Return whether nothing is lost with it, if it ends now."""
         return self.safe or self.status == WorkerStatus.FINISHED
 
     @property
     def is_in_a_view(self) -> bool:
-        """Or waits to be released from one."""
+        """Return whether it is in a view, between two, or waits to be released from one."""
         leaves = self.status == WorkerStatus.LEAVING and not self.released
         return leaves or self.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS)
 
     @property
     def has_a_step(self) -> bool:
-        """Not one whose view broke before it had received the state."""
+        """Return whether it has received the state: it may not have when its view broke."""
         return self.step >= 0
 
     def knows(self, said: Ready) -> bool:
@@ -78,7 +80,7 @@ class Worker:
         return waits or self.status in (WorkerStatus.MEMBER, WorkerStatus.BETWEEN_VIEWS, WorkerStatus.LEAVING)
 
     def is_ready(self, now_s: float, said: Ready) -> None:
-        """For a run; it may have been in another one before."""
+        """Note that it is ready for a run; it may have been in another one before."""
         if list(said.runs) != list(self.runs):
             self.step, self.at, self.whole, self.torn, self.joins = -1, None, True, False, True
             self.was_member = self.released = self.safe = False
@@ -86,6 +88,7 @@ class Worker:
         self.status, self.since_s = WorkerStatus.READY, now_s
 
     def stands(self, said: ViewIsOver | Leaving) -> None:
+        """Note how many steps it has applied, and whether its state is whole or torn."""
         self.step, self.whole, self.torn = said.step, said.whole, said.torn
 
     def holding(self) -> Holding:
@@ -97,7 +100,7 @@ class Worker:
 
 
 class Workers:
-    """All that live, as far as is known.
+    """The workers that live, as far as is known, and the present view.
 
     generation  of the present view
     view        its workers in rank order, those that are gone among them
@@ -135,16 +138,18 @@ class Workers:
         self._known[worker.id] = worker
 
     def remove(self, id: str) -> Worker:
+        """Drop a worker, and return it."""
         worker = self._known.pop(id)
         if worker.in_order:
             self._went.add(id)
         return worker
 
     def of(self, node: str) -> list[Worker]:
+        """Return the workers of a node."""
         return [worker for worker in self if worker.node == node]
 
     def is_of(self, node: str, id: str) -> bool:
-        """Whether this worker is known, as that node's. Raises WireError if it is another's."""
+        """Return whether this worker is known, as that node's. Raises WireError if it is another's."""
         worker = self._known.get(id)
         if worker is not None and worker.node != node:
             raise WireError(f"worker {id} is of {worker.node}, and {node} does not speak for it")
@@ -153,28 +158,30 @@ class Workers:
     # the present view
 
     def members(self) -> list[Worker]:
-        """Those of the present view that live, in rank order."""
+        """Return those of the present view that live, in rank order."""
         return [self._known[id] for id in self.view if id in self._known]
 
     def coordinator(self) -> Worker | None:
-        """Of the present view, if it lives."""
+        """Return the coordinator of the present view, if it lives."""
         return self._known.get(self.view[0]) if self.view else None
 
     def running(self) -> list[Worker]:
+        """Return the members that train."""
         return [worker for worker in self.members() if worker.status == WorkerStatus.MEMBER]
 
     def survivors(self) -> list[Worker]:
+        """Return the members that have left the present view, and wait for the next one."""
         return [worker for worker in self.members() if worker.status == WorkerStatus.BETWEEN_VIEWS]
 
     def leavers(self) -> list[Worker]:
-        """Those that wait for an answer."""
+        """Return the members that wait to be released."""
         return [worker for worker in self.members() if worker.status == WorkerStatus.LEAVING and not worker.released]
 
     def view_is_over(self, said: ViewIsOver) -> bool:
-        """For a worker that has left the view that it was told of last. Whether it was in it.
+        """Note that a worker has left the view that it was told of last; return whether it was in it.
 
-        The present one; or, of a node that was with another hub when that was published, the one before, or another
-        side's.
+        That is the present one; or, of a node that was with another hub when that was published, the one before, or
+        another side's.
         """
         worker = self._known[said.worker]
         if worker.status != WorkerStatus.MEMBER or said.generation != worker.within:
@@ -185,7 +192,7 @@ class Workers:
         return True
 
     def leaving(self, now_s: float, said: Leaving) -> bool:
-        """A worker of the present view waits to be released. Whether it is one."""
+        """Note that a worker of a view waits to be released; return whether it was in it."""
         worker = self._known[said.worker]
         between = worker.status == WorkerStatus.BETWEEN_VIEWS
         if not (between or worker.status == WorkerStatus.MEMBER) or said.generation != worker.within:
@@ -197,7 +204,7 @@ class Workers:
         return True
 
     def learn(self, view: NewView) -> None:
-        """Of another hub's, which its members are in: what was known is of an older one."""
+        """Take another hub's view as the present one, which its members are in: what was known is older."""
         self.generation, self.view, self.broken = view.generation, tuple(view.workers), False
         self.view_nodes = dict(zip(view.workers, view.nodes, strict=True))
         self.nodes = frozenset(view.nodes)
@@ -206,7 +213,10 @@ class Workers:
     def publish(
         self, generation: int, chosen: Sequence[Worker], claim: int | None, nodes: frozenset[str] | None = None
     ) -> None:
-        """They are in the present view now. nodes: theirs, where they are known already"""
+        """Take these workers as those of the present view.
+
+        nodes  theirs, where they are known already
+        """
         self.generation, self.claim, self.broken = generation, claim, False
         for worker in chosen:
             worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, generation
@@ -215,28 +225,33 @@ class Workers:
         self.nodes = frozenset(self.view_nodes.values()) if nodes is None else nodes
 
     def begin_run(self, now_s: float) -> None:
-        """The script's next, without a view yet. Those that have finished are on their way to it, or to their end."""
+        """Begin the script's next run, without a view yet."""
         self.view, self.view_nodes, self.nodes, self.claim, self.broken = (), {}, frozenset(), None, False
         self._gone, self._went, self._lost = [], set(), set()
         for worker in self:
+            # those that have finished are on their way to it, or to their end
             if worker.status in (WorkerStatus.FINISHED, WorkerStatus.LEAVING):
                 worker.status, worker.since_s = WorkerStatus.STARTING, now_s
 
     # those that are gone
 
     def note_gone(self, worker: Worker, cause: str, exited: Exited) -> None:
-        """The next view tells of it, unless it went in order."""
+        """Keep for the next view that a worker is gone, unless it went in order."""
         facts = {"t": exited.t, "step": exited.step, "stuck_s": exited.stuck_s}
         if not worker.in_order:
             self._gone = [*self._gone[-_GONE_MAX + 1 :], {"worker": worker.id, "cause": cause, **facts}]
             self._lost.add(worker.id)
 
     def take_gone(self) -> list[Message]:
+        """Return who was lost since the last view, and why; from here on count anew."""
         gone, self._gone, self._went, self._lost = self._gone, [], set(), set()
         return gone
 
     def not_lost(self, departed: Collection[str]) -> list[str]:
-        """Of the present view: those that live, or went in order, as far as is known. departed: nodes that have"""
+        """Return those of the present view that live, or went in order, as far as is known.
+
+        departed  nodes that have said that they go
+        """
         return [
             id
             for id in self.view
