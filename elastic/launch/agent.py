@@ -85,7 +85,7 @@ _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put tha
 
 
 class Agent:
-    """The agent of a node; `run` returns its exit status."""
+    """The agent of a node; `run` returns its exit status. The starter's loop and children are the agent's own."""
 
     def __init__(
         self,
@@ -101,11 +101,7 @@ class Agent:
         metrics: NodeMetrics | None = None,
         end_stores: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the node's parts.
-
-        starter     may be at work already; its loop and its children are this agent's
-        end_stores  ends the rendezvous' stores that are here
-        """
+        """Take the node's parts; starter: may be at work already; end_stores: ends the rendezvous' stores here."""
         self._end_stores = end_stores
         self._rules = rules
         self._timing = timing
@@ -135,10 +131,7 @@ class Agent:
         starter.started = self._started
 
     def run(self, early: Callable[[], Sequence[int]] = tuple) -> int:
-        """Start the workers, serve until the node is done, and return the exit status.
-
-        early  returns the signals that came before this agent takes them itself
-        """
+        """Serve until the node is done, and return the exit status; early: returns the signals that came before."""
         with self._signals():
             try:
                 self._signalled(early())

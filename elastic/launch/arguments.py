@@ -345,10 +345,7 @@ def _check_nodes(given: str) -> None:
 
 
 def _script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
-    """Return where in `argv` the script, or module, is named.
-
-    argparse would look at what follows it, too, and refuse a script's own --log as one that may be several of ours.
-    """
+    """Return where the script is named; argparse would read on, and refuse its own --log as one of several of ours."""
     takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
@@ -485,10 +482,7 @@ def _counted(workers: str) -> str:
 
 @contextmanager
 def _nobody_asks_for_gpus() -> Iterator[None]:
-    """Keep torch's LaunchConfig from asking for GPUs, to bind workers that it starts itself.
-
-    A fork of a process that has asked cannot use them.
-    """
+    """Keep torch's LaunchConfig from asking for GPUs, to bind its own workers: no fork could use them then."""
     asks = torch.cuda.is_available
     torch.cuda.is_available = lambda: False
     try:

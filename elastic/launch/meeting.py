@@ -348,10 +348,7 @@ class _Meets:
             self._pause()
 
     def _publishes(self, store: Any, written: bytes, nonce: str, backend: Any) -> bool:
-        """Publish that this node has the hub; return False if somebody was faster, or the store is lost.
-
-        Faster: another one of those who have met, or a hub of the run that has just found this store.
-        """
+        """Publish that this node has the hub; return False if another one was faster, or the store is lost."""
         others = [one for one in participants(backend) or () if one[0] != self._node]
         self._met[nonce] = ((self._node, self._own), *others)
         with contextlib.suppress(DistError):

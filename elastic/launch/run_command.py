@@ -234,10 +234,7 @@ def _run(
 
 
 def _metrics(arguments: Arguments, stack: contextlib.ExitStack) -> NodeMetrics | None:
-    """Serve this node's metrics if asked for. Raises ConfigError.
-
-    To be called once the warm process is forked: they have a thread.
-    """
+    """Serve this node's metrics in a thread, if asked for; the warm process is forked before. Raises ConfigError."""
     if arguments.metrics_port is None:
         return None
     from elastic.launch.node.metrics import NodeMetrics
@@ -310,17 +307,14 @@ def _meet(
 
 
 def _beacon(arguments: Arguments) -> Beacon:
-    """Return the beacon that this process keeps for whoever claims the run's storage, should it ever have the hub.
-
-    That there is a port for it is known before anybody relies on this node. Raises ConfigError.
-    """
+    """Return the beacon for whoever claims the run's storage, should the hub ever be here. Raises ConfigError."""
     from elastic.launch.net.addresses import none_free
     from elastic_checkpoint.runs.beacon import Beacon
 
     ports = arguments.ports
     if ports is not None and arguments.nodes_max > 1:
         ports = ports[1:]  # the first of them is for other agents
-    try:
+    try:  # at once: that there is a port for it is known before anybody relies on this node
         return Beacon(nonce=token_hex(16), job=arguments.run_id, ports=ports)
     except OSError as refused:
         if arguments.ports is None:

@@ -37,10 +37,7 @@ class HubClient:
         self._lease.heard(time.monotonic())
 
     def ping_if_due(self, now_s: float, *, held_up: bool) -> None:
-        """Ping the hub every PING_S.
-
-        held_up  this process was, until now: the hub's lease begins anew
-        """
+        """Ping the hub every PING_S; its lease begins anew where this process was held up until now."""
         if held_up:
             self._lease.held_up(now_s)
         if now_s - self._pinged_s >= PING_S:

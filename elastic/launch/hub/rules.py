@@ -25,10 +25,7 @@ Candidate = tuple[str | None, Address]
 
 
 class Turn(Enum):
-    """What to do with a candidate.
-
-    SKIP: an agent was there, before this one, or it is this one, which is new in the run
-    """
+    """What to do with a candidate; SKIP: an agent was there before this one, or it is this one, new in the run."""
 
     ASK, SERVE, SKIP = auto(), auto(), auto()
 

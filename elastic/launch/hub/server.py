@@ -100,10 +100,7 @@ class HubServer:
         return heard
 
     def ended(self, connection: LoopConnection) -> None:
-        """Count a node as lost, as its connection has ended, and ask its machine whether its process has ended, too.
-
-        What the answer proves, succession.py says.
-        """
+        """Take a node for lost whose connection has ended, and ask its machine whether it is dead (succession.py)."""
         node = next((name for name, one in self._nodes.items() if one is connection), None)
         if node is not None:
             connection.close()

@@ -21,10 +21,7 @@ from elastic_checkpoint.net.secured import client_side
 
 
 class OtherHubSearch:
-    """The search for another hub while this node's may not go on.
-
-    yields_to  is called with the address of the one that it finds
-    """
+    """Looks for another hub while this node's may not go on; yields_to: is called with the address of the found one."""
 
     def __init__(
         self, this_node: ThisNode, port: AgentPort, own: Address, yields_to: Callable[[Address], None]

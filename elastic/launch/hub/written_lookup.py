@@ -113,10 +113,7 @@ class HubLookup:
 
 @dataclass(frozen=True)
 class _OtherVersion:
-    """The answer of an agent with another elastic-exact.
-
-    version: None: of one that did not say which yet   knows_hub: else it may be about to end
-    """
+    """An answer of another elastic-exact; version: None: it did not say yet; knows_hub: else it may be about to end."""
 
     version: str | None
     knows_hub: bool
@@ -189,10 +186,7 @@ class LookupByUrl:
 
 
 class BackgroundLookup:
-    """Asks again and again, in a thread of its own, until somebody says where the hub is.
-
-    found  a connection to it
-    """
+    """Asks again and again, in a thread, until somebody says where the hub is; found: a connection to it."""
 
     def __init__(self, find: Callable[[], socket.socket | None]) -> None:
         self.found: socket.socket | None = None

@@ -118,10 +118,7 @@ def port_range(text: str) -> range:
 
 
 def is_own(host: str) -> bool:
-    """Return whether this name or address is this machine's.
-
-    torch looks at what the machine's own name stands for, which may be nothing, and is not all that it has.
-    """
+    """Return whether a name or address is this machine's: torch looks only at what its own name stands for."""
     if host in ("localhost", socket.gethostname()):
         return True
     own = {address for addresses in interfaces().values() for address in addresses}

@@ -1,4 +1,4 @@
-"""When does a node leave, why, and how long may its workers take?
+"""The leaving of a node: since when, why, and how long its workers may take.
 
 A node that is told to leave may have been told until when its machine is there. Its workers have the time that they are
 granted, or that time, whichever is longer; whoever has not ended by then is killed.
@@ -14,7 +14,7 @@ from elastic.membership.messages.messages import Leave
 
 
 class NodeDeparture:
-    """Of one node.
+    """Whether one node leaves, and until when its workers may take.
 
     within_s  how long its workers may take to end
     why       "" while it stays
@@ -32,7 +32,7 @@ class NodeDeparture:
         self.begun, self.why = True, why
 
     def is_sooner(self, by_s: float | None) -> bool:
-        """Whether the node is gone sooner than was known; then that counts."""
+        """Return whether the node is gone sooner than was known; then that counts."""
         sooner = by_s is not None and (self.by_s is None or by_s < self.by_s)
         self.by_s = by_s if sooner else self.by_s
         if self._deadline_s is not None and self.by_s is not None:
@@ -43,18 +43,18 @@ class NodeDeparture:
         return Leave(why=self.why, left_s=None if self.by_s is None else max(0.0, self.by_s - time.monotonic()))
 
     def sentence(self, workers: int, by_s: float | None) -> str:
-        """by_s: as whoever makes it leave says"""
+        """Return what people are told; by_s: as whoever makes the node leave says."""
         within = "" if by_s is None else f", in {words.seconds(max(0.0, by_s - time.monotonic()))}"
         who = "worker of this node leaves" if workers == 1 else f"{workers} workers of this node leave"
         return f"{self.why}{within}: the {who}"
 
     def workers_end(self) -> None:
-        """From now on they have so long, whether the node leaves or the run is over."""
+        """Count the workers' time from now on, whether the node leaves or the run is over."""
         if self._deadline_s is None:  # as long as the machine is there, if that is known to be longer
             self._deadline_s = max(time.monotonic() + self._within_s, self.by_s or 0.0)
 
     def are_late(self, now_s: float, *, again_s: float) -> bool:
-        """Whether they should have ended by now; asked again_s later, those who are still there are late again."""
+        """Return whether workers should have ended by now; those still there `again_s` later are late again."""
         late = self._deadline_s is not None and now_s > self._deadline_s
         if late:
             self._deadline_s = now_s + again_s
@@ -62,6 +62,6 @@ class NodeDeparture:
 
     @property
     def within(self) -> str:
-        """In words, how long they had."""
+        """Return in words how long the workers had."""
         known = "" if self.by_s is None else ", nor while this node was said to be there"
         return f"within {self._within_s:.0f} s (--shutdown-timeout){known}"

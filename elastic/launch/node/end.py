@@ -1,4 +1,4 @@
-"""With which status does an agent end? What has become of the run on this node, as far as it is known here.
+"""The status with which an agent ends, by what has become of the run on this node, as far as it is known here.
 
 0                     the run is finished
 0, or --leave-status  the workers of a node that leaves have left in order
@@ -19,13 +19,14 @@ FAILED = 1
 
 
 def left_status(departed: str, leave_status: int) -> int:
-    """Of a node that has left in order: on Ctrl-C 130, so that a shell does nothing with half a result, as it would on
-    0. A scheduler's notice keeps its status."""
+    """Return the status of a node that has left in order: 130 on Ctrl-C unless --leave-status is given, else that."""
+    # On 0 a shell would go on with half a result; a scheduler's notice keeps its status.
     return INTERRUPTED if departed == signal.SIGINT.name and not leave_status else leave_status
 
 
 class NodeEnd:
-    """
+    """What is known of the end of the run on this node.
+
     run           the hub's word that the run is over
     hub_gone      and there is no other
     not_admitted  the run had its most nodes, and this node was not let in
@@ -41,16 +42,16 @@ class NodeEnd:
 
     @property
     def has_come(self) -> bool:
-        """For this node, whatever its workers do."""
+        """Return whether the run is over for this node, whatever its workers do."""
         return self.run is not None or self.hub_gone or self.not_admitted
 
     def ended_otherwise(self, *, taken: bool) -> None:
-        """A worker that was told to end. taken: by a kill from outside"""
+        """Note that a worker that was told to end ended otherwise; taken: by a kill from outside."""
         self._taken |= taken
         self._disorder |= not taken
 
     def status(self, departed: str | None, leave_status: int, *, say: Callable[[str], None]) -> int:
-        """And says why. departed: why the node has; None: it has not"""
+        """Return the agent's exit status, and say why; departed: why the node has left, None: it has not."""
         if self.killed:
             return INTERRUPTED
         if self.run is not None and self.run.failed:

@@ -17,13 +17,14 @@ _Known = tuple[str, str]  # a notice by its source and its id
 
 
 class Hints:
-    """Those of one node that are in force."""
+    """The hints to one node that are in force."""
 
     def __init__(self) -> None:
         self._in_force: dict[_Known, Notice] = {}
         self._sent_to: dict[_Known, set[str]] = {}  # who was, by token
 
     def came(self, hint: Notice, workers: Iterable[NodeWorker]) -> None:
+        """Keep a hint, and tell the workers that are in the run."""
         self._in_force[_known_as(hint)] = hint
         for worker in workers:
             if worker.ready:
@@ -34,7 +35,7 @@ class Hints:
         self._sent_to.pop(_known_as(hint), None)
 
     def is_ready(self, worker: NodeWorker, workers: Iterable[NodeWorker]) -> None:
-        """workers: all of the node, of which this is one"""
+        """Tell a worker that has come to the run the hints that nobody here was told; workers: all of the node."""
         here = {one.token for one in workers}
         for known, hint in self._in_force.items():
             if here.isdisjoint(self._sent_to.get(known, ())):  # else somebody here has seen, or sees, to the save

@@ -29,7 +29,7 @@ _CLOSE_S = 3.0
 
 
 class TrainJobStatus:
-    """operator: its URL, and the files of its certificate and of a token"""
+    """Tells an operator of the run's progress; operator: its URL, and the files of its certificate and of a token."""
 
     def __init__(self, operator: tuple[str, str, str], *, say: Callable[[str], None], every_s: float = EVERY_S) -> None:
         self._url, self._certificate, self._token = operator
@@ -47,7 +47,7 @@ class TrainJobStatus:
         self._came.set()
 
     def close(self) -> None:
-        """What came last is told."""
+        """Tell what came last, and end."""
         self._ends.set()
         self._came.set()
         self._thread.join(timeout=_CLOSE_S)
@@ -79,7 +79,7 @@ class TrainJobStatus:
 
 
 def update_request(status: dict[str, Any]) -> dict[str, Any]:
-    """The body, of a StatusTracker's status. A percentage of 100 is of a run that has finished."""
+    """Return the request's body for a StatusTracker's status; a percentage of 100 is of a run that has finished."""
     step, total, metrics = status["step"], status["total_steps"], {"step": status["step"]}
     if (value := status.get("value")) is not None and value[1] is not None:
         metrics[value[0]] = value[1]
@@ -95,7 +95,7 @@ def update_request(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _post(url: str, certificate: str, token: str, body: dict[str, Any]) -> None:
-    """Raises OSError, ValueError, HTTPException."""
+    """Post the request. Raises OSError, ValueError, HTTPException."""
     parts = urlsplit(url)
     if parts.scheme != "https" or parts.hostname is None:
         raise ValueError("expected https://HOST…")

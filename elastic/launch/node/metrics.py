@@ -47,10 +47,10 @@ _SUMS = {
 
 
 class NodeMetrics:
-    """Serves from its making until `close`. What is told comes from the agent's thread."""
+    """A node's figures, served from its making until `close`; the agent's thread tells them."""
 
     def __init__(self, port: int) -> None:
-        """Raises ConfigError where the port is not to be had."""
+        """Begin to serve. Raises ConfigError where the port is not to be had."""
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
         try:
@@ -97,7 +97,7 @@ class NodeMetrics:
     # what the agent tells
 
     def heard(self, worker: str, figures: Mapping[str, Any]) -> None:
-        """What a worker has told of itself: sums of its own."""
+        """Take the figures that a worker has told of itself: sums of its own."""
         run = figures["run"]
         for key, gauge in self._run.items():
             if key in run:
@@ -117,6 +117,7 @@ class NodeMetrics:
         self._coordinator.set(bool(self._coordinators))
 
     def ended(self, worker: str, *, lost: bool) -> None:
+        """Forget a worker that has ended, and count it if it was lost."""
         self._told.pop(worker, None)
         for those in (self._training, self._coordinators):
             those.discard(worker)
@@ -141,7 +142,7 @@ class NodeMetrics:
 
     @property
     def unhealthy(self) -> str | None:
-        """Why; None: it is not. Before it has met the others, its loop has not begun."""
+        """Return why the agent is not healthy, None if it is; before it has met the others, its loop has not begun."""
         turned_s = self._turned_s
         if turned_s is None or time.monotonic() - turned_s < _STILL_S:
             return None
@@ -149,13 +150,13 @@ class NodeMetrics:
 
     @property
     def unready(self) -> str | None:
-        """Why; None: it is not."""
+        """Return why the node is not ready, None if it is."""
         if self._leaves:
             return "this node leaves"
         return None if self._training else "no worker of this node has applied a step in its view"
 
     def _more(self, worker: str, what: str, total: float) -> float:
-        """Since it was told the last time; a worker whose script begins another run counts from 0."""
+        """Return by how much a sum has grown; a worker whose script begins another run counts from 0."""
         before, self._told[worker][what] = self._told[worker].get(what, 0.0), total
         return total - before if total >= before else total
 
@@ -171,6 +172,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._places = threading.Semaphore(_AT_ONCE)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether the request is served: so many at a time are."""
         return self._places.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -180,7 +182,7 @@ class _Server(http.server.ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked has gone; it is nobody's concern."""
+        """Do nothing: whoever asked has gone, which is nobody's concern."""
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
@@ -203,7 +205,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.NOT_FOUND, b"/metrics, /healthz, /readyz\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Standard error is the run's."""
+        """Log nothing: standard error is the run's."""
 
     def _state(self, why_not: str | None) -> None:
         status = HTTPStatus.OK if why_not is None else HTTPStatus.SERVICE_UNAVAILABLE

@@ -20,9 +20,10 @@ WITHIN_S = 60.0
 
 
 class NoticeHook:
-    """
+    """The command of --on-notice, and its processes.
+
     line     None: nobody is told
-    environ  beside what it is told
+    environ  of the command, beside what it is told
     """
 
     def __init__(self, line: str | None, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
@@ -34,6 +35,7 @@ class NoticeHook:
         self._until_s: float | None = None  # it is waited for
 
     def call(self, notice: Notice) -> None:
+        """Run the command for a notice that is new; one that is said again after its withdrawal is."""
         known = notice.source, notice.id
         if notice.withdrawn:
             self._called_for.discard(known)  # said again, it is another one
@@ -42,10 +44,11 @@ class NoticeHook:
             self._run(self._line, notice)
 
     def pids(self) -> set[int]:
-        """This one's to reap."""
+        """Return the processes that are this hook's to reap."""
         return set(self._running)
 
     def reap(self) -> None:
+        """Reap the commands that have ended, and say which have failed."""
         for pid in sorted(self._running):
             if (ended := children.ended(pid)) is not None:
                 self._running.remove(pid)
@@ -54,7 +57,7 @@ class NoticeHook:
                     self._say(f"--on-notice ended with {ended.text}; the node acts on the notice all the same")
 
     def is_waited_for(self, now_s: float, gone_by_s: float | None) -> bool:
-        """Asked when nothing else is waited for.
+        """Return whether a command is still to be waited for; asked when nothing else is.
 
         gone_by_s  the machine is gone then, as far as somebody says
         """

@@ -1,5 +1,4 @@
-"""The watcher of a node in its agent: what its threads say is heard in the agent's loop, one after the other, and the
-hook (notice_hook.py) is called with it."""
+"""A node's notices: heard in the agent's loop, one after the other, and passed to the hook (notice_hook.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from elastic.preemption.watcher import Watcher
 
 
 class NodeNotices:
-    """From `open` to `close`."""
+    """The notices of a node, from `open` to `close`."""
 
     def __init__(self, sources: Sequence[Source], hook: NoticeHook) -> None:
         self._hook = hook
@@ -24,13 +23,13 @@ class NodeNotices:
         self._watcher = Watcher(sources, tell=self._put, say=self._put)
 
     def open(self, loop: selectors.BaseSelector, tell: Callable[[Notice], None], say: Callable[[str], None]) -> None:
-        """tell, say  called in the loop, see Watcher"""
+        """Begin to watch; `tell` and `say`, see Watcher, are called in the loop."""
         self._tell, self._say = tell, say
         loop.register(self._arrived, selectors.EVENT_READ, self._hear)
         self._watcher.start()
 
     def close(self, loop: selectors.BaseSelector, *, gone: bool) -> None:
-        """gone: see Watcher.close"""
+        """Stop watching; gone: see Watcher.close."""
         self._watcher.close(gone=gone)
         if self._arrived in loop.get_map():
             loop.unregister(self._arrived)

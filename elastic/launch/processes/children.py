@@ -19,7 +19,7 @@ _REAPED_S = 10.0  # the kernel needs far less to end what it was told to kill
 
 @dataclass(frozen=True)
 class Ended:
-    """code of an exit, or the name of the signal."""
+    """How a child ended: the code of its exit, or the name of the signal."""
 
     code: int | None
     signal: str | None
@@ -30,7 +30,7 @@ class Ended:
 
 
 def ended(pid: int) -> Ended | None:
-    """How that child ended, None while it lives. It stays a zombie, so its number cannot become another's."""
+    """Return how that child ended, None while it lives; it stays a zombie, so its number cannot become another's."""
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -43,8 +43,7 @@ def ended(pid: int) -> Ended | None:
 
 
 def ending(pid: int) -> Ended | None:
-    """How that child ends, whose end has begun: its memory, its connections and its number may last a while. None: it
-    lives, or nobody says."""
+    """Return how a child ends that may last a while, though its end has begun; None: it lives, or nobody says."""
     status = linux.exit_status(pid)
     if status is None:
         return None
@@ -52,14 +51,14 @@ def ending(pid: int) -> Ended | None:
 
 
 def reap(pid: int) -> int:
-    """The most memory that it ever had, in bytes; 0 where nobody knows."""
+    """Reap that child; return the most memory that it ever had, in bytes, 0 where nobody knows."""
     with contextlib.suppress(ChildProcessError):
         return os.wait4(pid, 0)[2].ru_maxrss * 1024
     return 0
 
 
 def reap_orphans(known: Collection[int | None]) -> None:
-    """What a dead worker left to us, loader processes for example. Those that are known are their keepers' to reap."""
+    """Reap what dead workers left to us, loader processes say; those that are `known` are their keepers' to reap."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -71,13 +70,14 @@ def reap_orphans(known: Collection[int | None]) -> None:
 
 
 def kill_group(leader: int) -> None:
+    """Kill a process and its group."""
     for kill in (os.killpg, os.kill):  # a process that was just forked does not lead a group yet
         with contextlib.suppress(ProcessLookupError):
             kill(leader, signal.SIGKILL)
 
 
 def finishing(dying: Collection[int]) -> list[int]:
-    """Writer processes of checkpoints, left to us by workers that died: each ends once what was staged is committed.
+    """Return writer processes of checkpoints, left to us by workers that died; each ends once its save is committed.
 
     dying  workers that have not left theirs to us yet
     """
@@ -86,7 +86,7 @@ def finishing(dying: Collection[int]) -> list[int]:
 
 
 def end_all(*, within_s: float) -> None:
-    """SIGTERM to every child, SIGKILL to those that are left; then again for what those leave to us."""
+    """Send SIGTERM to every child, SIGKILL to those that are left; then again to what those leave to us."""
     asked: set[int] = set()
     kill_from_s = time.monotonic() + within_s
     deadline_s = kill_from_s + _REAPED_S

@@ -18,16 +18,16 @@ NUMBERS = (signal.SIGTERM, signal.SIGUSR1)  # preemption.signals.LEAVE_SIGNALS, 
 
 
 def hold() -> None:
-    """Until `EarlySignals` is made, also by the process that this one becomes: exec resets handlers, and not this.
+    """Block signals to leave until `EarlySignals` is made, also in the process that this one becomes.
 
-    The kernel drops a signal that process 1 of a container neither handles nor blocks: a pod that was drained as it
-    started trained on until SIGKILL.
+    exec resets handlers, and not this. The kernel drops a signal that process 1 of a container neither handles nor
+    blocks: a pod that was drained as it started trained on until SIGKILL.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
 
 
 class LeftEarly(BaseException):
-    """By which signal."""
+    """A signal to leave came early; `number` says which."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -35,7 +35,7 @@ class LeftEarly(BaseException):
 
 
 class EarlySignals:
-    """From its making to the end of the process. Main thread only; one at a time."""
+    """Keeps signals to leave, from its making to the end of the process. Main thread only; one at a time."""
 
     def __init__(self) -> None:
         global _present
@@ -46,14 +46,14 @@ class EarlySignals:
         _present = self
 
     def also(self, numbers: Iterable[signal.Signals]) -> None:
-        """What the command line names beside them."""
+        """Keep the signals, too, that the command line names."""
         for number in numbers:
             if number not in self._handlers and number != signal.SIGINT:
                 self._handlers[number] = signal.signal(number, self._keep)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Raises LeftEarly, wherever it is, for a signal that comes or has come."""
+        """Raise LeftEarly within this, wherever it is, for a signal that comes or has come."""
         self._interrupts = True
         try:
             self._raise_if_arrived()
@@ -62,12 +62,12 @@ class EarlySignals:
             self._interrupts = False
 
     def take(self) -> list[int]:
-        """Those that nobody was told of."""
+        """Return the signals that nobody was told of."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def give_back(self) -> None:
-        """To whom they belonged, in a process that is no `elastic run`."""
+        """Restore the handlers from before, in a process that is no `elastic run`."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
@@ -85,7 +85,7 @@ _present: EarlySignals | None = None
 
 
 def fork() -> int:
-    """As os.fork: the child's handlers are those that this process had before, and it hears none of its signals."""
+    """Fork as os.fork; the child's handlers are those from before EarlySignals, and it hears none of its signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         pid = os.fork()

@@ -22,6 +22,7 @@ _PATIENCE_S = 10.0  # with threads of the script's, before it is said who is wai
 
 
 def end(status: int) -> NoReturn:
+    """End this process as python would, with this status."""
     threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
     teller = threading.Timer(_PATIENCE_S, _tell, args=(threads,))
     teller.daemon = True
@@ -49,7 +50,7 @@ def _tell(threads: list[threading.Thread]) -> None:
 
 
 def _flush() -> bool:
-    """Whether what the script printed got through."""
+    """Flush every open file; return whether what the script printed got through."""
     through = True
     for stream in (sys.stdout, sys.stderr):
         try:

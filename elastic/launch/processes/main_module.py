@@ -21,7 +21,7 @@ from elastic.launch.processes.script import Script, spec_of
 
 
 class MainModule:
-    """Made, it stands in sys.modules, and nothing of the script has run."""
+    """The script's `__main__`: once made, it stands in sys.modules, and nothing of the script has run."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -40,7 +40,7 @@ class MainModule:
             self.module.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._path)
 
     def clear(self) -> None:
-        """Forgets what the script has defined."""
+        """Forget what the script has defined."""
         kept = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__file__")
         names = self.module.__dict__
         for name in [name for name in names if name not in kept]:
@@ -48,7 +48,7 @@ class MainModule:
         names.update(__builtins__=builtins, __annotations__={}, __cached__=None)
 
     def find(self) -> tuple[str, str]:
-        """The script's source and file. Of a module, the packages above it are imported. Raises what python would."""
+        """Return the script's source and file; import the packages above a module. Raises what python would."""
         if not self.script.module:
             with open(self._path, "rb") as file:
                 return importlib.util.decode_source(file.read()), self._path
@@ -62,7 +62,7 @@ class MainModule:
         return source or "", spec.origin
 
     def run(self) -> None:
-        """From its first line. Raises what the script raises."""
+        """Run the script from its first line. Raises what the script raises."""
         if self.script.module:
             # Private, and what `python -m` itself calls (CPython 3.10 to 3.14). The public run_module puts another
             # __main__ back when the script's last line has run, while threads and atexit functions still need it.

@@ -24,7 +24,7 @@ elastic: there is no default group of torch.distributed: it would end with the f
 
 
 def advice(error: BaseException) -> str:
-    """For people; nothing for any other error. Raises nothing: the script's own error is what must be told."""
+    """Return what people are told behind this error, "" for most. Raises nothing: the script's error must be told."""
     try:
         if isinstance(error, KeyError):
             name = error.args[0] if error.args else None
@@ -37,7 +37,7 @@ def advice(error: BaseException) -> str:
 
 
 def _is_of_the_environment(error: BaseException) -> bool:
-    """Whether os.environ has raised it, and no dict of the script's own."""
+    """Return whether os.environ has raised it, and no dict of the script's own."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

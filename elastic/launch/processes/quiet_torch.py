@@ -18,7 +18,7 @@ _FLAG, _ERROR = "FLAGS_caffe2_log_level", 2
 
 
 def say_errors_only() -> bool:
-    """Whether it could be done. What the user has asked for by the variable stays."""
+    """Have torch say errors only, unless the user has set the variable; return whether it could be done."""
     import torch
 
     level = log_level(Path(torch.__file__).parent / "lib" / "libc10.so")
@@ -29,7 +29,7 @@ def say_errors_only() -> bool:
 
 
 def log_level(library: Path) -> ctypes.c_int | None:
-    """Of the library as it is loaded here: 0 all, 1 warnings, 2 errors."""
+    """Return the log level of the library as it is loaded here: 0 all, 1 warnings, 2 errors; None: it has none."""
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), _FLAG)
     except (OSError, ValueError):

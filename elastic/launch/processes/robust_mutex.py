@@ -23,6 +23,7 @@ _HELD: list[RobustMutex] = []  # whose memory stays mapped
 
 @cache
 def _c() -> ctypes.CDLL:
+    """Return the C library."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     size, number, offset = ctypes.c_size_t, ctypes.c_int, ctypes.c_long
@@ -31,11 +32,12 @@ def _c() -> ctypes.CDLL:
 
 
 def _library() -> ctypes.CDLL | None:
+    """Return the C library if it has such a mutex."""
     return _c() if hasattr(_c(), "pthread_mutexattr_setrobust") else None
 
 
 def _map(fd: int, length: int) -> int:
-    """Its address. mmap.mmap would keep a descriptor of its own for as long as it is there."""
+    """Map the memory, and return its address; mmap.mmap would keep a descriptor of its own as long as it is there."""
     address: int | None = _c().mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
         raise OSError(ctypes.get_errno(), "no memory can be shared")
@@ -43,7 +45,7 @@ def _map(fd: int, length: int) -> int:
 
 
 class RobustMutex:
-    """In this process. fd: of the memory, which has BYTES from `at` on"""
+    """The mutex as this process has it; fd: of the memory, which has BYTES from `at` on."""
 
     def __init__(self, fd: int, at: int) -> None:
         begin = _map(fd, at + BYTES)
@@ -55,7 +57,7 @@ class RobustMutex:
 
     @classmethod
     def make(cls, fd: int, at: int) -> RobustMutex:
-        """The memory, which is zeros, becomes one that nobody holds."""
+        """Make the memory, which is zeros, one that nobody holds."""
         made = cls(fd, at)
         if (library := _library()) is not None:
             attribute = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
@@ -70,26 +72,25 @@ class RobustMutex:
 
     @property
     def is_held(self) -> bool:
-        """Some thread has come to hold it; it may have ended since."""
+        """Return whether some thread has come to hold it; it may have ended since."""
         return bool(self._held.value)
 
     def hold(self) -> None:
-        """By this thread, to its end. Waits for nobody."""
+        """Hold it by this thread, to its end; wait for nobody."""
         library = _library()
         if library is not None and self._can_be_held.value and library.pthread_mutex_trylock(self._mutex) == 0:
             self._held.value = 1
 
     def wait(self) -> None:
-        """Until the thread that holds it has ended, or its process has become another program. Only while somebody
-        holds it: else this thread would."""
+        """Wait until the thread that holds it has ended, or its process is another program; only while it is held."""
         library = _library()
         assert library is not None, "somebody holds it"
-        library.pthread_mutex_lock(self._mutex)
+        library.pthread_mutex_lock(self._mutex)  # where nobody held it, this thread would
         library.pthread_mutex_unlock(self._mutex)  # or this thread's end would be another one to give it back
 
 
 def hold(fd: int, at: int) -> None:
-    """By this thread, to the end of this process."""
+    """Hold the mutex in this memory by this thread, to the end of this process."""
     if os.fstat(fd).st_size >= at + BYTES:
         _HELD.append(RobustMutex(fd, at))
         _HELD[-1].hold()

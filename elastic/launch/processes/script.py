@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Script:
-    """target  a path, or for `module` a name as for `python -m`"""
+    """A script with its arguments; target: a path, or for `module` a name as for `python -m`."""
 
     target: str
     module: bool
     args: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
-        """As on a command line: what `of_command` reads."""
+        """Return it as on a command line, which `of_command` reads."""
         return [*(["-m"] if self.module else []), self.target, *self.args]
 
     @classmethod
@@ -29,14 +29,14 @@ class Script:
         return cls(target, module, tuple(args))
 
     def search_path(self) -> str | None:
-        """What python puts in front of sys.path for it; None where it is told not to (-P, PYTHONSAFEPATH)."""
+        """Return what python puts first in sys.path for it; None where it is told not to (-P, PYTHONSAFEPATH)."""
         if getattr(sys.flags, "safe_path", False):
             return None
         return os.getcwd() if self.module else os.path.dirname(os.path.realpath(self.target))
 
 
 def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Of what `python -m name` runs. Imports the packages above it, as that does; raises what they raise."""
+    """Return the spec of what `python -m name` runs; import the packages above it, and raise what they raise."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

@@ -50,7 +50,7 @@ _SHOWN_MAX, _HEAD = 1 << 15, 1 << 12  # characters
 
 
 def main(command: Sequence[str]) -> NoReturn:
-    """A fresh interpreter's worker."""
+    """Be the worker of a fresh interpreter."""
     linux.name_process(NAME)
     for name in (_CHANNEL, _PROGRESS):
         if name in os.environ:
@@ -59,7 +59,7 @@ def main(command: Sequence[str]) -> NoReturn:
 
 
 def run(main_module: MainModule) -> NoReturn:
-    """The rest of this process."""
+    """Run the script in this process, and end it."""
     _leave_with_agent()
     drop_unread_output()
     robust_mutex.hold(int(os.environ[_PROGRESS]), BYTES)  # its agent waits for that
@@ -73,7 +73,7 @@ def run(main_module: MainModule) -> NoReturn:
 
 
 def _status_of(main_module: MainModule) -> int:
-    """Runs it, and tells how it failed."""
+    """Run the script, tell how it failed, and return the exit status."""
     try:
         main_module.run()
     except SystemExit as wish:
@@ -95,14 +95,14 @@ def _status_of(main_module: MainModule) -> int:
 
 
 def _leave_with_agent() -> None:
-    """Its death is a SIGTERM from here on; one that is dead already ends this process now."""
+    """Have the agent's death be a SIGTERM from here on; end this process now if the agent is dead already."""
     linux.signal_at_parents_end(signal.SIGTERM)
     if os.getppid() != int(os.environ[AGENT]):
         os._exit(0)
 
 
 def _tell_failure(error: BaseException, *, shown: bool) -> bool:
-    """Whether the agent could be told. shown: the trace is printed by this process."""
+    """Return whether the agent could be told; shown: the trace is printed by this process."""
     what = "".join(traceback.format_exception_only(type(error), error)).strip()
     trace = "".join(traceback.format_exception(type(error), error, _of_script(error))) + advice(error)
     said = Failed(worker=ME, error=cut(what), trace=cut(trace), step=_step(), shown=shown)
@@ -113,8 +113,10 @@ def _tell_failure(error: BaseException, *, shown: bool) -> bool:
 
 
 def cut(text: str) -> str:
-    """The channel takes no line of a megabyte. An exception begins with its type, a trace with the script, and both end
-    with the reason."""
+    """Return the text without its middle where it is long, as the channel takes no line of a megabyte.
+
+    An exception begins with its type, a trace with the script, and both end with the reason.
+    """
     return text if len(text) <= _SHOWN_MAX else f"{text[:_HEAD]} … {text[_HEAD - _SHOWN_MAX :]}"
 
 
@@ -130,7 +132,7 @@ def _print(error: BaseException) -> None:
 
 
 def _of_script(error: BaseException) -> types.TracebackType | None:
-    """The traceback without the frames of this file, main_module.py and runpy above the script's own."""
+    """Return the traceback without the frames of this file, main_module.py and runpy above the script's own."""
     trace = error.__traceback__
     while trace is not None and (
         (above := trace.tb_frame.f_globals) is globals() or above.get("__name__") in (MainModule.__module__, "runpy")

@@ -44,7 +44,6 @@ class Refusals:
         return bytes(self._store.get(self._key)[:_REFUSED_BYTES_MAX]) if self._store.check([self._key]) else b""
 
     def leave(self, address: str) -> None:
-        """Write that the node at this address was refused."""
         with contextlib.suppress(DistError):
             self._store.set(self._key, address)
 
@@ -103,7 +102,6 @@ def in_words(found: list[tuple[str, Address]] | None) -> str:
 
 
 def _named(written: str) -> tuple[str, Address]:
-    """Return the name and the address of what `called` has made."""
     name, _, where = written.rpartition("@")
     host, _, port = where.rpartition(":")
     return name, (host, int(port))

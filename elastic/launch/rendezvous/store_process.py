@@ -146,11 +146,9 @@ def _open(listening: int, words: dict[str, str], failures: list[Exception]) -> N
 
 
 def _ask_no_name_server() -> None:
-    """Have names looked up in files only.
-
-    torch asks for the name of whoever connects, and nobody else is served until it has an answer: 5 s, where a
-    question is lost (51 of 600 strangers were let in, in the first of them: measured, 2026-11-29).
-    """
+    """Have names looked up in files only."""
+    # torch asks for the name of whoever connects, and nobody else is served until it has an answer: 5 s, where a
+    # question is lost (51 of 600 strangers were let in, in the first of them: measured, 2026-11-29).
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 

@@ -1,4 +1,4 @@
-"""How far may a script be run before there is a worker? Decided from its source alone.
+"""How far a script may be run before there is a worker, decided from its source alone.
 
 A warm process runs a script's first statements once, for all workers that it will fork; each worker then runs the whole
 script, and finds imported what it imports. So the order of things must be python's own: a module that is imported
@@ -29,9 +29,7 @@ _SETTINGS = frozenset({*_OF_PYTHON, "warnings.simplefilter", "os.environ.setdefa
 
 @dataclass(frozen=True)
 class Statement:
-    """line     in the script, counting from 1
-    imports  something
-    """
+    """A statement that may be run; line: in the script, from 1; imports: it imports something."""
 
     line: int
     code: CodeType
@@ -39,7 +37,7 @@ class Statement:
 
 
 def beginning(source: str, filename: str) -> list[Statement]:
-    """In order. Empty for a source that does not compile: the worker says so, as python does."""
+    """Return the first statements, in order; none if the source does not compile, which the worker says."""
     try:
         body = ast.parse(source, filename).body
         compile(source, filename, "exec", dont_inherit=True)  # some errors are found no earlier
@@ -52,6 +50,7 @@ def beginning(source: str, filename: str) -> list[Statement]:
 
 
 def _beginning(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements to run, up to the first one that does more."""
     for statement in body:
         if isinstance(statement, ast.If) and _runs_as_main(statement.test):
             yield from _beginning(statement.body)
@@ -67,14 +66,14 @@ def _imports(statement: ast.stmt) -> bool:
 
 
 def _passed_over(statement: ast.stmt) -> bool:
-    """A function or class of the script is no module's business, and is made by each worker."""
+    """Return whether a warm process has no need of it: the script's functions and classes are made by each worker."""
     definition = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Expr, ast.Pass))
     of_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     return of_future or (definition and not _is_setting(statement))
 
 
 def _quiet(statement: ast.stmt) -> bool:
-    """Whether it may run in a warm process, and again in each worker."""
+    """Return whether it may run in a warm process, and again in each worker."""
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
@@ -115,7 +114,7 @@ def _is_setting(statement: ast.stmt) -> bool:
 
 
 def _plain(expression: ast.expr) -> bool:
-    """It computes a value from others, and changes nothing."""
+    """Return whether it computes a value from others, and changes nothing."""
     changing = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
     return not any(
         isinstance(node, changing) or (isinstance(node, ast.Call) and not _plain_call(node.func))
@@ -124,6 +123,7 @@ def _plain(expression: ast.expr) -> bool:
 
 
 def _plain_call(function: ast.expr) -> bool:
+    """Return whether this function changes nothing, wherever it is called."""
     name = ast.unparse(function)
     method = isinstance(function, ast.Attribute) and function.attr in _PLAIN_METHODS
     return name in _PLAIN_CALLS or name.startswith("os.path.") or method
@@ -136,7 +136,7 @@ def _may_be_set(target: ast.expr) -> bool:
 
 
 def _extends(statement: ast.Assign) -> bool:
-    """An environment variable that is made from others would become another one each time."""
+    """Return whether it makes an environment variable from others, which becomes another one each time."""
     into = any(isinstance(target, ast.Subscript) for target in statement.targets)
     return into and "environ" in ast.unparse(statement.value)
 

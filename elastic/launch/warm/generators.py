@@ -21,7 +21,7 @@ def _of_numpy() -> object:
 
 
 def _of_torch() -> object:
-    """Another one after manual_seed or a state that was set, not after a draw."""
+    """Return the seed: another one after manual_seed or a state that was set, not after a draw."""
     return sys.modules["torch"].default_generator.initial_seed()
 
 
@@ -30,7 +30,7 @@ _STATES: dict[str, Callable[[], object]] = {"random": random.getstate, "numpy.ra
 
 
 class Generators(importlib.abc.MetaPathFinder):
-    """Made before the imports; `settle` afterwards, in each fork. What was only drawn from may count as seeded."""
+    """Watches generators from before the imports to `settle` in each fork; one only drawn from may count as seeded."""
 
     def __init__(self) -> None:
         self._at_load = {name: of() for name, of in _STATES.items() if name in sys.modules}
@@ -40,7 +40,7 @@ class Generators(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Python asks this before it loads a module: what is one of ours is looked at as soon as it is loaded."""
+        """Have a module with a generator looked at as soon as it is loaded; python asks this before it loads one."""
         if name not in _STATES or name in self._at_load:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -49,12 +49,12 @@ class Generators(importlib.abc.MetaPathFinder):
         return spec
 
     def imported(self) -> None:
-        """The imports are over."""
+        """Stop watching, as the imports are over."""
         sys.meta_path.remove(self)
         self._python = random.getstate()
 
     def settle(self) -> None:
-        """In a fork."""
+        """Seed anew, in a fork, the generators that no import has seeded."""
         untouched = {name for name, state in self._at_load.items() if _STATES[name]() == state}
         if self._python != self._at_load["random"]:
             random.setstate(self._python)  # python itself seeds it anew in each fork
@@ -65,7 +65,7 @@ class Generators(importlib.abc.MetaPathFinder):
 
 
 class _Then(importlib.abc.Loader):
-    """A loader that gives the module back to its own one, and calls when it has run."""
+    """A loader that lets the module's own one load it, and calls `loaded` when it has run."""
 
     def __init__(self, loader: importlib.abc.Loader, loaded: Callable[[], object]) -> None:
         self._loader = loader

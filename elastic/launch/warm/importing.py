@@ -63,11 +63,11 @@ _STANDS_FOR_ALL = "ELASTIC_STANDS_FOR_A_WORKERS_VARIABLES"
 
 
 class _Value(str):
-    """Of that variable, each time another one: no str of Python's own can be referred to weakly."""
+    """The value of that variable, a new one each time: no str of Python's own can be referred to weakly."""
 
 
 class Importing:
-    """`with` it, the environment is watched.
+    """Watches imports: the environment and new folders within `with`, threads and files from its making on.
 
     found()        what forks must not share, in words, since the last time it was asked; None: nothing
     read_by_script whether the script itself has asked for such a variable, which it will do again in each worker
@@ -88,6 +88,7 @@ class Importing:
         self._threads = set(threading.enumerate())
 
     def found(self) -> str | None:
+        """Return in words what forks must not share, since the last time this was asked; None: nothing."""
         reads, self._reads = self._reads, []
         values, self._values = self._values, []
         if any(value() is not None for _, value in values):
@@ -160,6 +161,7 @@ class Importing:
             os.environ.pop(name, None)
 
     def _reads_variable(self, variable: str) -> None:
+        """Note who reads a variable that differs between workers, while it is imported."""
         frame = _importing_frame(sys._getframe(2))
         if frame is None or frame.f_globals.get("__name__") in _ASKED_AGAIN_LATER:
             return
@@ -169,6 +171,7 @@ class Importing:
             self._reads.append((_named(frame), variable))
 
     def _value(self) -> _Value:
+        """Return a value for one who looks through all variables, to see whether it is kept."""
         value, frame = _Value("0"), _importing_frame(sys._getframe(2))
         if frame is not None and frame.f_globals is sys.modules["__main__"].__dict__:
             self.read_by_script = True
@@ -177,7 +180,7 @@ class Importing:
         return value
 
     def _makes_folder(self, *args: Any, **options: Any) -> Any:
-        """Installed modules may: theirs are caches, which they do without."""
+        """Make a folder, and note who did; installed modules may: theirs are caches, which they do without."""
         folder = self._mkdtemp(*args, **options)
         frame = _importing_frame(sys._getframe(1))
         if frame is not None and not _is_of_library(frame):
@@ -186,7 +189,7 @@ class Importing:
 
 
 def _importing_frame(frame: FrameType | None) -> FrameType | None:
-    """Of the module that is being imported there; None: none is."""
+    """Return the frame of the module that is being imported there; None: none is."""
     while frame is not None and frame.f_globals.get("__name__") in _OF_WATCHED:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_name != "<module>":
@@ -203,7 +206,7 @@ def _named(frame: FrameType) -> str:
 
 
 def _is_built_for_cuda() -> bool:
-    """Of the torch that would be imported, without importing it."""
+    """Return whether the torch that would be imported is, without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -211,18 +214,17 @@ def _is_built_for_cuda() -> bool:
 
 
 def _lost_in_forks() -> bool:
-    """Whether a fork of this process could not use the GPUs that are here: torch knows, in a fork (private; torch
-    2.13). Where there are none, its CUDA build has asked in vain, and a fork may ask again."""
+    """Return whether a fork of this process could not use the GPUs that are here."""
     torch = sys.modules["torch"]
     child = os.fork()
     if child == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
+        os._exit(int(torch.cuda._is_in_bad_fork()))  # which torch knows in a fork (private; torch 2.13)
     lost = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-    return lost and torch.cuda.device_count() > 0
+    return lost and torch.cuda.device_count() > 0  # where there are none it has asked in vain, and a fork may again
 
 
 def _descriptors() -> dict[int, str]:
-    """What is open for reading, but for what has no place of its own."""
+    """Return what is open for reading, but for what has no place of its own."""
     found = {}
     for number, target in linux.descriptors().items():
         try:

@@ -1,4 +1,4 @@
-"""What the warm process of a node and its agent say to each other, as types. Which follows what:
+"""What the warm process of a node and its agent say to each other, as types.
 
     warm process:  Leaves, at any time  ->  Ready | Unfit
     agent:  a socket alone  ->  warm process:  Forked, which waits at it
@@ -22,23 +22,23 @@ PACKET_MAX, FDS_MAX = 1 << 17, 16
 
 
 class Leaves(Tagged):
-    """why  something is left to each worker; for people"""
+    """Something is left to each worker; why: for people."""
 
     why: str
 
 
 class Ready(Tagged):
-    """It can be forked from."""
+    """The warm process can be forked from."""
 
 
 class Unfit(Tagged):
-    """why  it never can"""
+    """The warm process can never be forked from, and why."""
 
     why: str
 
 
 class Forked(Tagged):
-    """pid  of the process that waits at the socket that came last"""
+    """A process waits at the socket that came last; pid: its number."""
 
     pid: Int
 
@@ -47,7 +47,7 @@ class Forked(Tagged):
 
 
 class BecomeWorker(Tagged):
-    """It is a worker now.
+    """The process is a worker now.
 
     env  what differs from the node's environment
     fds  what each of its descriptors is: the name of a variable, or "stdout", "stderr"

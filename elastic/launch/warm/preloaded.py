@@ -20,7 +20,7 @@ _OTHERS = ("TOKENIZERS_", "HF_", "TRANSFORMERS_", "DATASETS_", "WANDB_", "MLFLOW
 
 
 class Preloaded:
-    """Made before anything of the script is looked at."""
+    """What was loaded before; made before anything of the script is looked at."""
 
     def __init__(self) -> None:
         self._path = set(sys.path)
@@ -32,7 +32,7 @@ class Preloaded:
         }
 
     def shows(self, variables: Iterable[str]) -> str | None:
-        """In words; None: it does not, so far.
+        """Return in words where it shows; None: it does not, so far.
 
         variables  that the script, or what it imports, has set or removed
         """
@@ -50,7 +50,7 @@ class Preloaded:
         return None
 
     def _shadowed(self, folder: str) -> str | None:
-        """The module's name that python would have found there first."""
+        """Return the name of a loaded module that python would have found there first."""
         try:
             entries = list(os.scandir(folder))
         except OSError:
@@ -65,6 +65,6 @@ class Preloaded:
 
 
 def _folder_of(file: str) -> str:
-    """In which python found the module."""
+    """Return the folder in which python found the module."""
     folder, name = os.path.split(file)
     return os.path.dirname(folder) if name.startswith("__init__.") else folder

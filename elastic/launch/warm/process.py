@@ -67,7 +67,7 @@ _OF_COMPILER = re.compile(r"[\"'](TORCH|TRITON)")  # a variable that it reads wh
 
 
 def in_fork(agent: socket.socket, environ: Mapping[str, str], command: Sequence[str]) -> NoReturn:
-    """In a process that the agent has just forked. environ: of its workers; torch was loaded in the same one."""
+    """Be the warm process, in a fork of the agent, which has loaded torch; environ: of the agent's workers."""
     status = 1
     try:
         linux.lead_group()
@@ -83,7 +83,7 @@ def in_fork(agent: socket.socket, environ: Mapping[str, str], command: Sequence[
 
 
 def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded | None = None) -> None:
-    """Serves until the agent closes its end; in a forked worker, does not return.
+    """Serve until the agent closes its end; in a forked worker, do not return.
 
     statements  how many of the script's first ones may be run at most; -1: nothing is known against any
     """
@@ -119,13 +119,14 @@ def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded 
 
 @dataclass(frozen=True)
 class _Again:
-    """This process is to start itself again. statements: as in `main`   why: that leaves something to the workers"""
+    """This process is to start itself again; statements: as in `main`; why: that leaves something to the workers."""
 
     statements: int
     why: str | None = None
 
 
 def _import(main_module: MainModule, statements: int, preloaded: Preloaded | None) -> _Again | None:
+    """Import what the script does first; return how to start again where forks must not share it, or order shows."""
     source, added = "", []
     with Importing() as importing, contextlib.suppress(BaseException):  # a failure is the worker's to meet, and to say
 
@@ -161,6 +162,7 @@ def _import(main_module: MainModule, statements: int, preloaded: Preloaded | Non
 
 
 def _unfit() -> str | None:
+    """Return why no worker can be forked from here, threads outside Python; None: it can."""
     child = os.fork()  # OpenBLAS ends its threads before a fork and starts them again when they are needed
     if child == 0:
         os._exit(0)
@@ -170,7 +172,7 @@ def _unfit() -> str | None:
 
 
 def _serve(agent: socket.socket) -> bool:
-    """False at the end, in the warm process; True in a worker."""
+    """Fork a process for each socket that comes; return False at the end, in the warm process, True in a worker."""
     while True:
         _, fds = _receive(agent)
         if not fds:
@@ -184,7 +186,7 @@ def _serve(agent: socket.socket) -> bool:
 
 
 def _fork() -> int:
-    """0 in the child; in the warm process its pid, once it is the agent's child."""
+    """Fork a child of the agent; return 0 in it, and in the warm process its pid, once it is the agent's child."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
@@ -204,6 +206,7 @@ def _fork() -> int:
 
 
 def _wait_to_be_a_worker(requests: socket.socket) -> bool:
+    """Wait to be told to be a worker, and take its variables and descriptors."""
     linux.lead_group()
     linux.name_process(SPARE)
     data, fds = _receive(requests)

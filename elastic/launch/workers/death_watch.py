@@ -24,7 +24,7 @@ _JOIN_S = 1.0  # all whose ends were waited for have ended
 
 
 class DeathWatch:
-    """died: called in the loop, with what `watch` was given"""
+    """Waits for each worker's death in a thread; died: called in the loop, with what `watch` was given."""
 
     def __init__(self, loop: selectors.BaseSelector, died: Callable[[str], None]) -> None:
         self._loop = loop
@@ -36,7 +36,7 @@ class DeathWatch:
         loop.register(self._wake, selectors.EVENT_READ, self._hear)
 
     def watch(self, token: str, mutex: RobustMutex | None) -> None:
-        """Nothing is done where nobody holds it: SIGCHLD tells of the death then."""
+        """Wait for the worker's death; where nobody holds the mutex do nothing, as SIGCHLD tells of the death then."""
         if mutex is None or not mutex.is_held:
             return
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -46,7 +46,7 @@ class DeathWatch:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Once those that were watched have ended."""
+        """Tell of no more deaths; to be called once those that were watched have ended."""
         with self._open:
             wake, self._wake = self._wake, None
         if wake is not None:
@@ -87,18 +87,18 @@ class Dying:
         self._pids[local_rank] = pid
 
     def is_to_wait(self, local_rank: int) -> bool:
-        """Whether the next worker in this slot waits, until `reap` gives the slot back."""
+        """Return whether the next worker in this slot waits, until `reap` gives the slot back."""
         if local_rank in self._pids:
             self.awaited.add(local_rank)
         return local_rank in self._pids
 
     def take_awaited(self) -> set[int]:
-        """Nothing is to start there any more."""
+        """Return the slots that are waited for, where nothing is to start any more."""
         taken, self.awaited = self.awaited, set()
         return taken
 
     def reap(self) -> list[int]:
-        """Those that are gone now; returns the slots where one waits for that."""
+        """Reap the processes that are gone now; return the slots where a worker waits for that."""
         gone = [local_rank for local_rank, pid in self._pids.items() if children.ended(pid) is not None]
         for local_rank in gone:
             pid = self._pids.pop(local_rank)

@@ -25,7 +25,7 @@ _SHOWN = 1 << 20  # bytes of a file at a time
 
 @dataclass
 class Tail:
-    """What has not been shown of a file yet."""
+    """A file of which some has not been shown yet."""
 
     fd: int
     target: TextIO
@@ -33,7 +33,7 @@ class Tail:
     rest: bytes = b""
 
     def show(self, *, last: bool = False) -> None:
-        """Complete lines; with `last`, the rest, too, and the file is closed."""
+        """Show complete lines; with `last`, show the rest, too, and close the file."""
         while data := os.read(self.fd, _SHOWN):
             *lines, self.rest = (self.rest + data).split(b"\n")
             self._write(lines)
@@ -49,7 +49,7 @@ class Tail:
 
 @dataclass
 class Streams:
-    """One worker's. fds: to be given to it, by "stdout" and "stderr"; then `given` closes them here."""
+    """The streams of one worker; fds: to be given to it, by "stdout" and "stderr"; then `given` closes them here."""
 
     fds: dict[str, int] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
@@ -69,7 +69,9 @@ class Streams:
 
 @dataclass(frozen=True, kw_only=True)
 class LogRules:
-    """redirects, tee  torchrun's numbers, for all local ranks or by local rank
+    """The flags for the workers' output.
+
+    redirects, tee  torchrun's numbers, for all local ranks or by local rank
     shown           only these local ranks appear on the console; None: all
     """
 
@@ -83,7 +85,7 @@ class LogRules:
 
 
 class Logs:
-    """The folder is made when the first file is."""
+    """The folder of a node's logs, which is made when the first file is."""
 
     def __init__(self, rules: LogRules, *, say: Callable[[str], None]) -> None:
         self._rules = rules
@@ -91,6 +93,7 @@ class Logs:
         self._folder: Path | None = None
 
     def open(self, local_rank: int, attempt: int) -> Streams:
+        """Open the streams of a worker; attempt: how many workers had its slot before."""
         rules, streams = self._rules, Streams()
         tee, redirects = _of(rules.tee, local_rank), _of(rules.redirects, local_rank)
         shown = rules.shown is None or local_rank in rules.shown
@@ -108,6 +111,7 @@ class Logs:
         return streams
 
     def _worker_folder(self, local_rank: int, attempt: int) -> Path:
+        """Make the folder of a worker's files. Raises ConfigError."""
         if self._folder is None:
             prefix = f"{self._rules.run_id.replace(os.sep, '-')}_"
             try:
@@ -126,7 +130,7 @@ class Logs:
         return folder
 
     def _prefix(self, local_rank: int) -> str:
-        """A rank is a place in one view, and a worker has several: where torchrun writes it, its local rank stands."""
+        """Return what stands before each line, with the local rank for torchrun's rank, which is a place in a view."""
         return Template(self._rules.prefix).safe_substitute(
             role_name=self._rules.role, local_rank=local_rank, rank=local_rank
         )

@@ -1,4 +1,4 @@
-"""What does the kernel say of this node's memory? Counts of what its out-of-memory killer took. Linux: reads /proc.
+"""What the kernel says of this node's memory: counts of what its out-of-memory killer took. Linux: reads /proc.
 
 cgroup v2  memory.events     of this process's group, where its workers are, too
 cgroup v1  memory.oom_control
@@ -19,14 +19,14 @@ _KEY = "oom_kill"
 
 @dataclass(frozen=True)
 class OomKills:
-    """count  since the machine or the group began"""
+    """How many processes the killer took; count: since the machine or the group began."""
 
     where: str
     count: int
 
 
 def oom_kills(root: Path = Path("/")) -> OomKills | None:
-    """None where the kernel says nothing. root: of the filesystem, for tests."""
+    """Return what the kernel says, None where it says nothing; root: of the filesystem, for tests."""
     for file, where in _counters(root):
         with contextlib.suppress(OSError, ValueError):
             for line in file.read_text().splitlines():
@@ -37,7 +37,7 @@ def oom_kills(root: Path = Path("/")) -> OomKills | None:
 
 
 def sentence(before: OomKills | None, after: OomKills | None, peak_bytes: int | None) -> str | None:
-    """What became of a worker's memory, from its start to its death."""
+    """Return in words what became of a worker's memory, from its start to its death."""
     words = []
     if after is not None:
         killed = after.count - before.count if before is not None and before.where == after.where else 0
@@ -48,11 +48,12 @@ def sentence(before: OomKills | None, after: OomKills | None, peak_bytes: int | 
 
 
 def struck(before: OomKills | None, after: OomKills | None) -> bool:
-    """Whether the out-of-memory killer took something in between."""
+    """Return whether the out-of-memory killer took something in between."""
     return before is not None and after is not None and before.where == after.where and after.count > before.count
 
 
 def _counters(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files to look at, the nearest first, each with what it counts in words."""
     mounted = root / "sys/fs/cgroup"
     # In a container the path may be the host's, under which nothing is mounted: then the mount itself is the group.
     for number, controllers, path in control_groups(root):

@@ -35,7 +35,8 @@ _LOOK_S = 1.0  # between two looks at its memory
 
 
 class NodeWorker:
-    """
+    """One worker of this node.
+
     pid, id   0 and "" until its process is there
     ready     its script has come to its Run
     expected  it was told to end
@@ -72,10 +73,11 @@ class NodeWorker:
 
     @property
     def called(self) -> str:
+        """Return how people know the worker."""
         return f"worker {self.id or self.token} (local rank {self.local_rank})"
 
     def request(self, rules: NodeRules, restart: int, *, status: bool) -> Request:
-        """What it is started with. restart: how many workers had its slot before; status: somebody here takes it"""
+        """Return what it is started with; restart: workers that had its slot; status: somebody here takes a status."""
         env = {
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(rules.workers),
@@ -103,24 +105,24 @@ class NodeWorker:
         return Request(self.token, env, fds)
 
     def started(self, pid: int, hostname: str) -> None:
-        """Its process is there, and has its descriptors."""
+        """Take its process, which has its descriptors."""
         self.pid, self.id = pid, f"{hostname}-{pid}-{self.token}"
         self._oom_kills = oom_kills()
         self._its_end.close()
         self.streams.given()
 
     def record(self) -> Record:
-        """What it says that it is doing."""
+        """Return what it says that it is doing."""
         return Record.read(self._progress)
 
     def look_at_memory(self, now_s: float) -> None:
-        """Its peak, which nobody can tell once it is dying."""
+        """Look at its peak, which nobody can tell once it is dying."""
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self.peak_bytes = linux.peak_bytes(self.pid) or self.peak_bytes
 
     def memory(self, peak_bytes: int | None) -> tuple[str | None, bool]:
-        """What became of its memory, now that it was killed, and whether the out-of-memory killer took something."""
+        """Return what became of its memory, now that it was killed, and whether the out-of-memory killer struck."""
         now = oom_kills()
         return sentence(self._oom_kills, now, peak_bytes), struck(self._oom_kills, now)
 
@@ -134,11 +136,11 @@ class NodeWorker:
             self.kill_in(TERM_S)
 
     def kill_in(self, within_s: float) -> None:
-        """Unless it ends before."""
+        """Kill it after so long, unless it ends before."""
         self._kill_at_s = time.monotonic() + within_s
 
     def is_in_run(self) -> None:
-        """It leaves in order when it is told to, and is not to be killed for being late at its start."""
+        """Kill it no more for being late at its start: it leaves in order when it is told to."""
         self._kill_at_s = None
 
     def kill_if_due(self, now_s: float) -> None:
@@ -146,7 +148,7 @@ class NodeWorker:
             self.kill()
 
     def kill(self) -> None:
-        """With its children."""
+        """Kill it and its children."""
         if self.pid:
             children.kill_group(self.pid)
 

@@ -1,4 +1,4 @@
-"""An exception is shown once, however many workers meet it: which traces have people seen?
+"""The failures of a node's workers as people see them: an exception is shown once, however many workers meet it.
 
 A worker prints its own where its stderr is not shared (processes/worker.py); else its agent does. What all workers
 have met, each tells from its own place in the code, and only the first is shown at length.
@@ -13,14 +13,14 @@ from elastic.membership.messages.messages import Failed
 
 
 class ShownFailures:
-    """Of the workers of one node."""
+    """The traces that people have seen, of the workers of one node."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._traces: set[str] = set()  # that people have seen
 
     def show(self, called: str, failed: Failed, streams: Streams) -> None:
-        """called: how people know that worker"""
+        """Show how a worker failed, in a line where people have seen its trace; called: how they know that worker."""
         at = f" at step {failed.step}" if failed.step is not None else ""
         trace, error = failed.trace, failed.error
         if failed.shown:  # by the worker, in its file or on the console
@@ -37,7 +37,7 @@ class ShownFailures:
             self._say(f"{called} failed{at}: {error}\n  log  {streams.files['stderr']}")
 
     def abridged(self, text: str) -> str:
-        """Without the traces in it that people have seen."""
+        """Return the text without the traces in it that people have seen."""
         for trace in filter(str.strip, self._traces):
             text = text.replace(trace.rstrip(), "(the exception is shown above)")
         return text

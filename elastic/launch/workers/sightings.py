@@ -20,7 +20,7 @@ _REDONE = (Phase.COMPUTING, Phase.READING)  # by whoever takes the step over
 
 @dataclass
 class Patience:
-    """One worker's looks so far.
+    """What the looks at one worker have shown so far.
 
     sign        its last one
     held_up_s   see held_up
@@ -31,13 +31,12 @@ class Patience:
     held_up_s: float = 0.0
 
     def stopped(self, state: str) -> bool:
-        """Whether somebody has stopped its process. state: as in /proc/<pid>/stat"""
+        """Return whether somebody has stopped its process; state: as in /proc/<pid>/stat."""
         self.stopped_looks = self.stopped_looks + 1 if state == "T" else 0
         return self.stopped_looks >= _STOPPED_LOOKS
 
     def held_up(self, sign: int, held_up_s: float) -> float:
-        """For how long since its last sign it has waited for a processor that others had: a machine that is too busy
-        is no hang. held_up_s: since its start"""
+        """Return how much of held_up_s, from its start on, came after its last sign: a machine too busy is no hang."""
         if sign != self.sign:
             self.sign, self.held_up_s = sign, held_up_s
         return held_up_s - self.held_up_s
@@ -46,7 +45,8 @@ class Patience:
 def sighting(
     now_s: float, worker: str, record: Record, *, not_before_s: float, held_up_s: float = 0.0, patience: float = 1.0
 ) -> Sighting:
-    """
+    """Return what a worker's record shows now.
+
     not_before_s  phases count from here at the earliest: the watcher itself was held up until then
     held_up_s     for so long since its last sign the worker was
     patience      limits count so many times
@@ -78,7 +78,8 @@ class Doubts:
         self._open: tuple[Phase, int | None, float, float] | None = None  # phase, step, when killed, how long it took
 
     def killed(self, now_s: float, record: Record, took_s: float, others: Iterable[Record] = ()) -> None:
-        """
+        """Take note of a killed worker: its phase gets more time.
+
         took_s  since when the worker with this record had given no sign
         others  of the workers that live on: they wait for one that hangs
         """
@@ -88,15 +89,15 @@ class Doubts:
             self._open = (record.phase, record.at_step, now_s, took_s) if alone else None
 
     def acquitted(self, phase: Phase) -> None:
-        """One that was to be killed for what it was at has gone on."""
+        """Double this phase's time, as a worker that was to be killed in it has gone on."""
         self._double(phase)
 
     def patience(self, phase: Phase) -> float:
-        """How many times the limit of this phase is."""
+        """Return how many times the limit of this phase counts."""
         return self._times.get(phase, 1.0)
 
     def look(self, now_s: float, records: Iterable[Record]) -> None:
-        """records: of the workers that there are now"""
+        """See whether a killed worker did hang, by the records of the workers that there are now."""
         if self._open is None:
             return
         phase, step, killed_s, took_s = self._open

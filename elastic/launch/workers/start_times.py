@@ -26,7 +26,7 @@ _ORDER = (LOADED, IMPORTED, STARTED, IN_RUN, HELD, APPLIED)
 
 
 class StartTimes:
-    """Seconds since the command's process began, at each of the moments above: when the last worker had come to it.
+    """When the last worker had come to each of the moments above, in seconds since the command's process began.
 
     workers  how many this node starts
     say      gets the table, once
@@ -46,17 +46,17 @@ class StartTimes:
         self.reported = False
 
     def mark(self, moment: str, at_s: float | None = None) -> None:
-        """All have come to it. at_s: then, by the clock; None: now"""
+        """Note that all have come to this moment; at_s: then, by the clock, None: now."""
         self._times.setdefault(moment, (self._clock() if at_s is None else at_s) - self._begun_s)
 
     def count(self, moment: str) -> None:
-        """One more worker has."""
+        """Note that one more worker has come to this moment."""
         self._counts[moment] = self._counts.get(moment, 0) + 1
         if self._counts[moment] == self._workers:
             self.mark(moment)
 
     def look(self, records: Iterable[tuple[str, Record]]) -> None:
-        """Where the workers are, by their tokens: see what no message says, and tell all of it at the end."""
+        """Look where the workers are, by their tokens, which no message says, and tell all of it at the end."""
         for worker, record in records:
             if record.at_step is None or not record.holds_state:
                 continue
@@ -71,7 +71,7 @@ class StartTimes:
             self._say(self.table())
 
     def table(self) -> str:
-        """The first line says what of it one process would have needed for its imports alone."""
+        """Return the table; its first line compares with what one process would need for its imports alone."""
         total_s = self._times[APPLIED]
         imports_s = self._times.get(IMPORTED)
         workers = f"{self._workers} worker{'s' if self._workers > 1 else ''}"

@@ -39,7 +39,7 @@ _ABSENT = (*RANK_VARIABLES, *WORKER_VARIABLES)
 
 @dataclass(frozen=True)
 class Request:
-    """env  what differs from the node's environment   fds  by variable, or "stdout" and "stderr" """
+    """What a worker is started with; env: what differs from the node's; fds: by variable, or "stdout" and "stderr"."""
 
     token: str
     env: Mapping[str, str]
@@ -48,14 +48,15 @@ class Request:
 
 @dataclass(frozen=True)
 class _Spare:
-    """A forked process that waits at the other end of `requests`. pid: 0 until it is known."""
+    """A forked process that waits at the other end of `requests`; pid: 0 until it is known."""
 
     requests: socket.socket
     pid: int = 0
 
 
 class Starter:
-    """
+    """Starts the workers of a node, and keeps its warm process and one spare.
+
     preloaded  this process has loaded torch as a worker would, and nothing else goes on in it yet: the first warm
                process is a fork of it
     started    called as started(token, pid) once per request, whose descriptors can be closed then
@@ -95,28 +96,30 @@ class Starter:
 
     @property
     def ready(self) -> bool:
+        """Return whether a worker can be started at once, or nothing can be done ahead."""
         return self._fresh or (self._spare is not None and self._spare.pid > 0)
 
     @property
     def forking(self) -> bool:
-        """Whether a child may exist whose number is not known yet."""
+        """Return whether a child may exist whose number is not known yet."""
         return self._spare is not None and not self._spare.pid
 
     def pids(self) -> set[int]:
-        """The children that are no workers."""
+        """Return the children that are no workers."""
         return {pid for pid in (self._warm, self._spare and self._spare.pid) if pid}
 
     def start(self, request: Request) -> None:
+        """Start a worker, now or as soon as there is a spare."""
         self._waiting.append(request)
         self._go_on()
 
     def cancel(self) -> list[str]:
-        """Forgets the requests that are no processes yet; returns their tokens."""
+        """Forget the requests that are no processes yet; return their tokens."""
         waiting, self._waiting = self._waiting, []
         return [request.token for request in waiting]
 
     def tick(self, now_s: float) -> None:
-        """A warm process that does not fork is killed, and `reap` does the rest."""
+        """Kill a warm process that does not fork, so that `reap` does the rest; else ask for a spare when it is due."""
         waited_s = now_s - self._asked_s
         if not self._fresh and not self._ready and waited_s > _READY_S:
             self._give_up(f"the script's imports took more than {_READY_S:.0f} s in the warm process")
@@ -126,7 +129,7 @@ class Starter:
             self._ask_for_spare()
 
     def reap(self) -> None:
-        """Buries the warm process and the spare, if they are dead."""
+        """Reap the warm process and the spare, if they are dead; another warm process takes its place."""
         if self._spare is not None and self._spare.pid and children.ended(self._spare.pid) is not None:
             children.reap(self._spare.pid)
             self._drop_spare()
@@ -149,13 +152,14 @@ class Starter:
             self._warm_up()
 
     def close(self) -> None:
-        """Ends the warm process and the spare; to wait for them is the caller's, who waits for all children."""
+        """End the warm process and the spare; to wait for them is the caller's, who waits for all children."""
         self._fresh = True
         self._kill_warm()
         self._close_socket()
         self._drop_spare()
 
     def _go_on(self) -> None:
+        """Make processes of the requests that wait, as far as that can be done now."""
         while self._waiting:
             if self._spare is not None and self._spare.pid:
                 self._use(self._spare, self._waiting.pop(0))
@@ -194,6 +198,7 @@ class Starter:
         return process.pid
 
     def _hear(self) -> None:
+        """Act on what the warm process says."""
         while self._socket is not None:
             try:
                 data = self._socket.recv(PACKET_MAX)
@@ -224,6 +229,7 @@ class Starter:
                     self._go_on()
 
     def _ask_for_spare(self) -> None:
+        """Have the warm process fork a spare, unless there is one."""
         if self._fresh or not self._ready or self._spare is not None:
             return
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -233,7 +239,7 @@ class Starter:
             socket.send_fds(self._socket, [b"fork"], [its.fileno()])
 
     def _use(self, spare: _Spare, request: Request) -> None:
-        """If it is dead, or dies before it has read, it is a worker that died."""
+        """Make the spare a worker; if it is dead, or dies before it has read, it is a worker that died."""
         self._spare, self._refill_s = None, time.monotonic() + _CALM_S
         said = BecomeWorker(env=dict(request.env), fds=list(request.fds))
         with spare.requests, contextlib.suppress(OSError):
@@ -241,6 +247,7 @@ class Starter:
         self.started(request.token, spare.pid)
 
     def _spawn(self, request: Request) -> None:
+        """Start a worker as a fresh interpreter."""
         fds = {name: fd for name, fd in request.fds.items() if name not in STREAMS}
         process = subprocess.Popen(
             [sys.executable, "-m", "elastic.launch.processes.worker", *self._script.command()],
@@ -255,6 +262,7 @@ class Starter:
         self.started(request.token, process.pid)
 
     def _give_up(self, why: str) -> None:
+        """Use no warm process any more."""
         self._say(f"each worker starts as a fresh interpreter, which takes longer: {why}")
         self._fresh = True
         self._kill_warm()
@@ -279,7 +287,7 @@ class Starter:
 
 
 def node_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the workers of a node have in common: a rank is a place in a view, and nothing of an outer launcher's."""
+    """Return what a node's workers have in common: no rank, which is a place in a view, and no outer launcher's."""
     env = {name: value for name, value in environ.items() if name not in _ABSENT and "TORCHELASTIC_" not in name}
     env.setdefault("OMP_NUM_THREADS", "1")
     return env

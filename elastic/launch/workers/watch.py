@@ -35,7 +35,7 @@ _DUMP_HELD_UP_S = 5.0  # so much longer at most, while others have the processor
 
 @dataclass(frozen=True)
 class Stuck:
-    """Why a worker was killed. quiet_s: since when it had given no sign; hung: else somebody had stopped its process"""
+    """Why a worker was killed; quiet_s: since when it had given no sign; hung: else somebody had stopped it."""
 
     quiet_s: float
     hung: bool
@@ -43,7 +43,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class _Dump:
-    """A stuck worker prints its stacks; then it is killed, unless it went on.
+    """A stuck worker that prints its stacks; then it is killed, unless it went on.
 
     record     as it was when that began
     held_up_s  by others who had the processor, until then
@@ -64,7 +64,7 @@ class _Watched:
 
 
 class WorkerWatch:
-    """hang_s: how long a step may take without a sign; tell: the hub"""
+    """The watch over a node's workers; hang_s: how long a step may take without a sign; tell: the hub."""
 
     def __init__(self, hang_s: float, *, say: Callable[[str], None], tell: Callable[[Message], None]) -> None:
         self._hang_s = hang_s
@@ -79,7 +79,7 @@ class WorkerWatch:
         self._watched[worker.id] = _Watched(worker)
 
     def ended(self, worker: NodeWorker, record: Record) -> Stuck | None:
-        """Whether it was killed because it was stuck. record: its last one"""
+        """Return why the worker was killed, if it was because it was stuck; record: its last one."""
         watched = self._watched.pop(worker.id)
         if watched.dump is not None:  # it ended by itself
             self._acquitted(watched, watched.dump, record)
@@ -93,7 +93,7 @@ class WorkerWatch:
             self._look(now_s)
 
     def hangs(self, verdict: KillHung) -> None:
-        """As the hub says. Its stacks are printed first."""
+        """Have a worker that hangs, as the hub says, print its stacks, before it is killed."""
         watched, now_s = self._watched.get(verdict.worker), time.monotonic()
         if watched is None or watched.stuck is not None:
             return
@@ -105,6 +105,7 @@ class WorkerWatch:
         os.kill(worker.pid, signal.SIGUSR2)  # faulthandler prints all threads' stacks, see processes/worker.py
 
     def _look(self, now_s: float) -> None:
+        """Look at all workers, and tell the hub where one is quiet."""
         if now_s - self._looked_s > _HELD_UP_S:
             self._held_up_s = now_s
         self._looked_s = now_s
@@ -120,7 +121,7 @@ class WorkerWatch:
         return [watched for watched in self._watched.values() if watched.stuck is None]
 
     def _sighting(self, now_s: float, watched: _Watched) -> Sighting | None:
-        """None: its process is stopped, and it is killed."""
+        """Return what this worker shows; kill it, and return None, if its process is stopped."""
         worker, record = watched.worker, watched.worker.record()
         stat = linux.process_stat(worker.pid)
         if watched.patience.stopped(stat.state if stat is not None else ""):
@@ -142,6 +143,7 @@ class WorkerWatch:
         return Stuck(now_s - record.since_s if record.since_s else 0.0, hung)
 
     def _kill_if_still_hung(self, now_s: float, watched: _Watched, dump: _Dump) -> None:
+        """Kill a worker that has given no sign since its stacks were asked for."""
         worker = watched.worker
         held_up_s = linux.held_up_s(worker.pid) - dump.held_up_s
         if now_s < dump.by_s + min(held_up_s, _DUMP_HELD_UP_S):
@@ -155,7 +157,7 @@ class WorkerWatch:
         worker.kill()
 
     def _acquitted(self, watched: _Watched, dump: _Dump, record: Record) -> bool:
-        """Whether it went on while its stacks were printed: it was judged by its sign before."""
+        """Return whether it went on while its stacks were printed: it was judged by its sign before."""
         went_on = record.sequence != dump.record.sequence
         if went_on:
             self._doubts.acquitted(dump.record.phase)
