@@ -16,7 +16,7 @@ _ANSWER_S = 10.0  # the store may have gone with the rank that is missing
 
 
 class Arrivals:
-    """Of the ranks of `group`, None: of all. Made by each of them as it comes."""
+    """Which ranks of `group`, None: of all, have come; made by each of them as it comes."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
         self._size = size
@@ -29,7 +29,7 @@ class Arrivals:
             pass
 
     def missing(self) -> list[int]:
-        """The ranks that have not come as often as this one; none, where that cannot be found out."""
+        """Return the ranks that have not come as often as this one; none, where that cannot be found out."""
         try:
             return answer_within(_ANSWER_S, self._look)
         except (RuntimeError, OSError):

@@ -28,9 +28,11 @@ class Client:
     def __init__(
         self, endpoint: Message, number: int, heard: Callable[[Message], None], gone: Callable[[str], None]
     ) -> None:
-        """
-        endpoint     the server's, see Endpoint
+        """Connect to the server of `endpoint`, under this number.
+
+        endpoint     see Endpoint
         heard, gone  as of a `Server`
+
         Raises OSError where the server cannot be reached, or has another secret, or for what is no endpoint.
         """
         self._heard, self._gone = heard, gone
@@ -44,11 +46,11 @@ class Client:
         threading.Thread(target=self._listen, args=(first,), name="checkpoint-client", daemon=True).start()
 
     def send(self, message: Message) -> bool:
-        """Whether the message was sent; if not, the server is gone, or will be in a moment."""
+        """Return whether the message was sent; if not, the server is gone, or will be in a moment."""
         return self._connection.send(message)
 
     def close(self) -> None:
-        """Hangs up. Idempotent."""
+        """Hang up. Idempotent."""
         self._closed = True
         self._connection.shut()
 
@@ -76,7 +78,7 @@ class Client:
 
 
 def _connected(endpoint: Endpoint, number: int) -> tuple[Connection, list[Message]]:
-    """A connection that the server has taken, and what it said beyond that already."""
+    """Return a connection that the server has taken, and what it said beyond that already. Raises OSError."""
     same = endpoint.machine == [boot_id(), network_namespace()]
     secret, failed = secret_of_run(), []
     for address in [*(["127.0.0.1"] if same else []), *endpoint.addresses]:

@@ -23,7 +23,7 @@ class Connection:
     """
 
     def __init__(self, connected: socket.socket, transport: Transport, *, longest: int = LINE_MAX) -> None:
-        """longest  how many bytes a line may have before it has `greeted`. Raises OSError."""
+        """Keep the connection alive; longest: bytes that a line may have before it has `greeted`. Raises OSError."""
         connected.settimeout(_SEND_S)  # reading comes after poll, so this is for sending
         keep_alive(connected)
         self.socket = connected
@@ -34,16 +34,16 @@ class Connection:
         self._sending = threading.Lock()
 
     def greeted(self) -> None:
-        """The other end is one of ours: what it says may be long."""
+        """Take long lines from here on, as the other end is one of ours."""
         self._lines.longest = _MEMBER_LINE_MAX
         self.socket.settimeout(_SEND_S)
 
     def send(self, message: Message) -> bool:
-        """Whether it was sent; if not, the other end is gone, or will be in a moment."""
+        """Return whether it was sent; if not, the other end is gone, or will be in a moment."""
         return self._send(encode(message))
 
     def received(self) -> list[Message]:
-        """What has arrived, in whole messages. Raises OSError, TransportError, NotAMessage."""
+        """Return what has arrived, in whole messages. Raises OSError, TransportError, NotAMessage."""
         data = self.socket.recv(_READ_BYTES)
         if not data:
             self.ended = "its connection ended"
@@ -66,6 +66,6 @@ class Connection:
         return True
 
     def shut(self) -> None:
-        """The one who reads it meets its end."""
+        """Have the one who reads it meet its end."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

@@ -25,7 +25,7 @@ _REASON_MAX = 4000
 
 
 class ErrorDocument(Facts):
-    """foreign  of an error that is not of this package"""
+    """An error as it travels; foreign: it is not of this package."""
 
     type: str
     text: str
@@ -34,7 +34,7 @@ class ErrorDocument(Facts):
 
 
 def error_document(error: BaseException, scrub: Scrub | None = None) -> ErrorDocument:
-    """Return an error as it travels. scrub  takes secrets out of a text; None where they are not known."""
+    """Return an error as it travels; scrub: takes secrets out of a text, None where they are not known."""
     if isinstance(error, CheckpointError):
         text = str(error) if scrub is None else scrub(str(error))
         return ErrorDocument(type=type(error).__name__, text=text[:_TEXT_MAX], fields=vars(error))

@@ -29,7 +29,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes. Raises NotAMessage."""
+        """Return the messages that `data` completes. Raises NotAMessage."""
         self._rest += data
         whole: list[bytes] = []
         if b"\n" in data:
@@ -41,12 +41,12 @@ class Lines:
 
 
 def encode(message: Message) -> bytes:
-    """Raises TypeError and ValueError for what is no JSON."""
+    """Return a message as a line. Raises TypeError and ValueError for what is no JSON."""
     return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The inverse. Raises NotAMessage."""
+    """Return the message of a line. Raises NotAMessage."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as broken:

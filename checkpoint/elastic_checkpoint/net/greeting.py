@@ -1,4 +1,4 @@
-"""How a `Client` and a `Server` come to know each other, as types:
+"""How a `Client` and a `Server` come to know each other, as types.
 
 the server's Endpoint, by another channel  ->  the client: Greeting  ->  the server: Welcome, or it hangs up
 """
@@ -27,14 +27,14 @@ class Endpoint(Facts):
 
 
 class Greeting(Tagged):
-    """number  under which it connects"""
+    """A client says who it is; number: under which it connects."""
 
     number: Int
     token: str
 
 
 class Welcome(Tagged):
-    """It is connected."""
+    """The client is connected."""
 
 
 FROM_STRANGER = by_word(Greeting)

@@ -13,7 +13,7 @@ _THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h; Python has no name for it
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """A machine that is silent for LOST_S ends its connection, as one that closes it does. Nothing waits to be sent.
+    """Have a machine that is silent for LOST_S end its connection, as one that closes it does. Data is sent at once.
 
     It carries little, so nothing is lost with reno, under which `send_again_soon` has its effect.
     """
@@ -34,9 +34,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def send_again_soon(connection: socket.socket) -> None:
-    """What was lost on the way is sent again each 0.2 s at first, not after 0.2, 0.4, 0.8 s and so on: a cable that is
-    loose for a moment now and then would be loose each time that it is tried. Linux does so while little is under way;
-    not under BBR, which never learns that a connection was slow at first.
+    """Have what was lost on the way sent again each 0.2 s at first, not after 0.2, 0.4, 0.8 s and so on.
+
+    A cable that is loose for a moment now and then would be loose each time that it is tried. Linux does so while
+    little is under way; not under BBR, which never learns that a connection was slow at first.
     """
     if sys.platform == "linux":
         with suppress(OSError):

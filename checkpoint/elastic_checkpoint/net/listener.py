@@ -31,8 +31,10 @@ _CLOSE_S = 60.0  # what is being sent may take so long
 
 
 def listen(address: str, ports: range | None = None, *, backlog: int = _BACKLOG) -> socket.socket:
-    """A socket at the first of these ports that is free, None: at any; of one address, or of all of this machine ("").
-    Raises OSError."""
+    """Return a socket that listens at the first of these ports that is free, None: at any. Raises OSError.
+
+    address  "": all of this machine
+    """
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     for port in (0,) if ports is None else ports:
@@ -59,12 +61,12 @@ class Listener:
         ports: range | None = None,
         expected: int = 0,
     ) -> None:
-        """
+        """Begin to listen. Raises OSError where no socket can be opened.
+
         name      of the thread
         accepted  is called in it with each connection, which is the callee's to close, or to have watched
         ports     the first of them that is free; None: any
         expected  how many may well connect at the same time
-        Raises OSError where no socket can be opened.
         """
         self._accepted = accepted
         self._socket = listen("", ports, backlog=backlog)
@@ -82,8 +84,10 @@ class Listener:
         self._thread.start()
 
     def watch(self, connection: socket.socket, ready: Callable[[], bool]) -> None:
-        """From `accepted`: `ready` is called when there is something to read, and at the end of a stranger's time, when
-        it finds the end. False: the connection is closed."""
+        """Call `ready` when there is something to read; it returns False to have the connection closed.
+
+        To be called from `accepted`. `ready` is also called at the end of a stranger's time, when it finds the end.
+        """
         self._watched[connection.fileno()] = connection, ready
         self._waiting.register(connection, select.POLLIN)
         if (
@@ -92,11 +96,11 @@ class Listener:
             self._send_away(crowded_out)
 
     def welcome(self, connection: socket.socket) -> None:
-        """From its `ready`: it is no stranger any more."""
+        """Count a connection, from its `ready`, as a stranger's no more."""
         self._strangers.known(connection.fileno())
 
     def close(self) -> None:
-        """Hangs up on all; from here on newcomers are refused. Idempotent."""
+        """Hang up on all; from here on newcomers are refused. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -149,7 +153,7 @@ class Listener:
             self._send_away(descriptor)
 
     def _send_away(self, descriptor: int) -> None:
-        """Its end comes up in the next poll."""
+        """Shut a stranger's connection down: its end comes up in the next poll."""
         with suppress(OSError):
             self._watched[descriptor][0].shutdown(socket.SHUT_RDWR)
 
@@ -159,7 +163,7 @@ class Listener:
 
 
 def host_of(connection: socket.socket) -> str:
-    """Where the other end is; "" if it has gone."""
+    """Return where the other end is; "" if it has gone."""
     try:
         return str(connection.getpeername()[0])
     except OSError:
@@ -167,7 +171,9 @@ def host_of(connection: socket.socket) -> str:
 
 
 class Strangers(Generic[K]):
-    """patience_s  how long each of them has, on the clock of whoever asks
+    """Those that are not known yet, by the host that they come from.
+
+    patience_s  how long each of them has, on the clock of whoever asks
     most        at one time
     """
 
@@ -177,7 +183,7 @@ class Strangers(Generic[K]):
         self._waiting: dict[K, tuple[str, float]] = {}  # host, and until when; in the order in which they came
 
     def came(self, one: K, host: str, now_s: float) -> K | None:
-        """Who is to be sent away for it, if anybody is."""
+        """Add a stranger; return who is to be sent away for it, if anybody is: the oldest of the host with most."""
         self._waiting[one] = host, now_s + self._patience_s
         if len(self._waiting) <= self._most:
             return None
@@ -187,11 +193,11 @@ class Strangers(Generic[K]):
         return oldest
 
     def known(self, one: K) -> None:
-        """It is no stranger any more, or it has gone."""
+        """Remove one that is no stranger any more, or has gone."""
         self._waiting.pop(one, None)
 
     def overdue(self, now_s: float) -> list[K]:
-        """Who is to be sent away."""
+        """Remove and return those whose time is over."""
         late = []
         for one, (_, until_s) in self._waiting.items():
             if until_s > now_s:
@@ -202,7 +208,7 @@ class Strangers(Generic[K]):
         return late
 
     def next_s(self) -> float | None:
-        """When somebody's time is over."""
+        """Return when somebody's time is over; None: nobody is here."""
         return next((until_s for _, until_s in self._waiting.values()), None)
 
     def __iter__(self) -> Iterator[K]:
@@ -213,6 +219,6 @@ class Strangers(Generic[K]):
 
 
 def most_strangers(expected: int) -> int:
-    """How many may wait where so many are expected: all of them at once and once again, but no more than half of the
-    descriptors that this process may have."""
+    """Return how many strangers may wait where so many are expected: twice as many, and LEAST."""
+    # Twice: all of them at once, and once again; but no more than half of the descriptors that this process may have.
     return min(LEAST + 2 * expected, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

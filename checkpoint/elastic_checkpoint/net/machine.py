@@ -1,5 +1,7 @@
-"""Which machine is this, and how do others reach it? Asks the kernel, and for names what the machine asks for names; no
-packet is sent otherwise."""
+"""Which machine this is, and how others reach it. Asks the kernel, and for names what the machine asks for names.
+
+No packet is sent otherwise.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +20,34 @@ _SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address, in bytes 20 to 24 o
 
 
 def boot_id() -> str:
-    """Changes with every boot of this machine; the same in all of its containers. Off Linux: this machine's name."""
+    """Return what changes with every boot of this machine; the same in all its containers. Off Linux: its name."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()}-{uuid.getnode():x}"
 
 
 def network_namespace() -> str | None:
-    """Which loopback is ours, within one boot."""
+    """Return which loopback is ours, within one boot."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/net")
     return None
 
 
 def pid_namespace() -> int:
-    """In which process numbers mean what they mean here, within one boot; 0 where that is not known."""
+    """Return where process numbers mean what they mean here, within one boot; 0 where that is not known."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
 
 
 def started_at(pid: int) -> int | None:
-    """When this process began, in the kernel's ticks since the boot; None where it has ended, or never was."""
+    """Return when a process began, in the kernel's ticks since the boot; None where it has ended, or never was."""
     stat = process_stat(pid)
     return stat.started if stat is not None and not stat.is_dead else None
 
 
 def own_addresses() -> list[str]:
-    """This machine's addresses, those of the loopback and of single links excepted. Asks no name server."""
+    """Return this machine's addresses but for those of the loopback and of single links. Asks no name server."""
     found = [address for addresses in interfaces().values() for address in addresses]
     if not found:
         found.append(host_address(None))
@@ -53,7 +55,7 @@ def own_addresses() -> list[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """This machine's addresses by the name of the interface, IPv4 first, as far as the kernel tells."""
+    """Return this machine's addresses by the name of the interface, IPv4 first, as far as the kernel tells."""
     found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in found:
@@ -66,7 +68,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def host_address(towards: str | None) -> str:
-    """This machine's address as seen from `towards` (or from outside), IPv4 if that has it; 127.0.0.1: no route."""
+    """Return this machine's address as seen from `towards` (or outside), IPv4 if that has it; 127.0.0.1: no route."""
     for target in resolve(towards) if towards else _OUTSIDE:
         with suppress(OSError), socket.socket(_family(target), socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))  # a UDP connect sends nothing; it only picks a route
@@ -75,14 +77,13 @@ def host_address(towards: str | None) -> str:
 
 
 def address_for_others(towards: str | None) -> str:
-    """As host_address; where nobody is named and there is no way out of this machine, its first one, which those on its
-    cable reach."""
+    """Return host_address; where nobody is named and there is no way out, the first, which those on its cable reach."""
     address = host_address(towards)
     return address if towards or not only_near(address) else next(iter(own_addresses()), address)
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses that a name or an address stands for here, IPv4 first; none where it stands for nothing."""
+    """Return the addresses that a name or an address stands for here, IPv4 first; none where it stands for nothing."""
     with suppress(OSError, UnicodeError):
         found = dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
         return sorted(found, key=lambda address: ":" in address)
@@ -90,7 +91,7 @@ def resolve(host: str) -> list[str]:
 
 
 def only_near(address: str) -> bool:
-    """Whether an address means another machine from each: the loopback's, and those of a single link."""
+    """Return whether an address means another machine from each: the loopback's, and those of a single link."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -103,8 +104,9 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _own_ipv6() -> list[tuple[str, str]]:
-    """From Linux's table of interfaces: 32 hexadecimal digits, index, prefix, scope (00 is global), flags, name."""
+    """Return each interface with its global IPv6 address, from Linux's table."""
     with suppress(OSError):
+        # a row: 32 hexadecimal digits, index, prefix, scope (00 is global), flags, name
         rows = [row.split() for row in Path("/proc/net/if_inet6").read_text().splitlines()]
         return [(row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows if row[3] == "00"]
     return []

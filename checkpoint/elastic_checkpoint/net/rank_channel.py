@@ -71,20 +71,20 @@ class Sent:
         self._work, self._data = work, data
 
     def wait(self) -> torch.Tensor:
-        """The bytes, when they are there or gone. Raises CheckpointError where the other rank is gone."""
+        """Return the bytes, when they are there or gone. Raises CheckpointError where the other rank is gone."""
         with _lost_ranks():
             self._work.wait()
         return self._data
 
 
 class RankChannel:
-    """One rank's end of it. Making it is collective, over the ranks of `group`, and so is every call but `close`.
+    """One rank's end of the channel. Making it is collective, over the ranks of `group`, as is every call but `close`.
 
     wait_s  how long ranks wait for each other before a save or a load fails
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, wait_s: float, scrub: Scrub | None = None) -> None:
-        """scrub  takes the storage's secrets out of a text; None where they are not known"""
+        """Connect the ranks; scrub: takes the storage's secrets out of a text, None where they are not known."""
         self.group = group
         self.scrub = scrub
         self.pid = os.getpid()
@@ -129,7 +129,7 @@ class RankChannel:
         last: bool = False,
         state: str = UNTOUCHED,
     ) -> Message:
-        """This rank's answer.
+        """Agree on `what`, and return this rank's answer.
 
         what    is agreed on; for errors
         mine    this rank's message, or what failed here: then nothing is decided and all ranks raise
@@ -166,8 +166,10 @@ class RankChannel:
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """What is raised in here without the others' knowing makes this rank hang up on them, with its reason: they
-        would wait for it, and be at another call than it for good."""
+        """Hang up on the others, with its reason, for an error in here that they do not know of.
+
+        They would wait for this rank, and be at another call than it for good.
+        """
         try:
             yield
         except BaseException as error:
@@ -193,7 +195,7 @@ class RankChannel:
         self.close()
 
     def all_gather(self, number: int) -> list[int]:
-        """Every rank's number. Raises CheckpointError where a rank is gone."""
+        """Return every rank's number. Raises CheckpointError where a rank is gone."""
         if self._gloo is None:
             return [number]
         numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -202,23 +204,23 @@ class RankChannel:
         return [int(one.item()) for one in numbers]
 
     def broadcast(self, data: torch.Tensor, *, source: int) -> None:
-        """Rank `source`'s bytes into everybody's `data`, a flat uint8 tensor. Raises CheckpointError."""
+        """Copy rank `source`'s bytes into everybody's `data`, a flat uint8 tensor. Raises CheckpointError."""
         if self._gloo is not None:
             with _lost_ranks():
                 dist.broadcast(data, group=self._gloo, group_src=source)
 
     def send(self, data: torch.Tensor, to: int, tag: int) -> Sent:
-        """Begins to send these bytes, a flat uint8 tensor, to a rank that receives as many with this tag."""
+        """Begin to send these bytes, a flat uint8 tensor, to a rank that receives as many with this tag."""
         with _lost_ranks():
             return Sent(dist.isend(data, group=self._gloo, group_dst=to, tag=tag), data)
 
     def receive(self, data: torch.Tensor, source: int, tag: int) -> Sent:
-        """Begins to receive."""
+        """Begin to receive."""
         with _lost_ranks():
             return Sent(dist.irecv(data, group=self._gloo, group_src=source, tag=tag), data)
 
     def close(self) -> None:
-        """Hangs up. Idempotent; the group goes with torch.distributed's own."""
+        """Hang up. Idempotent; the group goes with torch.distributed's own."""
         if self._end is not None:
             self._end.close()
 
@@ -239,7 +241,7 @@ class RankChannel:
     # Agreeing
 
     def _ask(self, end: Server, mine: Said | Failed, decide: Decide, last: bool, state: str) -> Answer | Refused:
-        """On rank 0. What interrupts it is the answer, whatever the others say."""
+        """Decide on rank 0, and tell the others; what interrupts it is the answer, whatever the others say."""
         call, at_once = mine.call, _leaves(mine)
         with self._changed:
             said = self._said
@@ -268,7 +270,7 @@ class RankChannel:
         return answers[0]
 
     def _decided(self, said: Sequence[Said | Failed], decide: Decide, state: str) -> Sequence[Answer | Refused]:
-        """What to answer to each rank."""
+        """Return what to answer to each rank."""
         call = said[0].call
         first = next((rank for rank, one in enumerate(said) if isinstance(one, Failed)), None)
         if first is not None and isinstance(failed := said[first], Failed):
@@ -286,7 +288,7 @@ class RankChannel:
         return [Refused(call=call, error=error)] * self.size
 
     def _hear(self, end: Client, mine: Said | Failed, state: str) -> Answer | Refused:
-        """On the other ranks."""
+        """Tell rank 0, on another rank, and return its answer."""
         call = mine.call
         end.send(as_message(mine))
         if isinstance(mine, Failed) and mine.leaves:
@@ -309,7 +311,7 @@ class RankChannel:
     # What arrives, in the thread of the connections
 
     def _hear_rank(self, rank: int, message: Message) -> None:
-        """Raises NotAMessage."""
+        """Take what a rank has said. Raises NotAMessage."""
         said: Said | Failed | Heard | HungUp = parse(FROM_RANK, message)
         if not 0 < rank < self.size:
             raise NotAMessage(f"of {self.size} ranks none of these is {rank}")
@@ -326,7 +328,7 @@ class RankChannel:
             self._changed.notify_all()
 
     def _hear_answer(self, message: Message) -> None:
-        """Raises NotAMessage."""
+        """Take an answer of rank 0's. Raises NotAMessage."""
         said: Answer | Refused | HungUp = parse(FROM_RANK_0, message)
         if isinstance(said, HungUp):
             self._lose(0, said.why)
@@ -346,7 +348,8 @@ def _leaves(said: Said | Failed) -> bool:
 
 
 def _check_same(whats: list[str]) -> None:
-    """That all ranks are at the same kind of thing; steps are compared, with better words, where they are agreed on."""
+    """Raise CheckpointError unless all ranks are at the same kind of thing."""
+    # Without numbers: steps are compared, with better words, where they are agreed on.
     kinds = [re.sub(r"\d", "", what) for what in whats]
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
     if other is not None:
@@ -358,7 +361,7 @@ def _check_same(whats: list[str]) -> None:
 
 
 class _lost_ranks(contextlib.AbstractContextManager[None]):
-    """A collective that fails does so because a rank is gone: gloo's error, as one of ours."""
+    """Turns gloo's error of a failed collective, which has lost a rank, into one of ours."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):

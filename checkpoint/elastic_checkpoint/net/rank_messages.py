@@ -1,4 +1,4 @@
-"""What the ranks that save and load together say to each other, as types. Which follows what:
+"""What the ranks that save and load together say to each other, as types.
 
     every rank: Said | Failed  ->  rank 0: Answer | Refused  ->  every rank: Heard
 
@@ -15,20 +15,20 @@ from elastic_checkpoint.net.errors import ErrorDocument
 
 
 class _InCall(Tagged):
-    """call  which one of this channel's, from 1: all ranks make the same ones"""
+    """A message in one of this channel's calls; call: its number, from 1, as all ranks make the same ones."""
 
     call: Int
 
 
 class Said(_InCall):
-    """what  is agreed on   said  this rank's part of it"""
+    """This rank's part of what is agreed on, and what that is."""
 
     what: str
     said: dict[str, Any]
 
 
 class Failed(_InCall):
-    """leaves  this rank does not wait for the answer"""
+    """This rank has failed in `what`; leaves: it does not wait for the answer."""
 
     what: str
     error: ErrorDocument

@@ -20,7 +20,7 @@ _OF_ONE_LAUNCH = "of-one-launch."
 
 
 def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:
-    """The secret in `environ` (default: this process's); None where there is none. Raises CheckpointError."""
+    """Return the secret in `environ` (default: this process's); None where there is none. Raises CheckpointError."""
     found = (os.environ if environ is None else environ).get(VARIABLE)
     if found is None:
         return None
@@ -35,7 +35,7 @@ def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def without_secret(there_are: str, risk: str, *, give_to: str) -> str:
-    """A warning."""
+    """Return a warning that there is no secret, with the risk and what to do."""
     return (
         f"{there_are} and no {VARIABLE}: {risk}\n"
         f"  next   make one ({MAKE_ONE}) and give it to {give_to}; on a network of your own, go on"
@@ -43,20 +43,21 @@ def without_secret(there_are: str, risk: str, *, give_to: str) -> str:
 
 
 def generated_secret() -> str:
-    """A secret that nobody knows yet."""
+    """Return a secret that nobody knows yet."""
     return secrets.token_urlsafe(32)
 
 
 def secret_of_one_launch() -> str:
-    """As `generated_secret`, of a launch that keeps it to itself: no later one knows it."""
+    """Return a secret as `generated_secret`, of a launch that keeps it to itself: no later one knows it."""
     return _OF_ONE_LAUNCH + generated_secret()
 
 
 def lasting_key(label: bytes, environ: Mapping[str, str] | None = None) -> bytes | None:
-    """A key for what this run stores, of 32 bytes, which every later launch of it has again; None where nobody gave the
-    run a secret. Raises CheckpointError.
+    """Return a key of 32 bytes for what this run stores, the same in every later launch; None without a given secret.
 
     label  of the purpose, for none of whose keys another one's can be used
+
+    Raises CheckpointError.
     """
     secret = secret_of_run(environ)
     if secret is None or secret.startswith(_OF_ONE_LAUNCH):

@@ -6,8 +6,10 @@ from elastic_checkpoint.net.transport import Cleartext, Transport
 
 
 def prepare(secret: str | None) -> None:
-    """What the first connection takes, this takes now, while nobody waits for it. Raises OSError where no descriptor is
-    left, CheckpointError where this machine cannot speak TLS by it."""
+    """Do now what the first connection needs, while nobody waits for it.
+
+    Raises OSError where no descriptor is left, CheckpointError where this machine cannot speak TLS by it.
+    """
     if secret is not None:
         from elastic_checkpoint.net.tls import check
 
@@ -15,12 +17,12 @@ def prepare(secret: str | None) -> None:
 
 
 def client_side(secret: str | None) -> Transport:
-    """Of who has connected. Raises OSError where no descriptor is left."""
+    """Return the transport of who has connected. Raises OSError where no descriptor is left."""
     return _transport(secret, server_side=False)
 
 
 def server_side(secret: str | None) -> Transport:
-    """Of who was connected to. Raises OSError where no descriptor is left."""
+    """Return the transport of who was connected to. Raises OSError where no descriptor is left."""
     return _transport(secret, server_side=True)
 
 

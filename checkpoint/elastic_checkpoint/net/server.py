@@ -46,12 +46,13 @@ class Server:
         came: Callable[[int], None] = lambda number: None,
         expected: int = 0,
     ) -> None:
-        """All three are called in one thread, of this object's, and must not block.
+        """Begin to listen; all three functions are called in one thread, of this object's, and must not block.
 
         heard  gets a number and each of its messages. Raises NotAMessage for one that is none: the number is hung up on
         gone   gets a number that hung up or was lost, and how
         came   gets a number when it is connected, before anything is heard of it
         expected  how many may well connect at the same time
+
         Raises OSError where no socket can be opened, CheckpointError for a secret that is none.
         """
         self.refused = ""
@@ -64,19 +65,19 @@ class Server:
 
     @property
     def endpoint(self) -> Message:
-        """What a `Client` needs to connect."""
+        """Return what a `Client` needs to connect."""
         machine = [boot_id(), network_namespace()]
         return as_message(
             Endpoint(addresses=own_addresses(), port=self._listener.port, token=self._token, machine=machine)
         )
 
     def send(self, number: int, message: Message) -> bool:
-        """Whether the message was sent; if not, the number is gone, or will be in a moment."""
+        """Return whether the message was sent; if not, the number is gone, or will be in a moment."""
         connection = self._numbers.get(number)
         return connection is not None and connection.send(message)
 
     def close(self) -> None:
-        """Hangs up on all. Idempotent."""
+        """Hang up on all. Idempotent."""
         self._listener.close()
 
     def _accept(self, connected: socket.socket) -> None:
@@ -89,7 +90,7 @@ class Server:
         self._listener.watch(connected, lambda: self._read(connection, transport))
 
     def _read(self, connection: Connection, transport: Transport) -> bool:
-        """Whether the connection lives on."""
+        """Read what has come; return whether the connection lives on."""
         if self._listen_to(connection):
             return True
         if transport.refused:
@@ -113,7 +114,7 @@ class Server:
         return not connection.ended
 
     def _greeted(self, connection: Connection, message: Message) -> bool:
-        """Raises NotAMessage."""
+        """Return whether this is a greeting with our token, and welcome it. Raises NotAMessage."""
         said: Greeting = parse(FROM_STRANGER, message)
         if not hmac.compare_digest(said.token.encode("utf-8", "surrogatepass"), self._token.encode("ascii")):
             return False

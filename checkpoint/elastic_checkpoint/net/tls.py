@@ -1,11 +1,11 @@
-"""TLS between processes that know one secret, over any connection: see transport.py for what holds. Any thread may say
-something while another one reads.
+"""TLS between processes that know one secret, over any connection: see transport.py for what holds.
 
     the secret  ->  HKDF-SHA256  ->  an Ed25519 key  ->  a certificate that it signs itself, the same on each machine
 
 Both ends show this certificate, and take no other: TLS 1.3 proves that the other one has its key. Nothing is left to
 choose or to agree on, and no clock matters: it is valid as long as dates can be written. Of the secret nothing is sent,
 but whoever connects is shown the certificate, and can try secrets against it at leisure: hence random ones.
+Any thread may say something while another one reads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRITE_BYTES = 2**18  # at a time: what OpenSSL leaves in memory is moved each t
 
 @functools.lru_cache(maxsize=1)
 def check(secret: str) -> None:
-    """Shakes hands with itself. Raises CheckpointError, OSError."""
+    """Shake hands with itself, to see that this machine can. Raises CheckpointError, OSError."""
     ends = Tls(secret, server_side=False), Tls(secret, server_side=True)
     try:
         said = ends[0].encrypt()
@@ -86,21 +86,21 @@ class Tls:
                 raise self._refuse(_reason(failure, self.through)) from failure
 
     def _check_beginning(self, data: bytes) -> None:
-        """A process without a secret is told so in its own words, and is not a failed handshake to us."""
+        """Raise TransportError for a process without a secret, which is told so in its own words."""
         if self._begun:
             return
         self._begun = True
         if data[:1] not in (HANDSHAKE[:1], _ALERT):
             if self._server_side:
                 self._leaving.write(WANTS_TLS)
-            raise self._refuse(NONE_THERE)
+            raise self._refuse(NONE_THERE)  # which is no failed handshake to us
 
     def _refuse(self, why: str) -> TransportError:
         self.refused = why
         return TransportError(why)
 
     def _shake_hands(self) -> bool:
-        """As far as it can go now. Whether it is through."""
+        """Shake hands as far as it can go now; return whether it is through."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -111,7 +111,7 @@ class Tls:
         return True
 
     def _written(self, data: bytes) -> bytes:
-        """What is to be sent for it, after what was to be sent before."""
+        """Return what is to be sent for `data`, after what was to be sent before."""
         rest, parts = memoryview(data), []
         while rest:
             rest = rest[self._tls.write(rest[:_WRITE_BYTES]) :]
@@ -139,7 +139,7 @@ def _reason(failure: ssl.SSLError, through: bool) -> str:
 
 @functools.lru_cache(maxsize=_CONTEXTS_MAX)
 def context(secret: str, *, server_side: bool) -> ssl.SSLContext:
-    """For one side of connections between those who know `secret`."""
+    """Return the context of one side of connections between those who know `secret`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False  # no name is in the certificate: whoever has its key is one of us, wherever it is
     made.verify_mode = ssl.CERT_REQUIRED
@@ -153,7 +153,7 @@ def context(secret: str, *, server_side: bool) -> ssl.SSLContext:
 
 
 def identity(secret: str) -> tuple[bytes, bytes]:
-    """The private key (PKCS #8) and the certificate (X.509) that follow from `secret`, both as DER."""
+    """Return the private key (PKCS #8) and the certificate (X.509) that follow from `secret`, both as DER."""
     seed = HKDF(SHA256(), 32, None, _INFO).derive(secret.encode("utf-8", "surrogateescape"))
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
@@ -175,7 +175,7 @@ def identity(secret: str) -> tuple[bytes, bytes]:
 
 
 def _load(into: ssl.SSLContext, key: bytes, certificate: bytes) -> None:
-    """`ssl` reads them from a file: from one in memory, without a name, which is gone with its descriptor."""
+    """Load both by a file, as `ssl` reads them: one in memory, without a name, which is gone with its descriptor."""
     with open(os.memfd_create("elastic-key", os.MFD_CLOEXEC), "wb") as file:
         for kind, data in (("PRIVATE KEY", key), ("CERTIFICATE", certificate)):
             file.write(f"-----BEGIN {kind}-----\n{encodebytes(data).decode()}-----END {kind}-----\n".encode())

@@ -47,13 +47,13 @@ class Transport(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether something is to be sent, said or not: a part of the handshake, or why the other end is refused."""
+        """Return whether something is to be sent, said or not: a part of the handshake, or why the other is refused."""
 
     def encrypt(self, data: bytes = b"") -> bytes:
-        """What is to be sent now, to say `data`. What is said before the handshake is through is sent after it."""
+        """Return what is to be sent now, to say `data`, which waits until the handshake is through."""
 
     def decrypt(self, data: bytes) -> bytes:
-        """What the other end says by these bytes. Raises TransportError."""
+        """Return what the other end says by these bytes. Raises TransportError."""
 
 
 class Cleartext:
@@ -84,8 +84,10 @@ class Cleartext:
 
 
 def receive(connection: socket.socket, transport: Transport, deadline_s: float) -> bytes:
-    """What is said next, b"" at the end, on a socket that waits. deadline_s: on the clock time.monotonic(), however
-    little at a time arrives. Raises OSError, TransportError."""
+    """Return what is said next, b"" at the end, on a socket that waits. Raises OSError, TransportError.
+
+    deadline_s  on the clock time.monotonic(), however little at a time arrives
+    """
     while True:
         wait_until(connection, deadline_s)
         if not (arrived := connection.recv(_READ_BYTES)):
@@ -101,7 +103,7 @@ def receive(connection: socket.socket, transport: Transport, deadline_s: float) 
 
 
 def wait_until(connection: socket.socket, deadline_s: float) -> None:
-    """From here on the socket waits no longer than that. Raises TimeoutError."""
+    """Have the socket wait no longer than that from here on. Raises TimeoutError."""
     if (rest_s := deadline_s - time.monotonic()) <= 0:
         raise TimeoutError("it has not answered in time")
     connection.settimeout(rest_s)

@@ -1,9 +1,8 @@
-"""How a training process and its writer process reach each other: JSON objects over a socket that keeps their borders.
-What they say is messages.py's.
+"""How a training process and its writer process reach each other; what they say is messages.py's.
 
-A message is there whole or not at all, so `staged` is what makes a half readable. It travels in packets that keep their
-borders (SOCK_SEQPACKET), of which all but the last say that more follow. The end of either process is the end of the
-stream.
+JSON objects travel over a socket that keeps their borders. A message is there whole or not at all, so `staged` is what
+makes a half readable. It travels in packets (SOCK_SEQPACKET), of which all but the last say that more follow. The end
+of either process is the end of the stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a training process and its writer process say to each other, as types. Which follows what:
+"""What a training process and its writer process say to each other, as types.
 
     Open -> Ready | Unusable      Arena (with its descriptor)      DropArena -> ArenaDropped
     Serve | Meet -> Met | NotMet, and Parted once rank 0's writer is gone
@@ -18,7 +18,7 @@ from elastic_checkpoint.net.errors import ErrorDocument
 
 
 class Open(Tagged):
-    """retry_s, finish_s  seconds; may be infinite"""
+    """Open the storage; retry_s, finish_s: seconds, which may be infinite."""
 
     url: str
     options: dict[str, Any]
@@ -28,13 +28,13 @@ class Open(Tagged):
 
 
 class Arena(Tagged):
-    """Its descriptor comes with it."""
+    """Map the arena, whose descriptor comes with this."""
 
     half_bytes: Int
 
 
 class DropArena(Tagged):
-    """It is needed no more."""
+    """Unmap the arena, which is needed no more."""
 
 
 class Staged(Tagged):
@@ -56,26 +56,26 @@ class Staged(Tagged):
 
 
 class TakeBack(Tagged):
-    """Unless it is begun by now."""
+    """Drop a save, unless it is begun by now."""
 
     number: Int
 
 
 class GiveUp(Tagged):
-    """id: of the save that failed in this rank's training process"""
+    """Give up a save that failed in this rank's training process; id: its name."""
 
     id: str
     error: ErrorDocument
 
 
 class Serve(Tagged):
-    """Rank 0's: the writers of a group of `size` ranks meet here."""
+    """Have the writers of a group of `size` ranks meet here, at rank 0's."""
 
     size: Int
 
 
 class Meet(Tagged):
-    """Another rank's: they meet there."""
+    """Meet the writers of a group at rank 0's; to another rank's."""
 
     rank: Int
     size: Int
@@ -90,7 +90,7 @@ class Ready(Tagged):
 
 
 class Unusable(Tagged):
-    """why  it cannot be opened"""
+    """The storage cannot be opened, and why."""
 
     why: str
 
@@ -100,7 +100,7 @@ class ArenaDropped(Tagged, tag="dropped_arena"):
 
 
 class Met(Tagged):
-    """endpoint: where"""
+    """The writers have met, at this endpoint."""
 
     endpoint: dict[str, Any]
 
@@ -133,7 +133,7 @@ class Failed(Tagged):
 
 
 class TakenBack(Tagged):
-    """taken  before it was begun"""
+    """The answer to TakeBack; taken: the save was not begun."""
 
     number: Int
     taken: bool

@@ -40,11 +40,12 @@ class WriterProcess:
     """
 
     def __init__(self, heard: Heard, ended: Ended, watch: Callable[[WriterProcess], None]) -> None:
-        """All three are called in a thread of this object's, and are given it.
+        """Start the process; all three functions are called in a thread of this object's, and are given it.
 
         heard  gets each message
         ended  is called last, with what is known of why; the process is gone then
         watch  every few seconds
+
         Raises OSError where no process can be started.
         """
         self._link, theirs = pair()
@@ -81,22 +82,23 @@ class WriterProcess:
         return self._process.pid
 
     def send(self, said: ToWriter, fds: list[int] | None = None) -> None:
-        """Raises OSError where the process is gone, TypeError and ValueError for what is no JSON."""
+        """Send a message. Raises OSError where the process is gone, TypeError and ValueError for what is no JSON."""
         self._link.send(as_message(said), fds)
 
     def kill(self, why: str) -> None:
+        """Kill the process; why: for the save's error."""
         self._why_killed = self._why_killed or why
         self._killed_s = self._killed_s or time.monotonic()
         self._process.kill()
 
     def let_go(self) -> None:
-        """Tells it that nothing more comes: it finishes what is staged and ends. Returns at once. Idempotent."""
+        """Tell it that nothing more comes: it finishes what is staged and ends. Returns at once. Idempotent."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._link.socket.shutdown(socket.SHUT_WR)
 
     def end(self, within_s: float) -> bool:
-        """As `let_go`, and waits for the end; then it is killed. Returns whether it ended of itself."""
+        """Let go of it, and wait for its end; then kill it. Returns whether it ended of itself."""
         self.let_go()
         self._thread.join(within_s)
         in_time = not self._thread.is_alive()
@@ -106,7 +108,7 @@ class WriterProcess:
         return in_time
 
     def close_in_child(self) -> None:
-        """After a fork: the socket must not outlive the parent."""
+        """Close our files after a fork: the socket must not outlive the parent."""
         self.alive = False
         self._close_files()
 
@@ -123,7 +125,7 @@ class WriterProcess:
             ended(self, "; ".join(filter(None, parts)))
 
     def _ended(self) -> str:
-        """How it ended. Waits for no process that even SIGKILL does not end, because its kernel waits for a disk."""
+        """Return how it ended; wait for none that even SIGKILL does not end, as its kernel waits for a disk."""
         for _ in range(2):
             try:
                 status = self._process.wait(_KILLED_S)
@@ -149,6 +151,7 @@ class WriterProcess:
                 return
 
     def _said(self) -> str:
+        """Return the end of what it wrote to its standard error."""
         size = os.fstat(self._errors).st_size
         return os.pread(self._errors, _QUOTED_BYTES, max(0, size - _QUOTED_BYTES)).decode("utf-8", "replace").strip()
 

@@ -33,7 +33,7 @@ _KEPT = 100  # saves whose end is remembered, for what is said of them too late
 
 
 class _Object(Facts):
-    """See StoredObject.document."""
+    """A stored object, as StoredObject.document has it."""
 
     size: Int
     xxh3_128: str
@@ -53,7 +53,7 @@ class Stored(Tagged):
 
 
 class Committed(Tagged):
-    """All parts are, and it can be loaded."""
+    """All parts are stored, and the save can be loaded."""
 
     save: str
 
@@ -71,20 +71,19 @@ class Role(Protocol):
     """A writer process's part in the saves of its group; each `id` is the name of a save."""
 
     def staged(self, id: str) -> None:
-        """This writer's part of the save is staged: all others are connected, or have gone since."""
+        """Note that this writer's part is staged: all others are connected, or have gone since."""
 
     def ended(self, id: str) -> CheckpointError | None:
-        """Why the save has ended without a commit, if it has."""
+        """Return why the save has ended without a commit, if it has."""
 
     def finish(self, storage: Storage, draft: Draft, own: Sequence[StoredObject]) -> None:
-        """Returns when the save is committed.
+        """Return when the save is committed. Raises what it failed of.
 
         own  the objects of this writer's part, which are stored
-        Raises what it failed of.
         """
 
     def give_up(self, id: str, error: ErrorDocument) -> None:
-        """Tells the others that the save has failed here."""
+        """Tell the others that the save has failed here."""
 
     def close(self) -> None: ...
 
@@ -109,10 +108,10 @@ class Local:
 
 
 class Leader:
-    """Rank 0's: gathers the parts of `size` ranks, and commits."""
+    """The role of rank 0's writer: gathers the parts of `size` ranks, and commits."""
 
     def __init__(self, size: int, finish_s: float) -> None:
-        """Raises OSError where no socket can be opened."""
+        """Listen for the others' writers. Raises OSError where no socket can be opened."""
         self._size, self._finish_s = size, finish_s
         self._changed = threading.Condition()
         self._here: dict[int, int] = {}  # who is connected, and which writer of its rank that is, from 1
@@ -147,7 +146,7 @@ class Leader:
         self._server.close()
 
     def _gathered(self, id: str) -> list[StoredObject]:
-        """What the other ranks stored, in their order."""
+        """Return what the other ranks stored, in their order. Raises CheckpointError."""
         with self._changed:
             parts = self._parts.setdefault(id, {})
             expected = self._expected.get(id, {})
@@ -156,7 +155,7 @@ class Leader:
                 return set(range(1, self._size)) - parts.keys()
 
             def lost() -> dict[int, str]:
-                """Who will never say it. A writer that came after the save was staged has nothing of it."""
+                """Return who will never say it; a writer that came after the save was staged has nothing of it."""
                 return {
                     rank: self._gone.get(rank, "it never came")
                     for rank in missing()
@@ -186,7 +185,7 @@ class Leader:
             self._changed.notify_all()
 
     def _hear(self, rank: int, message: Message) -> None:
-        """Raises NotAMessage."""
+        """Take what another rank's writer has said. Raises NotAMessage."""
         said: Stored | Failed = parse(FROM_OTHERS, message)
         part = said.part() if isinstance(said, Stored) else []
         with self._changed:
@@ -206,7 +205,7 @@ class Leader:
 
 
 class Follower:
-    """Another rank's: says what it stored to rank 0's, and hears what came of the save."""
+    """The role of another rank's writer: says what it stored to rank 0's, and hears what came of the save."""
 
     def __init__(
         self,
@@ -217,10 +216,10 @@ class Follower:
         failed: Callable[[str], None],
         parted: Callable[[], None],
     ) -> None:
-        """
+        """Connect to rank 0's writer. Raises OSError where it cannot be reached.
+
         failed  is called with the name of each save that ended without a commit
         parted  when rank 0's writer is gone
-        Raises OSError where rank 0's writer cannot be reached.
         """
         self._rank, self._size, self._finish_s = rank, size, finish_s
         self._call_failed, self._call_parted = failed, parted
@@ -265,7 +264,7 @@ class Follower:
         self._client.close()
 
     def _hear(self, message: Message) -> None:
-        """Raises NotAMessage."""
+        """Take what came of a save. Raises NotAMessage."""
         outcome: Committed | Failed = parse(FROM_RANK_0, message)
         with self._changed:
             self._outcomes[outcome.save] = outcome
@@ -283,7 +282,7 @@ class Follower:
 
 
 def dropped(step: int, why: str) -> ErrorDocument:
-    """What is said of a save that was not made, because of when_busy."""
+    """Return what is said of a save that was not made, because of when_busy."""
     return error_document(SaveDropped(f"step {step} was not saved: {why}", step=step))
 
 
