@@ -24,10 +24,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The place of a process in its launch.
-
-    job  tells launches apart; None: the launcher has no name for them
-    """
+    """A process's place in its launch. job: tells launches apart; None: the launcher has no name for them."""
 
     launcher: str
     rank: int

@@ -35,11 +35,7 @@ _LONG = 10  # times the hang limit: what may compile, or moves the whole state
 
 @dataclass(frozen=True)
 class Record:
-    """A worker's newest entry.
-
-    since_s  on the clock time.monotonic(), when this phase began
-    limit_s  how long it may last
-    """
+    """A worker's newest entry. since_s: on time.monotonic(), when this phase began; limit_s: how long it may last."""
 
     generation: int = 0
     step: int = 0
@@ -70,10 +66,7 @@ class Record:
 
 
 class Progress:
-    """A worker's end of the memory that its agent reads.
-
-    descriptor  of the shared memory; None: nobody looks
-    """
+    """A worker's end of the memory that its agent reads. descriptor: of that memory; None: nobody looks."""
 
     def __init__(self, descriptor: int | None, *, hang_s: float) -> None:
         self._memory = mmap.mmap(descriptor, BYTES) if descriptor is not None else None

@@ -23,10 +23,7 @@ WITHOUT = "the run has gone on without this node, of which nothing was heard"
 
 
 class Admission:
-    """Lets nodes in that say hello to one hub.
-
-    next_hub  where those who come are sent, once this one has handed over
-    """
+    """Lets in nodes that say hello to one hub. next_hub: where they are sent, once this one has handed over."""
 
     def __init__(
         self,

@@ -98,10 +98,7 @@ class Claiming:
         return False
 
     def is_noted(self, now_s: float, generation: int, nodes: Collection[str]) -> bool:
-        """Return whether the next view may be published: enough of those who are counted know of it.
-
-        The others are asked to note it.
-        """
+        """Return whether enough of those who are counted know of the next view; ask the others to note it."""
         found = self._going_on.to_note(now_s, self._nodes, generation=generation, nodes=nodes)
         if found is None:
             return True

@@ -45,10 +45,7 @@ Finding = KillIt | TellPeople | EndRun
 
 
 class HangWatch:
-    """Watches the workers of one run for hangs and stalls.
-
-    stall_s  how long all may stand still at one place, at least
-    """
+    """Watches one run's workers for hangs. stall_s: how long all may stand still at one place, at least."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -67,11 +64,7 @@ class HangWatch:
         self._sightings.pop(worker, None)
 
     def look(self, now_s: float, members: Sequence[str], *, ending: bool) -> Iterator[Finding]:
-        """Yield what is to be done by the newest sightings.
-
-        members  of the present view
-        ending   the run ends anyway
-        """
+        """Yield what is to be done by the newest sightings. members: of the present view; ending: the run ends."""
         recent = {
             id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
             for id, (at_s, one) in self._sightings.items()

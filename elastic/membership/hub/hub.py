@@ -119,10 +119,7 @@ class Hub:
         self._know_nothing(Takeover(takes_over))
 
     def _know_nothing(self, takeover: Takeover, endings: Endings | None = None) -> None:
-        """Forget all but who is here, for the run that comes.
-
-        endings  where it is one that there was already
-        """
+        """Forget all but who is here, for the run that comes. endings: where it is one that there was already."""
         nodes, workers, out, beacon, wait_s = self._nodes, self._workers, self._out, self._beacon, self._below_min_s
         self._takeover = takeover
         self._end = end = RunEnd(self._ending_s)
@@ -241,19 +238,13 @@ class Hub:
                 self._forget_worker(worker)
 
     def without(self, now_s: float, node: str, *, departed: bool) -> list[Order]:
-        """Wait no more for a node, and return what follows.
-
-        departed  it has said that it goes
-        """
+        """Wait no more for a node, and return what follows. departed: it has said that it goes."""
         if departed:
             self._going_on.departs(node)
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
-        """Give the hub up, as its node leaves, and return the last orders.
-
-        From here on nothing is decided: whoever comes is told where to go.
-        """
+        """Hand over, as this hub's node leaves: nothing is decided any more, and whoever comes is told where to go."""
         self._going_on.departs(node)
         self.loses(node, dead=False)
         next_hub = self._nodes.next_hub()
@@ -262,9 +253,7 @@ class Hub:
         return orders
 
     def have_met(self, nodes: Sequence[Sequence[Any]]) -> None:
-        """Note who met before this hub was there, with no view known.
-
-        Each is waited for a while, and any may become the hub.
+        """Wait a while for those who met before this hub was there, with no view known; any may become the hub.
 
         nodes  of each [name, address, port], in the order in which they do
         """

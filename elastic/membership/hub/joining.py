@@ -21,10 +21,7 @@ from elastic.membership.succession.going_on import GoingOn
 
 
 class Joining:
-    """Lets workers join one run.
-
-    gather_s  how long a newcomer that is ready waits for others that are starting, once the run is under way
-    """
+    """Lets workers join one run. gather_s: see Hub."""
 
     def __init__(
         self,
@@ -72,10 +69,7 @@ class Joining:
         self._going_on.is_here(worker.node, said.newest)
 
     def newcomers(self, others: Sequence[Worker] = ()) -> list[Worker]:
-        """Return those that are ready to join, node by node; a run that is finished needs none.
-
-        others  who join as they do
-        """
+        """Return those that are ready to join, node by node; a finished run needs none. others: who join, too."""
         ready = [] if self._end.finished else self._ready_for(Place.PRESENT)
         ready += others
         position = {node: index for index, node in enumerate(self._nodes)}

@@ -25,10 +25,7 @@ from elastic.membership.succession.node_report import NodeReport
 
 
 class Reports:
-    """Learns the run from what nodes report to one hub.
-
-    beacon  of its agent, for the coordinator
-    """
+    """Learns the run from what nodes report to one hub. beacon: of its agent, for the coordinator."""
 
     def __init__(
         self,

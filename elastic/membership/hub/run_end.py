@@ -79,10 +79,7 @@ class RunEnd:
             self.why, self._remedy, self._since_s = why, remedy, now_s
 
     def text(self, farthest: int) -> str:
-        """Return why the run ends, once nobody saves any more.
-
-        farthest  how many steps are applied; below 0: nobody says
-        """
+        """Return why the run ends, once nobody saves. farthest: how many steps are applied; below 0: nobody says."""
         if self.why is None or self._remedy is None:
             return self.why or ""
         if farthest < 0:

@@ -213,10 +213,7 @@ class Workers:
     def publish(
         self, generation: int, chosen: Sequence[Worker], claim: int | None, nodes: frozenset[str] | None = None
     ) -> None:
-        """Take these workers as those of the present view.
-
-        nodes  theirs, where they are known already
-        """
+        """Take these workers as those of the present view. nodes: theirs, where they are known already."""
         self.generation, self.claim, self.broken = generation, claim, False
         for worker in chosen:
             worker.status, worker.was_member, worker.within = WorkerStatus.MEMBER, True, generation
@@ -248,10 +245,7 @@ class Workers:
         return gone
 
     def not_lost(self, departed: Collection[str]) -> list[str]:
-        """Return those of the present view that live, or went in order, as far as is known.
-
-        departed  nodes that have said that they go
-        """
+        """Return those of the view that live, or went in order, as far as is known. departed: nodes that have."""
         return [
             id
             for id in self.view

@@ -15,7 +15,9 @@ from elastic_checkpoint.net.codec import NAME_MAX, Float, Int, Name, Tagged
 
 
 class Hello(Tagged):
-    """run     what only agents of this run know
+    """A node comes to the hub, with what it knows of the run.
+
+    run     what only agents of this run know
     port    where this agent listens for others, should the hub come to be here
     slots   how many workers the node has; 0: it leaves
     starting  the slots, by local rank, whose worker is on its way
@@ -63,7 +65,7 @@ class Bye(Tagged):
 
 
 class Noted(Tagged):
-    """To `take_note` of that number: the view is known here, and is told to each hub that this node comes to."""
+    """The answer to that `take_note`: the view is known here, and is told to each hub that this node comes to."""
 
     number: Int
 
@@ -72,7 +74,7 @@ class Noted(Tagged):
 
 
 class WhereIsTheHub(Tagged):
-    """run  see Hello"""
+    """The question to an agent where the hub is; run: see Hello."""
 
     run: str
 
@@ -88,8 +90,9 @@ class Ping(Tagged):
 
 
 class Roster(Tagged):
-    """Who is in the run, in the order in which they become the hub; and the newest view, for those who are not in it:
-    the next hub may hear of it from nobody else.
+    """Who is in the run, in the order in which they become the hub; and the newest view.
+
+    It is told to those who are not in it: the next hub may hear of it from nobody else.
 
     nodes       of each [name, address, port]
     generation  of the newest view
@@ -106,8 +109,10 @@ class Roster(Tagged):
 
 
 class TakeNote(Tagged):
-    """Of the view that is to come, by a node that is in no part of it: it is counted for this one, and for no other
-    that it does not know of. It takes the place of one that the same hub has asked to be noted before.
+    """The request to note the view that is to come, to a node that is in no part of it.
+
+    It is counted for this one, and for no other that it does not know of. It takes the place of one that the same hub
+    has asked to be noted before.
 
     number  of this hub's questions
     nodes   that have a worker in the view
@@ -138,8 +143,12 @@ class Handover(Tagged):
 
 
 class HubIs(Tagged):
-    """From an agent that was asked. address: None: it is being looked for   stays: it may not go on without others
-    version: of elastic-exact, there; see version.py. Whoever asks looks at it first: all else may be new to it"""
+    """The answer of an agent that was asked where the hub is.
+
+    address  None: it is being looked for
+    stays    it may not go on without others
+    version  of elastic-exact, there; see version.py. Whoever asks looks at it first: all else may be new to it
+    """
 
     address: Name | None = None
     port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
@@ -158,8 +167,10 @@ class MovedOn(Tagged):
 
 
 class Refusal(Tagged):
-    """To whoever is none of this run, or calls itself as the node that it has reached: it has come to the wrong place,
-    and of its own run this says nothing."""
+    """The answer to whoever is none of this run, or calls itself as the node that it has reached.
+
+    It has come to the wrong place, and of its own run this says nothing.
+    """
 
     why: str
 
@@ -173,7 +184,7 @@ class Status(Tagged):
 
 
 class KillHung(OfWorker):
-    """For a hang. sign: its last one when it was sighted; one that has given another since is acquitted."""
+    """The order to kill a worker for a hang, unless it has given a sign after `sign`, its last when it was sighted."""
 
     sign: Int
     why: str

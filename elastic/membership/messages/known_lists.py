@@ -47,7 +47,7 @@ class ListUnknown(WireError):
 
 
 class KnownLists:
-    """Of one process: what it has been told, and what it has told as the hub."""
+    """The lists that one process has been told, or has told as the hub."""
 
     def __init__(self) -> None:
         self._lists: dict[str, dict[str, Rows]] = {word: {} for word in (*_COLUMNS, _NODES)}
@@ -56,14 +56,15 @@ class KnownLists:
         self._sets: dict[str, frozenset[str]] = {}
 
     def hashes(self) -> list[str]:
+        """Return the hashes of all lists that are known here."""
         return [name for lists in self._lists.values() for name in lists]
 
     def newest(self, word: str, among: Collection[str]) -> str | None:
-        """Of the lists that messages of that word carry, one that the other end has, too."""
+        """Return the newest list of that word's messages that the other end has, too; None: there is none."""
         return next((name for name in reversed(self._lists[word]) if name in among), None)
 
     def name(self, message: Message) -> str | None:
-        """The hash of what the message carries, which is known from here on; None: it carries no such list.
+        """Return the hash of what the message carries, which is known from here on; None: it carries no such list.
 
         Raises KeyError, TypeError, ValueError for what is none of those messages.
         """
@@ -74,7 +75,7 @@ class KnownLists:
         return self._last[1]
 
     def pack(self, message: Message, since: str | None) -> Message:
-        """since: a list that the other end has"""
+        """Return the message with what differs from `since`, a list that the other end has."""
         word, now = message["say"], self.name(message)
         if now is None:
             return _with_entries_deflated(message)
@@ -85,7 +86,7 @@ class KnownLists:
         return {**packed, "rows": {"since": since if since in lists else None, "now": now, **edit}}
 
     def unpack(self, message: Message) -> Message:
-        """Raises ListUnknown, WireError."""
+        """Return a packed message in full, any other as it is. Raises ListUnknown, WireError."""
         word, packed = message.get("say"), message.get("rows")
         if word == _BOARD and "deflated" in message:
             return _with_entries(message)
@@ -105,7 +106,7 @@ class KnownLists:
         return whole
 
     def pack_report(self, report: Message) -> Message:
-        """A node's (node_report.py), for a hub that most likely has the lists."""
+        """Return a node's report (node_report.py), packed for a hub that most likely has the lists."""
         view = report["view"]
         if view is None:
             return report
@@ -113,7 +114,7 @@ class KnownLists:
         return {**report, "view": packed, "known": [self._pack_known(one) for one in report["known"]]}
 
     def unpack_report(self, report: Message) -> Message:
-        """As `NodeReport.from_document` takes it. Raises ListUnknown, WireError."""
+        """Return a report as `NodeReport.from_document` takes it. Raises ListUnknown, WireError."""
         view, known = report.get("view"), report.get("known")
         if not isinstance(view, Mapping) or not isinstance(known, list):
             return report
@@ -126,7 +127,7 @@ class KnownLists:
         return {**report, "view": self._view(dict(view)), "known": [self._unpack_known(one) for one in known]}
 
     def _view(self, packed: Message) -> NewView:
-        """What many nodes report is read once."""
+        """Return a report's view; one that many nodes report is read once. Raises ListUnknown, WireError."""
         try:
             key = json.dumps(packed, sort_keys=True)
         except RecursionError as wrong:
@@ -139,10 +140,12 @@ class KnownLists:
         return self._views[key]
 
     def _pack_known(self, known: Message) -> Message:
+        """Name a known view's nodes by their hash, if that is known."""
         name = _hash(known["nodes"])
         return {**known, "nodes": name} if name in self._lists[_NODES] else known
 
     def _unpack_known(self, known: Any) -> Any:
+        """Put in a known view's nodes, where they go by their hash. Raises ListUnknown."""
         if not isinstance(known, Mapping) or not isinstance(nodes := known.get("nodes"), str):
             return known
         if nodes not in self._lists[_NODES]:
@@ -152,6 +155,7 @@ class KnownLists:
         return {**known, "nodes": self._sets[nodes]}
 
     def _edited(self, word: str, since: str | None, now: str, edit: list[Any]) -> Rows:
+        """Return the list that this edit makes of the one called `since`. Raises ListUnknown, WireError."""
         if since is not None and since not in self._lists[word]:
             raise ListUnknown(f"{word}: it is what differs from a list that is not known here: {since[:40]}")
         if since == now:
@@ -171,6 +175,7 @@ class KnownLists:
         return rows
 
     def _remember(self, word: str, rows: Rows) -> str:
+        """Keep a list, and return its hash. Raises WireError where it is none."""
         if not all(type(row) is list and [*map(type, row)] == _ROW for row in rows):
             raise WireError(f"{word}: no list of names, names and numbers")
         name = _hash(rows)
@@ -181,12 +186,14 @@ class KnownLists:
         return name
 
     def _keep(self, word: str, name: str, rows: Rows) -> None:
+        """Keep a list as the newest of its word, without the oldest where there are too many."""
         kept = self._lists[word]
         kept.pop(name, None)
         self._lists[word] = dict([*kept.items()][-_KEPT[word] + 1 :]) | {name: rows}
 
 
 def _rows(message: Message) -> Rows:
+    """Return the list that a message carries, row by row."""
     columns = [message[name] for name in _COLUMNS[message["say"]]]
     rows = zip(*columns, strict=True) if len(columns) > 1 else columns[0]
     return [list(row) for row in rows]
@@ -197,6 +204,7 @@ def _hash(rows: Rows) -> str:
 
 
 def _with_entries_deflated(message: Message) -> Message:
+    """Deflate the entries of a board's message, if they are long; return any other as it is."""
     if message["say"] != _BOARD or len(encoded := _encoded(message["entries"])) <= _LONG_BYTES:
         return message
     rest = {name: value for name, value in message.items() if name != "entries"}
@@ -204,7 +212,7 @@ def _with_entries_deflated(message: Message) -> Message:
 
 
 def _with_entries(message: Message) -> Message:
-    """Raises WireError."""
+    """Put the entries of a board's message in again. Raises WireError."""
     rest = {name: value for name, value in message.items() if name != "deflated"}
     try:
         return {**rest, "entries": _inflate(message["deflated"])}
@@ -230,6 +238,7 @@ def _deflate(encoded: bytes) -> str:
 
 
 def _inflate(text: str) -> Any:
+    """Return what was deflated. Raises WireError where that is more than may be."""
     machine = zlib.decompressobj()
     encoded = machine.decompress(base64.b64decode(text, validate=True), _LONGEST_BYTES)
     if machine.unconsumed_tail:
@@ -238,7 +247,7 @@ def _inflate(text: str) -> Any:
 
 
 def _edit(base: Rows, rows: Rows) -> list[list[Any]]:
-    """Pieces of `base`, in its order, and what is new between them."""
+    """Return pieces of `base`, in its order, and what is new between them."""
     at = {tuple(row): number for number, row in enumerate(base)}
     pieces: list[list[Any]] = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""How workers, agents and the hub talk: one JSON object per line, with a word in it. Who says what:
-docs/internals/protocol.md.
+"""How workers, agents and the hub talk: one JSON object per line, with a word in it.
 
-Framing is elastic_checkpoint/net/framing.py's, as for all connections of this repository.
+Who says what: docs/internals/protocol.md. Framing is elastic_checkpoint/net/framing.py's, as for all connections of
+this repository.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Lines(framing.Lines):
     """Cuts what arrives into messages that say a word."""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes. Raises WireError."""
+        """Return the messages that `data` completes. Raises WireError."""
         try:
             messages = super().feed(data)
         except framing.NotAMessage as broken:
@@ -39,7 +39,7 @@ class Lines(framing.Lines):
 
 
 def read(connection: socket.socket, lines: Lines, decrypt: Callable[[bytes], bytes] = bytes) -> list[Message] | None:
-    """The messages that what has arrived completes; None at the end.
+    """Return the messages that what has arrived completes; None at the end.
 
     Raises WireError, what `decrypt` raises, and BlockingIOError where nothing has arrived.
     """

@@ -16,7 +16,7 @@ _BOARD_MAX = 1 << 18  # characters of keys and values in one message
 
 
 class OfWorker(Tagged):
-    """worker  who says it, or of whom its agent does"""
+    """A message of a worker; worker: who says it, or of whom its agent does."""
 
     worker: Name
 
@@ -25,7 +25,9 @@ class OfWorker(Tagged):
 
 
 class Ready(OfWorker):
-    """newest  the newest claim that it reads in the run's storage
+    """A worker is ready to join.
+
+    newest  the newest claim that it reads in the run's storage
     runs    of its script so far, by their URLs; it is ready for the last of them
     """
 
@@ -86,7 +88,7 @@ class Witness(OfWorker):
 
 
 class HasRead(OfWorker):
-    """In a view of which the storage is no witness. claim: the view's, which it finds there by now"""
+    """In a view of which the storage is no witness: the view's claim, which this worker finds there by now."""
 
     claim: dict[str, Any]
 
@@ -95,8 +97,9 @@ class HasRead(OfWorker):
 
 
 class Claimed(OfWorker):
-    """To `claim`. claim: what was won; None: nothing, and why
+    """The answer to `claim`.
 
+    claim     what was won; None: nothing, and why
     moved_on  others have gone on with the run; else the storage failed
     """
 
@@ -110,7 +113,7 @@ class Claimed(OfWorker):
 
 
 class Put(OfWorker):
-    """value  base64"""
+    """A key that a worker sets on the view's board; value: base64."""
 
     generation: Int
     key: str
@@ -131,13 +134,13 @@ class Failed(OfWorker):
 
 
 class RunStatus(OfWorker):
-    """For the agent's own terminal."""
+    """The run's status, for the agent's own terminal."""
 
     status: dict[str, Any]
 
 
 class Figures(OfWorker):
-    """For the metrics of its node."""
+    """A worker's figures, for the metrics of its node."""
 
     figures: dict[str, Any]
 
@@ -146,7 +149,9 @@ class Figures(OfWorker):
 
 
 class NewView(Tagged, tag="view"):
-    """not_lost  of the view before, and not of this one: they leave, or have received no state yet and wait to join
+    """The next view, to each worker that is in it.
+
+    not_lost  of the view before, and not of this one: they leave, or have received no state yet and wait to join
     claim    that the run writes under; None: the coordinator takes it, or the workers know it
     witness  all nodes of the view see it in the storage
     begun_elsewhere  the run has had views, and nobody of them is here: its storage must show that it has begun
@@ -179,14 +184,14 @@ class NewView(Tagged, tag="view"):
 
 
 class OnBoard(Tagged, tag="board"):
-    """entries  key -> value, in base64"""
+    """New entries of the view's board: key -> value, in base64."""
 
     generation: Int
     entries: dict[str, Base64]
 
     @staticmethod
     def of(generation: Int, entries: Mapping[str, str]) -> Iterator[OnBoard]:
-        """All of these, in as many messages as keep within a line."""
+        """Yield all these entries, in as many messages as keep within a line."""
         part: dict[str, str] = {}
         characters = 0
         for key, value in entries.items():
@@ -205,14 +210,16 @@ class Broken(Tagged):
 
 
 class Regroup(Tagged):
-    """Somebody waits to join, or the storage would be the next view's witness: the view is left at a boundary that all
-    agree on."""
+    """Somebody waits to join, or the storage would be the next view's witness.
+
+    The view is left at a boundary that all agree on.
+    """
 
     generation: Int
 
 
 class Save(Tagged):
-    """What this worker holds, before it goes or the next view comes: nobody else holds it.
+    """The request to save what this worker holds, before it goes or the next view comes: nobody else holds it.
 
     claim  the run's newest, to save under: another worker of this node may have taken it; None: that of its view
     waits  the run waits for nodes, and this worker with it, whatever becomes of the save
@@ -253,8 +260,10 @@ class OtherIdentity(Tagged, tag="identity"):
 
 
 class Past(Tagged):
-    """The run that it is ready for is finished, and the others are in a later one of the script's: it takes the result
-    from storage, and goes on to the next."""
+    """The run that it is ready for is finished, and the others are in a later one of the script's.
+
+    It takes the result from storage, and goes on to the next.
+    """
 
 
 class Leave(Tagged):
@@ -268,7 +277,7 @@ class Leave(Tagged):
 
 
 class Hint(Tagged):
-    """Its node may be taken soon: the state is to be saved. Said by the agent alone. left_s: see Leave"""
+    """Its node may be taken soon: the state is to be saved. Said by the agent alone. left_s: see Leave."""
 
     why: str
     left_s: Float | None = None
@@ -280,6 +289,6 @@ class End(Tagged):
 
 
 class Released(Tagged):
-    """safe  what the worker holds is not lost with it"""
+    """The answer to a worker that leaves; safe: what it holds is not lost with it."""
 
     safe: bool

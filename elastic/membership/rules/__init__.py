@@ -1,5 +1,6 @@
-"""What a hub decides by, as functions of what it knows. Pure but for what they remember of
-earlier endings and kills.
+"""What a hub decides by, as functions of what it knows.
+
+Pure but for what they remember of earlier endings and kills.
 
 next_view  who is in it, and in which order
 leaving    may a worker leave, and who saves first?

@@ -1,4 +1,4 @@
-"""A worker ended otherwise than in order: is another one started in its place, and when, or is that a bug?
+"""Says of a worker that ended out of order whether another one takes its place, and when, or whether it is a bug.
 
 Pure but for what it remembers.
 
@@ -33,7 +33,8 @@ _AGAIN_MAX = 20  # of one slot, while the run gets nowhere
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """
+    """A worker that was not to end, and did.
+
     what           see Failure
     step           where; None before its first, or where nobody knows
     killed         by SIGKILL, and by no doing of its own
@@ -57,12 +58,12 @@ class Ended:
 
 
 def what_failed(said: Exited, failed: Failed | None) -> str:
-    """See Failure. failed: what the worker said of it"""
+    """Return what failed, see Failure; failed: what the worker said of it."""
     return failed.error if failed else "hang" if said.hung else said.signal or f"exit status {said.code}"
 
 
 def ended(said: Exited, failed: Failed | None, *, slot: Slot, lived_s: float) -> Ended:
-    """Of a worker that was not to end."""
+    """Return how a worker has ended that was not to."""
     return Ended(
         worker=said.worker,
         slot=slot,
@@ -79,7 +80,7 @@ def ended(said: Exited, failed: Failed | None, *, slot: Slot, lived_s: float) ->
 
 @dataclass(frozen=True)
 class Bug:
-    """why  it is one   what  failed   of_place  and not of the run: it can go on without a worker there"""
+    """A bug: why it is one, and what failed; of_place: and not of the run, which can go on without a worker there."""
 
     why: str
     what: str = ""
@@ -90,12 +91,12 @@ class Bug:
 
     @property
     def in_a_line(self) -> str:
-        """For where a trace follows, which has all of it."""
+        """Return its first line, for where a trace follows, which has all of it."""
         return str(self).partition("\n")[0]
 
 
 class Endings:
-    """Of one run. restarts_max, window_s: see repeated
+    """The endings of one run's workers. restarts_max, window_s: see repeated.
 
     farthest  how many steps are applied, since the run last went back to what is saved
     """
@@ -112,22 +113,23 @@ class Endings:
         self._most = -1  # ever, whatever the run has gone back to since
 
     def applied(self, step: int) -> None:
-        """Some worker has applied so many steps."""
+        """Note that some worker has applied so many steps."""
         if step > self.farthest:
             self.farthest = step
             self._again.clear()
         self._most = max(self._most, step)
 
     def goes_back(self) -> None:
-        """To what is saved."""
+        """Note that the run goes back to what is saved."""
         self.farthest = -1
 
     def happened(self, now_s: float, ended: Ended, *, age_s: float) -> None:
-        """Before this hub was the run's: what followed from it has followed, and it counts."""
+        """Count an end from before this hub was the run's: what followed from it has followed."""
         if ended.worker not in self._counted:
             self.follows(now_s - age_s, ended)
 
     def follows(self, now_s: float, ended: Ended) -> Replace | Bug:
+        """Return whether a worker that ended is replaced, and when, or why that is a bug."""
         self._counted.add(ended.worker)
         if ended.step is not None:
             self._most = max(self._most, ended.step)
@@ -145,19 +147,20 @@ class Endings:
         return Replace(0.0) if bug is None else Bug(bug, ended.what)
 
     def _wrong_in(self, now_s: float, ended: Ended, kind: str) -> Replace | Bug:
-        """Its bits are not those of the others. One place again and again is a machine, which the run goes on without;
-        many places are a script, unless they have only tried to join."""
+        """Return what follows where a worker's bits are not those of the others."""
         self._wrong = [one for one in self._wrong if now_s - one[0] <= self._window_s]
         self._wrong.append((now_s, ended.slot, kind))
         times = Counter(slot for _, slot, _ in self._wrong)
-        if times[ended.slot] > self._restarts_max:
+        if times[ended.slot] > self._restarts_max:  # a machine, without which the run goes on
             return Bug(f"wrong {times[ended.slot]} times in this place", ended.what, of_place=True)
+        # many places are a script, unless they have only tried to join
         places = Counter(slot for _, slot, one in self._wrong if one == kind == WRONG)
         if sum(count for count in places.values() if count <= self._restarts_max) > self._restarts_max:
             return Bug("one worker after the other is found wrong, in several places: it is the script", ended.what)
         return Replace(0.0)
 
     def _killed(self, ended: Ended) -> Replace | Bug:
+        """Return what follows where a worker was killed from outside."""
         follows = self._kills.killed(
             ended.slot,
             step=ended.step,
@@ -193,12 +196,13 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """Without an exception's text: addresses, process numbers and names of temporary files are new every time."""
+        """Return what failed without an exception's text."""
+        # addresses, process numbers and names of temporary files are new every time
         return self.what.partition(":")[0]
 
 
 def repeated(failures: Sequence[Failure], newest: Failure, *, restarts_max: int, window_s: float) -> str | None:
-    """Why the newest failure is a bug that a restart does not help, or None: replace the worker.
+    """Return why the newest failure is a bug that a restart does not help; None: replace the worker.
 
     failures      the earlier ones
     restarts_max  how often one failure may repeat, at whatever steps, within `window_s`

@@ -1,4 +1,4 @@
-"""A worker is killed from outside: when does another one take its place, and when is it enough?
+"""Says when another worker takes the place of one that was killed from outside, and when it is enough.
 
 Pure but for what it remembers.
 
@@ -32,13 +32,13 @@ class Replace:
 
 @dataclass(frozen=True)
 class Enough:
-    """count  of kills"""
+    """The verdict that so many kills are enough."""
 
     count: int
 
 
 class Kills:
-    """Of all slots of a run."""
+    """The kills in all slots of a run."""
 
     def __init__(self) -> None:
         self._last: dict[Slot, tuple[int | None, int]] = {}  # at which step, and how often there
@@ -46,7 +46,8 @@ class Kills:
     def killed(
         self, slot: Slot, *, step: int | None, applied: int, lived_s: float, out_of_memory: bool
     ) -> Replace | Enough:
-        """
+        """Return after how long a worker that was killed is replaced, or that it is enough.
+
         step           that the worker was at; None before its first
         applied        how many steps any worker has ever applied
         out_of_memory  the kernel says so

@@ -16,7 +16,7 @@ SAVED_NOTHING = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What a worker that is done with its view holds.
+    """The state that a worker holds which is done with its view.
 
     step   how many steps are applied; below 0: it holds no state yet
     whole  what it holds is a boundary's state, and may be saved as it is
@@ -33,7 +33,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """What becomes of each worker that wants to leave.
+    """The answers to all workers that want to leave.
 
     go     may go: what they hold is safe
     stays  takes part in the next view
@@ -48,7 +48,8 @@ class Parting:
 
 
 def see_off(leavers: Sequence[Holding], stayers: Sequence[Holding], *, go_on: bool, saved: int) -> Parting:
-    """
+    """Return what becomes of each worker that wants to leave.
+
     stayers  who do not leave
     go_on    they form the next view now; else they wait, and may themselves be told to leave
     saved    the newest step of which somebody has seen the commit, or SAVED_NOTHING

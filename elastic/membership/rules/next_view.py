@@ -28,7 +28,7 @@ class Candidate:
 
 
 def next_view(survivors: Sequence[Candidate], newcomers: Sequence[Candidate]) -> list[Candidate]:
-    """The workers of the next view in rank order.
+    """Return the workers of the next view in rank order.
 
     survivors  of the last view, in its rank order: all of them go on
     newcomers  in the order in which they join; those for whom there is no room stay outside

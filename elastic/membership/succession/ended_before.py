@@ -21,7 +21,7 @@ _WHAT_MAX = 2000  # characters
 
 
 class EndedBefore(Facts):
-    """at_s: on its agent's clock; as it travels, how long ago. The rest: see Ended"""
+    """The end of a worker, see Ended; at_s: on its agent's clock, and as it travels, how long ago."""
 
     worker: Name
     local_rank: Int
@@ -35,7 +35,7 @@ class EndedBefore(Facts):
     at_s: Float
 
     def at(self, node: str) -> Ended:
-        """For the hub."""
+        """Return it for the hub, as that of a worker on this node."""
         facts = {name: value for name, value in asdict(self).items() if name not in ("local_rank", "at_s")}
         return Ended(slot=(node, self.local_rank), **facts)
 
@@ -49,7 +49,7 @@ def with_exit(
     now_s: float,
     started_s: float,
 ) -> tuple[EndedBefore, ...]:
-    """And that one, if it counts. last_words: by kind, see node_report.py"""
+    """Return the ends that are known, and this one if it counts; last_words: by kind, see node_report.py."""
     failed, parting = last_words.get("failed"), last_words.get("stands")
     failed = failed if isinstance(failed, Failed) else None
     in_order = said.expected or said.signal in LEAVES or isinstance(parting, Leaving)

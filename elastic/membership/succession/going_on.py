@@ -62,6 +62,7 @@ class Noting:
 
     @property
     def knowing(self) -> frozenset[str]:
+        """Return the nodes that know of the view: its own, and those that have noted it."""
         return self.view[1].union(node for node, has_noted in self.asked.items() if has_noted)
 
     @property
@@ -70,10 +71,7 @@ class Noting:
 
 
 class GoingOn:
-    """Of one hub.
-
-    claim  the run's, as far as is known
-    """
+    """Keeps what one hub knows of those who might go on elsewhere. claim: the run's, as far as is known."""
 
     def __init__(self) -> None:
         self.claim: ClaimDocument | None = None
@@ -98,7 +96,7 @@ class GoingOn:
     # who is where
 
     def departs(self, node: str) -> None:
-        """It has said that it goes."""
+        """Note that a node has said that it goes."""
         self._departed.add(node)
 
     @property
@@ -106,16 +104,16 @@ class GoingOn:
         return frozenset(self._departed)
 
     def dead(self, node: str) -> None:
-        """The kernel of this machine, which is its own, says that its process has ended."""
+        """Note that a node's process has ended, as the kernel of this machine says, which is its own."""
         self._dead.add(node)
 
     def refuses(self, node: str) -> None:
-        """Its machine does not take connections for it, or something in between says so."""
+        """Note that a node's machine does not take connections for it, or something in between says so."""
         self._refusing.add(node)
 
     def is_away(self, node: str) -> None:
-        """It is not with this hub any more. Even if it comes back: it may have been with others meanwhile, who took
-        the next claim."""
+        """Note that a node is not with this hub any more."""
+        # even if it comes back: it may have been with others meanwhile, who took the next claim
         for nodes in self._knowing.values():
             nodes.discard(node)
         if self._noting is not None:
@@ -126,7 +124,7 @@ class GoingOn:
             self._ask = None
 
     def is_here(self, node: str, newest: Mapping[str, Any] | None = None) -> None:
-        """newest: the claim that one of its workers has read in its storage"""
+        """Note that a node is here; newest: the claim that one of its workers has read in its storage."""
         self._departed.discard(node)
         self._dead.discard(node)
         self._refusing.discard(node)
@@ -134,17 +132,17 @@ class GoingOn:
             self.has_read(node, newest)
 
     def has_read(self, node: str, claim: Mapping[str, Any]) -> None:
-        """One of its workers has, in its storage. A view that was published before stays what it was: others may know
-        of it, and of this not."""
+        """Note that a worker of this node has read the claim in its storage."""
+        # a view that was published before stays what it was: others may know of it, and of this not
         self._read.setdefault(node, set()).add(_name_of(claim))
 
     def worker_ended(self, worker: str) -> None:
-        """Of a node that is here."""
+        """Note the end of a worker whose node is here: it may have had a claim to take."""
         self._unsure |= worker in self._unanswered
         self._unanswered.discard(worker)
 
     def reported(self, node: str, report: NodeReport) -> None:
-        """By a node that comes from another hub, or back."""
+        """Take in the report of a node that comes from another hub, or back."""
         for view in report.known:
             self._knowing.setdefault(_view(view), set()).add(node)
             if view.claim is not None and not view.counted:
@@ -156,12 +154,12 @@ class GoingOn:
         self._unanswered -= report.workers.keys() - report.asked  # they have told another hub
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
-        """Who may be going on elsewhere, while nobody may here."""
+        """Return who may be going on elsewhere, while nobody may here."""
         found = self._may_go_on(present, present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._departed
 
     def may_be_elsewhere(self, *, took_over: bool) -> bool:
-        """Nobody here holds the state: see succession.py.
+        """Return whether others may go on, where nobody here holds the state: see succession.py.
 
         took_over  this hub may not know what an earlier one of its agent's has asked for
         """
@@ -170,13 +168,13 @@ class GoingOn:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Of the views in which the run may stand."""
+        """Return the nodes of the views in which the run may stand."""
         return frozenset[str]().union(*(view.nodes for view in self._known))
 
     # views
 
     def publishes(self, generation: int, nodes: Collection[str], *, anew: bool = False) -> bool:
-        """A view. Whether the storage is its witness.
+        """Note that a view is published; return whether the storage is its witness.
 
         anew  nobody in it holds the state: until it has met, others may go on in one that was published before
         """
@@ -197,7 +195,7 @@ class GoingOn:
         return witness
 
     def met(self, generation: int, node: str) -> None:
-        """All workers of the view have met, as one of this node says."""
+        """Note that all workers of the view have met, as one of this node says."""
         published = [view for view in self._known if view.generation == generation and not view.noted]
         one = next((view for view in published if node in view.nodes), None)
         if one is not None and not one.met:
@@ -205,29 +203,29 @@ class GoingOn:
             self._known = (replace(one, met=True), *newer)
 
     def known_view(self, generation: int, nodes: frozenset[str]) -> KnownView | None:
-        """What is known of it; of two nodes' words the one that says more."""
+        """Return what is known of a view; of two nodes' words the one that says more."""
         of_it = [view for view in self._known if view.generation == generation]
         found = [view for view in of_it if view.nodes is nodes or view.nodes == nodes]  # to compare takes each node
         return max(found, key=lambda view: (view.met, view.claim or 0), default=None)
 
     def has_met(self, generation: int, nodes: frozenset[str]) -> bool:
-        """Whether all workers of this view have met, as far as is known."""
+        """Return whether all workers of this view have met, as far as is known."""
         view = self.known_view(generation, nodes)
         return view is not None and view.met
 
     def is_witnessed(self, generation: int) -> bool:
-        """Whether the storage decides who goes on without others of this view."""
+        """Return whether the storage decides who goes on without others of this view."""
         return any(
             view.generation == generation and view.claim is not None and not view.counted for view in self._known
         )
 
     def may_be_witnessed(self, generation: int) -> bool:
-        """Whether the storage is no witness of this view, and would be of one that its nodes formed now."""
+        """Return whether the storage is no witness of this view, and would be of its nodes' next one."""
         view = next((view for view in self._known if view.generation == generation and not view.noted), None)
         return view is not None and view.claim is None and self._is_witness_of(view.nodes)
 
     def has_moved_on_from(self, node: str, generation: int) -> bool:
-        """Whether there was a newer view than this one, without that node, and all of its nodes have left in order.
+        """Return whether there was a newer view, without that node, whose nodes have all left in order.
 
         What they held is in the storage, and is newer than what that node holds.
         """
@@ -235,9 +233,10 @@ class GoingOn:
         return any(node not in view.nodes and view.nodes <= self._departed for view in newer)
 
     def witness(self, claim: ClaimDocument, *, agreed: bool) -> None:
-        """See messages.Witness. One that has agreed says so for all: whatever comes later was said before."""
+        """Note a view's claim, as messages.Witness says it."""
         self.learn(claim)
         number = number_of(claim)
+        # one that has agreed says so for all: whatever comes later was said before
         self._known = tuple(
             replace(view, claim=number, counted=not agreed and (view.claim != number or view.counted))
             for view in self._known
@@ -246,32 +245,33 @@ class GoingOn:
             self._sees |= self.nodes
 
     def _is_witness_of(self, nodes: Collection[str]) -> bool:
-        """One of them is known to see the run's storage, too. Where nobody is, who finds the claim there may have taken
-        it in a folder of its own, and others who come have another one."""
+        """Return whether the storage is the witness of a view of these nodes."""
+        # Where no node is known to see the run's storage, who finds the claim there may have taken it in a folder of
+        # its own, and others who come have another one.
         return not self._sees.isdisjoint(nodes) and all(self._sees_storage(node) for node in nodes)
 
     def _sees_storage(self, node: str) -> bool:
-        """One that has read an older claim of the run may have done so in a folder of its own: where no storage is the
-        witness, a majority takes claims wherever it can."""
+        """Return whether a node is known to see the run's storage."""
+        # One that has read an older claim of the run may have done so in a folder of its own: where no storage is the
+        # witness, a majority takes claims wherever it can.
         is_read = self.claim is not None and _name_of(self.claim) in self._read.get(node, ())
         return is_read or node in self._sees
 
     # going on
 
     def learn(self, claim: ClaimDocument) -> bool:
-        """Of the run. Whether it is newer than the one that is known."""
+        """Take the claim as the run's, and return True, if it is newer than the one that is known."""
         is_newer = (number_of(claim) or 0) > (number_of(self.claim) or 0)
         if is_newer:
             self.claim = claim
         return is_newer
 
     def won(self, worker: str, generation: int, claim: ClaimDocument) -> bool:
-        """This worker has got the next claim. Whether it is what this hub has asked for and still needs; else somebody
-        else may have taken another one since."""
+        """Note that this worker has got a claim; return whether this hub has asked for it and still needs it."""
         self._has_answered(worker)
         is_newer, ask = self.learn(claim), self._ask
         if ask is None or (ask.worker, ask.generation, ask.nodes) != (worker, generation, nodes_of(claim)):
-            return False
+            return False  # somebody else may have taken another one since
         self._ask = None
         if any(view.counted for view in self._known):  # a majority decides, and its own folder counts as it can
             self.claim, self._sees = claim, set()
@@ -281,14 +281,16 @@ class GoingOn:
         return True
 
     def failed(self, now_s: float, worker: str) -> None:
-        """The storage could not be asked by it."""
+        """Note that this worker could not ask the storage."""
         self._has_answered(worker)
         if self._ask is not None and self._ask.worker == worker:
             self._ask, self._again_s = None, now_s + _AGAIN_S
 
     def lost_to(self, worker: str, theirs: ClaimDocument) -> frozenset[str] | None:
-        """Others have that claim, it says: who may ask again, for they are among its nodes. None: what it says is
-        older than what is known here."""
+        """Note that others have that claim, as a worker says; return its nodes, which may ask again.
+
+        None: what it says is older than what is known here.
+        """
         self._has_answered(worker)
         if self._ask is not None and self._ask.worker == worker:
             self._ask = None
@@ -297,7 +299,7 @@ class GoingOn:
     def verdict(
         self, now_s: float, present: Collection[str], *, holding: Collection[str], signs: bool
     ) -> GoOn | NeedsClaim | Stay | str:
-        """A text: it is not time yet, and why.
+        """Return whether this side may go on; a text: it is not time yet, and why.
 
         present  nodes that are here
         holding  those of them whose workers hold the state
@@ -326,10 +328,10 @@ class GoingOn:
     def to_note(
         self, now_s: float, present: Collection[str], *, generation: int, nodes: Collection[str]
     ) -> tuple[Noting, list[str]] | None:
-        """Before the next view is published: whom to ask to note it, and who has been asked before. None: enough of
-        those who are counted know of it.
+        """Return who is to note the next view before it is published, and whom of these to ask now.
 
-        Called at the last moment: what was noted and does not come must be reckoned with by whoever they come to.
+        None: enough of those who are counted know of it. Called at the last moment: what was noted and does not come
+        must be reckoned with by whoever they come to.
         """
         view = generation, frozenset(nodes)
         noting = self._noting
@@ -344,12 +346,12 @@ class GoingOn:
         return noting, asked
 
     def noted(self, node: str, number: int) -> None:
-        """It knows of the view that it was asked to note by that number."""
+        """Note that a node knows of the view that it was asked to note by that number."""
         if self._noting is not None and self._noting.number == number and node in self._noting.asked:
             self._noting.asked[node] = True
 
     def asks(self, now_s: float, generation: int, holding: Mapping[str, str]) -> Ask | None:
-        """Who is to be asked for the claim now; None: one of them was, and has a while to answer.
+        """Return who is to be asked for the claim now; None: one of them was, and has a while to answer.
 
         holding  worker -> node, of those who hold the state, the first choice first
         """
@@ -379,18 +381,19 @@ class GoingOn:
         return may_go_on(self._known, present=present, knowing=knowing, signs=signs, **gone)
 
     def waits_s(self, now_s: float) -> float:
-        """Since when somebody is missing."""
+        """Return for how many seconds this side has not been free to go on."""
         return now_s - self._alone_since_s if self._alone_since_s is not None else 0.0
 
     def _knows(self, view: KnownView) -> set[str]:
-        """Nodes that are here."""
+        """Return the nodes here that know of a view."""
         return self._knowing.get(_view(view), set())
 
     def _is_away(self, view: KnownView) -> bool:
-        """Whether any of its nodes is."""
+        """Return whether a node of the view is not known to be here with it, and has not left in order."""
         return not view.nodes <= self._knows(view) | self._departed
 
     def _newest_met(self) -> tuple[KnownView, ...]:
+        """Return the newest view that has met, if any has."""
         met = [view for view in self._known if view.met]
         return (max(met, key=lambda view: view.generation),) if met else ()
 
@@ -400,13 +403,13 @@ def _view(view: KnownView) -> _View:
 
 
 def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:
-    """For which it was taken; of what another job has written there, none."""
+    """Return the nodes for which a claim was taken; none for what another job has written there."""
     world = claim.get("world")
     nodes = world.get("nodes") if isinstance(world, Mapping) else None
     return frozenset(map(str, nodes)) if isinstance(nodes, list) else frozenset()
 
 
 def _name_of(claim: Mapping[str, Any]) -> _Name:
-    """What no claim of another folder has. Folders count alike, and an agent's beacon gives all claims of its life one
-    nonce."""
+    """Return what no claim of another folder has."""
+    # folders count alike, and an agent's beacon gives all claims of its life one nonce
     return tuple(str(claim.get(key)) for key in ("claim", "nonce", "taken_at"))

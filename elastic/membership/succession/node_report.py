@@ -45,9 +45,11 @@ _KEPT: dict[type[Tagged], str] = {Ready: "ready", ViewIsOver: "stands", Leaving:
 
 @dataclass
 class ReportedWorker:
-    """generation: of the view that it is in; 0: none yet   said: its last words, in order
+    """A worker, as its agent reports it.
 
-    started_s  on its agent's clock
+    generation  of the view that it is in; 0: none yet
+    said        its last words, in order
+    started_s   on its agent's clock
     """
 
     worker: str
@@ -59,7 +61,9 @@ class ReportedWorker:
 
 @dataclass
 class NodeReport:
-    """generation  the newest that this node has heard of
+    """What one node knows of the run.
+
+    generation  the newest that this node has heard of
     view    the newest that any worker of this node was told of
     claim   the run's, as far as is known here
     asked   workers of this node that were to take the next claim, and nobody knows whether they have
@@ -79,7 +83,7 @@ class NodeReport:
     noted_here: KnownView | None = None
 
     def note_said(self, said: Any, now_s: float = 0.0) -> None:
-        """By this node's agent or one of its workers, to the hub."""
+        """Take in what this node's agent, or one of its workers, says to the hub."""
         match said:
             case Started(worker=worker, local_rank=local_rank):
                 self.workers[worker] = ReportedWorker(worker, local_rank, started_s=now_s)
@@ -106,7 +110,7 @@ class NodeReport:
             speaker.said[_KEPT[type(said)]] = said
 
     def note_ordered(self, worker: str | None, said: Any) -> None:
-        """By the hub."""
+        """Take in what the hub says to this node's agent, or to one of its workers."""
         if isinstance(said, Roster | NewView):
             self.generation = max(self.generation, said.generation)
         if isinstance(said, Roster):
@@ -135,12 +139,12 @@ class NodeReport:
             self.known = (*(one for one in self.known if one.met), fresh)
 
     def _begin_run(self) -> None:
-        """The script's next: what was known of the one before says nothing of it."""
+        """Forget the run before, which says nothing of the script's next."""
         self.known, self.claim, self.saved, self.finished, self.ended = (), None, -1, False, ()
         self.asked.clear()
 
     def _note_roster(self, roster: Roster) -> None:
-        """Of a view that this node has no part in, or was not told of yet."""
+        """Note the view of a roster, if this node has no part in it, or was not told of it yet."""
         nodes = frozenset(name for name, *_ in roster.nodes).difference(roster.outside).union(roster.away)
         others = [one for one in self.known if one is not self.noted_here]
         if nodes and roster.generation > max((one.generation for one in others), default=0):
@@ -148,20 +152,20 @@ class NodeReport:
             self.known, self.noted_here = (*(one for one in others if one.met), fresh), None
 
     def _note_next(self, said: TakeNote) -> None:
-        """Of a view that may be published next; others may stand in those that were."""
+        """Note a view that may be published next."""
         self.generation = max(self.generation, said.generation)
         others = [one for one in self.known if one is not self.noted_here]
         self.noted_here = KnownView(generation=said.generation, nodes=frozenset(said.nodes), noted=True)
-        self.known = (*others, self.noted_here)
+        self.known = (*others, self.noted_here)  # others may stand in those that were
 
     def without_workers(self) -> NodeReport:
-        """Of a node whose workers are of no use any more: what it knows of views that others may be in stays."""
+        """Return what stays where the node's workers are of no use: views that others may be in."""
         return NodeReport(
             generation=self.generation, known=self.known, claim=self.claim, asked=self.asked, ended=self.ended
         )
 
     def document(self, now_s: float = 0.0) -> dict[str, Any]:
-        """For a hub. What is noted by now stays noted, whatever that one says of views to come."""
+        """Return it for a hub. What is noted by now stays noted, whatever that one says of views to come."""
         self.noted_here = None
         return as_message(
             _Report(
@@ -187,7 +191,7 @@ class NodeReport:
 
     @classmethod
     def from_document(cls, facts: Mapping[str, Any]) -> NodeReport:
-        """Raises WireError."""
+        """Return the report in these facts. Raises WireError."""
         try:
             found = made(_Report, facts)
             view, workers = _view(found.view), [one.reported() for one in found.workers]
@@ -217,12 +221,12 @@ class NodeReport:
 
 
 def number_of(claim: Mapping[str, Any] | None) -> int | None:
-    """Of a claim's document."""
+    """Return the number in a claim's document; None: there is no claim."""
     return int(claim["claim"]) if claim is not None else None
 
 
 class _Known(Facts):
-    """A KnownView as it travels. nodes: a list of names; or read already (known_lists.py), as many nodes report it"""
+    """A KnownView as it travels; nodes: names, or read already (known_lists.py), as many nodes report it."""
 
     generation: Int
     nodes: Any
@@ -262,7 +266,7 @@ class _Worker(Facts):
 
 
 class _Report(Facts):
-    """A NodeReport as it travels. view: read already, where it travelled by its hash"""
+    """A NodeReport as it travels; view: read already, where it travelled by its hash."""
 
     generation: Int
     view: Any

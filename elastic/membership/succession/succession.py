@@ -48,12 +48,12 @@ class KnownView:
 
     @property
     def is_counted(self) -> bool:
-        """Whether a majority decides who goes on from it."""
+        """Return whether a majority decides who goes on from it."""
         return self.claim is None or self.counted
 
 
 class SideSize(Enum):
-    """Of a cut network: how many of those who might go on are on this side."""
+    """The size of one side of a cut network: how many of those who might go on are on it."""
 
     MOST, HALF, FEW = auto(), auto(), auto()
 
@@ -79,7 +79,7 @@ class NeedsClaim:
 
 @dataclass(frozen=True)
 class Stay:
-    """They may not. why: for people"""
+    """They may not go on; why: for people."""
 
     why: str
 
@@ -94,7 +94,8 @@ def may_go_on(
     refusing: Collection[str] = (),
     signs: bool = True,
 ) -> GoOn | NeedsClaim | Stay:
-    """
+    """Return whether those who are here may go on, may once they have the next claim, or may not.
+
     known    the last views of all nodes that are present: those that they have met in, and what was published since
     present  nodes that are here
     knowing  those of them that know of the next view before anybody trains in it: its own, and who has noted it
@@ -133,7 +134,7 @@ def _side_size(here: int, voters: int) -> SideSize:
 
 
 def possible(known: Iterable[KnownView]) -> Sequence[KnownView]:
-    """Those in which the run may stand: the last one that was met, and what was published after it."""
+    """Return the views in which the run may stand: the last one that was met, and what was published after it."""
     views = list(known)
     newest = max((view.generation for view in views if view.met), default=0)
     return [view for view in views if view.generation > newest or (view.generation == newest and view.met)]
@@ -158,7 +159,7 @@ def may_be_elsewhere(
     departed: Collection[str],
     asked: bool,
 ) -> bool:
-    """Nobody here holds the state: whether others may go on under a claim for which the agent of this hub answers.
+    """Return whether others may go on under a claim for which this hub's agent answers, if none here has the state.
 
     knowing  nodes that are here and have said that they know of that view, or were told of it here
     asked    this agent's hub, or an earlier one of its, may have asked for a claim of which it does not know
@@ -177,7 +178,7 @@ def may_be_elsewhere(
 
 
 def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Collection[str]) -> bool:
-    """Whether these may take the claim after the newest one.
+    """Return whether these may take the claim after the newest one.
 
     to         the newest claim that they know
     nodes      whose workers hold the state, and that would go on
@@ -190,7 +191,7 @@ def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Coll
 
 
 def suffices(granted: Collection[str], *, holding: Collection[str], departed: Collection[str]) -> bool:
-    """Whether those for whom a claim was taken may go on under it.
+    """Return whether those for whom a claim was taken may go on under it.
 
     granted  its nodes, none of which has been away since it was asked for
     holding  nodes here whose workers hold the state, and are in the next view

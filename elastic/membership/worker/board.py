@@ -47,7 +47,7 @@ class Board(Store):
             raise RuntimeError(str(broken)) from broken
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=_FORM_S)) -> None:
-        """Raises RuntimeError, as torch's stores do, when the view is broken or the time is up."""
+        """Wait for keys. Raises RuntimeError, as torch's stores do, when the view is broken or the time is up."""
         try:
             self._channel.wait_for(self._generation, list(keys), timeout.total_seconds())
         except (ConnectionError, TimeoutError) as failure:

@@ -92,8 +92,7 @@ class LeaveRequested(ElasticError):
 
 
 class AskedToSave(Exception):
-    """No view comes before this worker has saved what it holds, and said so; or, where the run waits for nodes, has
-    tried to."""
+    """No view comes before this worker has saved what it holds, or tried to where the run waits for nodes."""
 
     def __init__(self, *, waits: bool) -> None:
         super().__init__("asked to save")
@@ -109,7 +108,7 @@ class AskedToClaim(Exception):
 
 
 class Answer(Enum):
-    """To one that says that it is leaving.
+    """The answers to one that says that it is leaving.
 
     GO    what it holds is safe   SAVE  nobody else holds it: save it, say so, and ask again
     VIEW  it is in the next view  LOST  nobody could see to what it holds   NONE  none came in time
@@ -176,8 +175,7 @@ class Live:
         self._thread.start()
 
     def begin_run(self, url: str) -> None:
-        """The script's first, or its next: what was said and heard of the one before is no concern of it. Raises
-        ConfigError where that is still open."""
+        """Begin the script's first run, or its next. Raises ConfigError where the one before is still open."""
         with self._changed:
             if self._in_run:
                 raise ConfigError(
@@ -190,9 +188,11 @@ class Live:
             times = 1 + sum(one == url or one.startswith(f"{url}#") for one in self._runs)
             self._runs.append(f"{url}#{times}" if times > 1 else url)
             self._in_run, self._past, self._asked = True, False, 0
+            # what was said and heard of the run before is no concern of this one
             self._claim = self._released = self._identity = self.claim = None
 
     def end_run(self) -> None:
+        """Note that the script is out of its run, and may begin the next."""
         self._in_run = False
         self.on_broken = self.on_leave = self.on_hub_moved = self.on_moved_on = (
             None  # what the next one sets comes first
@@ -201,31 +201,32 @@ class Live:
     # saying
 
     def ready(self, *, shares: int, identity: Any, accepted: bool = False, newest: Message | None = None) -> None:
-        """newest: the newest claim in the run's storage, as this worker sees it"""
+        """Say that this worker is ready to join; newest: the newest claim that it sees in the run's storage."""
         runs = list(self._runs)
         ready = Ready(worker=ME, shares=shares, identity=identity, accepted=accepted, newest=newest, runs=runs)
         self._waits_for_view = ready
         self._say(ready)
 
     def entered(self) -> None:
-        """All workers of the present view have met."""
+        """Say that all workers of the present view have met."""
         self._say(Entered(worker=ME, generation=self._generation))
 
     def witness(self, claim: Message, *, agreed: bool) -> None:
-        """See messages.Witness."""
+        """Say what messages.Witness does."""
         self._say(Witness(worker=ME, generation=self._generation, claim=claim, agreed=agreed))
 
     def has_read(self, claim: Message) -> None:
-        """See messages.HasRead."""
+        """Say what messages.HasRead does."""
         self._say(HasRead(worker=ME, claim=claim))
 
     def claimed(self, generation: int, claim: Message | None, *, why: str = "", moved_on: bool = False) -> None:
-        """To AskedToClaim. generation: of the view that it is for"""
+        """Answer AskedToClaim; generation: of the view that it is for."""
         self._say(Claimed(worker=ME, generation=generation, claim=claim, why=why, moved_on=moved_on))
 
     def view_is_over(self, *, step: int, at: str, lost: bool, whole: bool, torn: bool) -> None:
-        """Done with the present view. lost: because a collective failed, so the others cannot go on either.
+        """Say that this worker is done with the present view.
 
+        lost         because a collective failed, so the others cannot go on either
         whole, torn  what this worker holds, see leaving.Holding
         """
         generation = self._generation
@@ -236,8 +237,9 @@ class Live:
     def leaving(
         self, *, step: int, saved: bool, whole: bool = True, torn: bool = False, joins: bool = True, lost: bool = False
     ) -> None:
-        """In order, at a boundary that all agreed on; or, lost, without any, so that the others cannot go on.
+        """Say that this worker leaves in order, at a boundary that all agreed on.
 
+        lost                without any, so that the others cannot go on
         saved               this worker has seen what it holds committed
         whole, torn, joins  see leaving.Holding
         """
@@ -255,13 +257,13 @@ class Live:
         )
 
     def saved(self, *, step: int) -> None:
-        """What this worker was asked to save is committed."""
+        """Say that what this worker was asked to save is committed."""
         with self._changed:
             self._asked = 0
         self._say(Saved(worker=ME, generation=self._generation, step=step))
 
     def has_tried_to_save(self) -> None:
-        """What it was asked to save while the run waits is not committed: it waits on."""
+        """Note that what it was asked to save while the run waits is not committed: it waits on."""
         with self._changed:
             if self._waits:  # else all are to go by now, and it is asked once more, which the hub waits for
                 self._asked = 0
@@ -270,26 +272,28 @@ class Live:
         self._say(Finished(worker=ME, step=step))
 
     def status(self, status: Message) -> None:
-        """For the agent's terminal. Left out where it would have to wait for the agent to read."""
+        """Send a status for the agent's terminal; leave it out where it would have to wait for the agent to read."""
         if select.select([], [self._socket], [], 0)[1]:
             self._say(RunStatus(worker=ME, status=status))
 
     def figures(self, figures: Message) -> None:
-        """For the metrics of its node. Left out in the same case: the next ones hold them, too."""
+        """Send figures for the node's metrics. Left out in the same case: the next ones hold them, too."""
         if select.select([], [self._socket], [], 0)[1]:
             self._say(Figures(worker=ME, figures=figures))
 
     def put(self, generation: int, key: str, value: bytes) -> None:
+        """Set a key on the board of that view."""
         self._say(Put(worker=ME, generation=generation, key=key, value=base64.b64encode(value).decode()))
 
     @property
     def agent_is_gone(self) -> bool:
-        """It was killed, or failed. The kernel tells of that as the agent's thread ends that has started this process;
-        it has another parent only when all of the agent's threads have ended."""
+        """Return whether this worker's agent was killed, or failed."""
+        # The kernel tells of its end as the agent's thread ends that has started this process; it has another parent
+        # only when all of the agent's threads have ended.
         return os.getppid() != self._agent or linux.exit_status(self._agent) is not None
 
     def request_leave(self, why: str, by_s: float | None = None) -> None:
-        """By a signal to this process; the agent's word comes over the channel. by_s: see `leave_by_s`"""
+        """Have this worker leave at a signal; the agent's word comes over the channel. by_s: see `leave_by_s`."""
         with self._changed:
             self._leaves(why, by_s)
             self._changed.notify_all()
@@ -297,7 +301,7 @@ class Live:
     # hearing
 
     def wait_for_view(self, *, within_s: float) -> tuple[View, NewView]:
-        """Waits for a view that is newer than the present one.
+        """Wait for a view that is newer than the present one.
 
         Raises RunEnded, RunIsPast, LeaveRequested, AskedToSave, AskedToClaim, IdentityDiffers, RendezvousTimeout.
         """
@@ -342,30 +346,30 @@ class Live:
                     )
 
     def _say_again(self) -> None:
-        """The hub waits for this word for as long as this worker lives, so it must not be lost; twice it is once."""
+        """Repeat the word that the hub waits for as long as this worker lives; twice it is once."""
         said = self._waits_for_view
         if said is not None and select.select([], [self._socket], [], 0)[1]:
             self._say(said)
 
     def board(self) -> Board:
-        """What the workers of the present view tell each other while they form a group."""
+        """Return what the workers of the present view tell each other while they form a group."""
         return Board(self, self._generation)
 
     def take_hint(self) -> tuple[str, float | None] | None:
-        """Why this worker's node may be taken soon, and by when if that is known; None: nobody has said so since."""
+        """Return why this worker's node may be taken soon, and by when if known; None: no hint has come since."""
         with self._changed:
             return self._hints.pop(0) if self._hints else None
 
     def wants_regroup(self) -> bool:
-        """Whether somebody waits to join the present view."""
+        """Return whether the present view is to be left at a boundary, as for somebody who waits to join."""
         return self._regroup >= self._generation > 0
 
     def is_broken(self) -> bool:
-        """Whether somebody of the present view is gone."""
+        """Return whether the present view is broken: somebody is gone, or has lost a peer."""
         return self._broken >= self._generation
 
     def answer(self, *, within_s: float) -> Answer:
-        """To `leaving`, or to `saved` after it."""
+        """Wait for the answer to `leaving`, or to `saved` after it."""
         deadline = time.monotonic() + within_s
         with self._changed:
             while True:
@@ -381,12 +385,12 @@ class Live:
                     return Answer.NONE
 
     def look(self, generation: int, keys: list[str]) -> bool:
-        """Whether all keys are on the board. Raises ConnectionError once that view is broken."""
+        """Return whether all keys are on the board. Raises ConnectionError once that view is broken."""
         with self._changed:
             return self._there(generation, keys)
 
     def wait_for(self, generation: int, keys: list[str], within_s: float) -> None:
-        """Until all keys are on the board. Raises ConnectionError (broken view) and TimeoutError."""
+        """Wait until all keys are on the board. Raises ConnectionError (broken view) and TimeoutError."""
         deadline = time.monotonic() + within_s
         with self._changed:
             while not self._there(generation, keys):
@@ -403,7 +407,7 @@ class Live:
         return all((generation, key) in self._board for key in keys)
 
     def _say(self, said: ToItsAgent) -> None:
-        """A channel that has ended is noticed by its thread. Raises WireError."""
+        """Send a word; if the channel has ended, its thread notices. Raises WireError."""
         line = line_of(said)
         try:
             with self._send_lock:
@@ -412,6 +416,7 @@ class Live:
             return
 
     def _listen(self) -> None:
+        """Read the channel until it ends; then have this worker leave, and end it where it does not."""
         lines = Lines(LONG_LINE_MAX)
         while True:
             try:
@@ -436,6 +441,7 @@ class Live:
             self.leave_by_s = by_s if self.leave_by_s is None else min(by_s, self.leave_by_s)
 
     def _heard(self, said: ToWorker) -> None:
+        """Take in what was said, and call whom it concerns."""
         broken, moved, moved_on = False, False, None
         with self._changed:
             match said:
@@ -485,7 +491,7 @@ def _by_s(left_s: float | None) -> float | None:
 
 
 def line_of(said: ToItsAgent) -> bytes:
-    """As it is sent. Raises WireError where its agent would refuse it as too long, and end this worker for it."""
+    """Return the line to send. Raises WireError for one so long that the agent would end this worker for it."""
     message = as_message(said)
     line, word = encode(message), message["say"]
     if len(line) > _LINE_MAX:
@@ -502,7 +508,7 @@ _live: Live | None = None
 
 
 def live(channel: int | None) -> Live | None:
-    """The way to this process's agent, opened on first use; None where no agent of ours started it."""
+    """Return the channel to this process's agent, opened on first use; None where no agent of ours started it."""
     global _live
     if _live is None and channel is not None:
         _live = Live(channel)

@@ -19,15 +19,16 @@ _STATES = {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped by a debugger
 
 
 def seen_missing(view: View, *, within_s: float = 0.3) -> dict[int, str]:
-    """`missing`, once someone is: a killed process closes its connections a moment before it counts as dead."""
+    """Return `missing` once someone is, or after `within_s`."""
     deadline = time.monotonic() + within_s
+    # a killed process closes its connections a moment before it counts as dead
     while not (found := missing(view)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
 
 
 def missing(view: View, *, host: str | None = None, proc: Path = Path("/proc")) -> dict[int, str]:
-    """rank -> what is wrong with it ("dead", "stopped"), for workers on this host; the healthy ones are left out."""
+    """Return rank -> what is wrong ("dead", "stopped") for workers on this host; the healthy ones are left out."""
     here = host or socket.gethostname()
     found: dict[int, str] = {}
     for rank, worker_id in enumerate(view.workers):
@@ -38,7 +39,7 @@ def missing(view: View, *, host: str | None = None, proc: Path = Path("/proc")) 
 
 
 def sentence(view: View, found: dict[int, str], own_rank: int) -> str:
-    """For an error: who is missing, or where to look."""
+    """Return for an error who is missing, or where to look."""
     if found:
         return ", ".join(f"rank {rank} ({view.workers[rank]}) is {state}" for rank, state in found.items())
     hosts = sorted({worker.rsplit("-", 2)[0] for rank, worker in enumerate(view.workers) if rank != own_rank})
@@ -46,13 +47,14 @@ def sentence(view: View, found: dict[int, str], own_rank: int) -> str:
 
 
 def ranks_named_by_torch(message: str) -> list[int]:
-    """Who did not come, of what torch says: rank 0's monitored barrier names them all, a store's key the first."""
+    """Return the ranks that did not come, by what torch says."""
+    # rank 0's monitored barrier names them all, a store's key the first
     named = re.search(r"Ranks ([\d, ]+) failed", message) or re.search(r"keys: \S*/(\d+)", message)
     return [int(rank) for rank in re.findall(r"\d+", named[1])] if named else []
 
 
 def _state(pid: str, proc: Path) -> str | None:
-    """What is wrong with a process; None if nothing is, or if there is no /proc to ask."""
+    """Return what is wrong with a process; None if nothing is, or if there is no /proc to ask."""
     if not (proc / "self").exists():
         return None
     stat = process_stat(pid, proc)

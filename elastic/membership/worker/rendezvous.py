@@ -67,20 +67,20 @@ class Meeting:
 
 
 class Place(Protocol):
-    """Where rank 0 says at what address the others find it. poll_s: between two looks"""
+    """A place where rank 0 says at what address the others find it; poll_s: between two looks."""
 
     poll_s: float
 
     def publish(self, address: str, port: int) -> None: ...
 
     def look(self) -> tuple[str, int] | None:
-        """None: there is none now."""
+        """Return the address that is published; None: there is none now."""
 
     def withdraw(self) -> None:
-        """All are in: whoever looks from now on is of another round."""
+        """Take the address back, as all are in: whoever looks from now on is of another round."""
 
     def __str__(self) -> str:
-        """In words, after "at"."""
+        """Return it in words, after "at"."""
 
 
 class _AtMaster:
@@ -124,7 +124,7 @@ class _AtAgent(_AtMaster):
 
 
 class AtUrl:
-    """Beside the run's checkpoints; all raise StorageError. launch: its name, where it has one"""
+    """A place beside the run's checkpoints; all raise StorageError. launch: its name, where it has one."""
 
     poll_s = 0.3
 
@@ -152,7 +152,7 @@ class AtUrl:
 
 
 def meet(launch: Launch, worker_id: str, *, timeout_s: float, at_url: Callable[[], AtUrl] | None = None) -> Meeting:
-    """The view of the ranks of `launch`. at_url: where they meet if the launcher says of no place
+    """Return the view of the ranks of `launch`; at_url: where they meet if the launcher says of no place.
 
     Raises RendezvousTimeout after `timeout_s`; StorageError.
     """
@@ -187,6 +187,7 @@ def _meet(launch: Launch, worker_id: str, place: Place | None, deadline: float, 
 
 
 def _host(launch: Launch, worker_id: str, place: Place | None, deadline: float, timeout_s: float) -> Meeting:
+    """Publish the address of a store, and wait for all ranks there. Raises RendezvousTimeout."""
     address = "127.0.0.1" if launch.one_node else address_for_others(launch.master_addr)
     if launch.agent_hosts_store or launch.master_port is None:
         store = _listen(address, 0, deadline, timeout_s)  # where the others are told to look
@@ -213,7 +214,7 @@ def _host(launch: Launch, worker_id: str, place: Place | None, deadline: float, 
 
 
 def _join(launch: Launch, worker_id: str, deadline: float, place: Place) -> Meeting | None:
-    """One try. None: what is published there is not (or no longer) the rank 0 that waits for this worker."""
+    """Try once; None: what is published there is not (or no longer) the rank 0 that waits for this worker."""
     try:
         endpoint = place.look()
         if endpoint is None:
@@ -239,7 +240,7 @@ def _join(launch: Launch, worker_id: str, deadline: float, place: Place) -> Meet
 
 
 def _torchruns(launch: Launch, deadline: float) -> Place:
-    """As torchrun says it, or whoever sets its variables."""
+    """Return the place that torchrun says, or whoever sets its variables. Raises RendezvousTimeout."""
     assert launch.master_addr is not None
     assert launch.master_port is not None
     if not launch.agent_hosts_store:
@@ -274,7 +275,7 @@ def _address(published: bytes) -> tuple[str, int]:
 
 
 def _listen(address: str, port: int, deadline: float, timeout_s: float) -> TCPStore:
-    """A store on a socket of ours: TCPStore's own may listen on IPv6 alone."""
+    """Return a store on a socket of ours: TCPStore's own may listen on IPv6 alone. Raises RendezvousTimeout."""
     while True:
         try:
             listener = listen(address, range(port, port + 1), backlog=2048)
