@@ -150,6 +150,7 @@ def _saves(events: Sequence[Event], time: _Time) -> Iterator[dict[str, Any]]:
 
 
 def _world_size(changes: Sequence[ViewChange], time: _Time, end_t: float) -> dict[str, Any]:
+    """Return the trace of the world size, which is 0 between launches."""
     points = [(change.formed_t, change.world_size) for change in changes]
     points += [(change.begun_t, 0) for change in changes if change.kind == ChangeKind.RESTART]
     points.sort()

@@ -67,6 +67,7 @@ def _hosts(events: Sequence[Event]) -> dict[str, str]:
 
 
 def _host(worker: str, hosts: Mapping[str, str]) -> str:
+    """Return the host that a worker has named, else the one in its id."""
     return hosts.get(worker) or worker.rsplit("-", 2)[0]  # its id is its host, its process id and a token
 
 

@@ -90,6 +90,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _by_one_clock(events: Sequence[Event]) -> list[Event]:
+    """Correct the times of hosts whose clocks differ, and say so on stderr."""
     ahead = clocks.offsets(events)
     for host, seconds in sorted(ahead.items()):
         differs = f"{words.seconds(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
@@ -98,6 +99,7 @@ def _by_one_clock(events: Sequence[Event]) -> list[Event]:
 
 
 def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | None) -> int:
+    """Print the report, or write its page and print where; return the exit status."""
     found = report(events)
     if html is not None:
         from elastic.report.page import page  # with the templates' engine, which few need

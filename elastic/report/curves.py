@@ -44,9 +44,11 @@ def step_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
 
 
 def _first_loss(item: tuple[str, dict[int, float]]) -> tuple[bool, str]:
+    """Return a key that sorts the loss before all other curves."""
     return item[0] != "loss", item[0]
 
 
 def _add(curves: dict[str, dict[int, float]], step: int, count: int, values: dict[str, float | str]) -> None:
+    """Add what a step summed, divided by its count; NaN where nothing was counted."""
     for name, value in values.items():
         curves.setdefault(name, {})[step] = float(value) / count if count else math.nan

@@ -54,6 +54,7 @@ def sound(events: Sequence[Event]) -> tuple[list[Event], int]:
 
 
 def is_sound(event: Mapping[str, Any]) -> bool:
+    """Return whether a record has what reports look at, in types and bounds that can be."""
     name = event.get("event")
     if not isinstance(name, str) or not isinstance(event.get("worker"), str):
         return False

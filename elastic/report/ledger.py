@@ -44,6 +44,7 @@ class Ledger:
 
     @property
     def computed(self) -> float:
+        """Return the share of the time that was productive, without the waits in steps that count; 0 to 1."""
         return self.parts["productive"] / self.whole if self.whole > 0 else 0.0
 
 
@@ -60,8 +61,10 @@ def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
 
 
 class Counting:
-    """Says which applied steps count: of one step, those in the newest view of the newest launch that the run is of, if
-    they were not taken back."""
+    """Says which applied steps count.
+
+    Of one step, those in the newest view of the newest launch that the run is of, if they were not taken back.
+    """
 
     def __init__(self, events: Sequence[Event]) -> None:
         begun: dict[int, tuple[int | None, int]] = {}  # claim -> (whose state it went on from, its step)
@@ -93,6 +96,7 @@ class Counting:
                         self.passed_over[step] = event
 
     def counts(self, applied: Event) -> bool:
+        """Return whether an applied step counts: what it did survives, and it was not passed over."""
         return self._survives(applied) and applied["step"] not in self.passed_over
 
     def may_count(self, of_step: Event) -> bool:
@@ -101,6 +105,7 @@ class Counting:
         return self.counts(of_step) if known else of_step["step"] < self._kept_below(self._launch(of_step))
 
     def _survives(self, done: Event) -> bool:
+        """Return whether a step was done in its launch's newest view, and no restart has gone back behind it."""
         launch, step = self._launch(done), done["step"]
         newest = (done.get("generation") or 0) == self._newest_view.get((launch, step), 0)
         return newest and step < self._kept_below(launch)
@@ -114,6 +119,7 @@ class Counting:
         return float(kept / (last + 1 - first))
 
     def _kept_below(self, launch: int) -> float:
+        """Return the step from which on nothing counts of what a launch did."""
         return self._kept.get(launch, 0.0 if self._begun else math.inf)
 
     def _launch(self, event: Event) -> int:
@@ -165,6 +171,7 @@ def _stalls(events: Iterable[Event]) -> dict[tuple[int, int], float]:
 def _account(
     own: Sequence[Event], counts: Counting, faults: Faults, stalls: Mapping[tuple[int, int], float]
 ) -> Account:
+    """Return one worker's account, from its own records in order."""
     ages = (float(event["t"]) - event["age_s"] for event in own if event.get("age_s"))  # a drill notes things before
     begin_s = min(float(own[0]["t"]), *ages, math.inf)
     account = Account(own[0]["worker"], begin_s, begin_s)

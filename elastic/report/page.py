@@ -66,6 +66,7 @@ def _date(t: float) -> str:
 
 
 def _tiles(found: Report) -> list[tuple[str, str, str]]:
+    """Return (what it is, the figure, more about it) of each tile."""
     costs = [one.cost_s for one in recoveries(found.view_changes)]
     recovered = f"{words.seconds(median(costs))} to the next step, in the median" if costs else "no recovery"
     pace = f"{words.seconds(found.step_seconds)} each" if found.step_seconds is not None else "no pace known"

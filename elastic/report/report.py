@@ -191,6 +191,7 @@ def report(events: Sequence[Event]) -> Report:
 
 
 def _not_finite(saved: Sequence[Event], told: Sequence[Event]) -> str | None:
+    """Return in words which weights or step are not finite, see Report.not_finite."""
     if saved and "unfit" in saved[-1]:
         return f"the weights, {saved[-1]['unfit']}"
     return f"step {told[0]['step']}: {told[0]['why']}" if told else None
@@ -270,12 +271,14 @@ def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
 
 
 def _last_values(events: Sequence[Event], counting: Counting) -> dict[str, float | None]:
+    """Return name -> last value of each curve; None: not finite."""
     curves = values_by_step((event for event in events if "values" in event or event["event"] == "folded"), counting)
     last = {name: curve[max(curve)] for name, curve in curves.items()}
     return {name: value if math.isfinite(value) else None for name, value in last.items()}
 
 
 def _failures(of_kind: dict[str, list[Event]]) -> Iterable[Failure]:
+    """Return what workers, saves and the run ended with, each once."""
     times: dict[tuple[str, int | None], int] = defaultdict(int)
     for event in of_kind["error"]:
         at = f" (after step {event['step'] - 1})" if event.get("step") else ""

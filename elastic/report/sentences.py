@@ -73,6 +73,7 @@ def _who(change: ViewChange) -> str:
 
 
 def _how(change: ViewChange, worker: str) -> str:
+    """Return what took a lost worker, and that it came back, if it did."""
     cause = words.short_cause(change.lost[worker])
     back = "it came back, heard that the run had gone on, and ended" if worker in change.came_back else ""
     said = "; ".join(filter(None, (cause, back)))
@@ -89,6 +90,7 @@ def _noticed(change: ViewChange) -> str:
 
 
 def _paused(change: ViewChange) -> str:
+    """Return the time from step to step, and how much state was passed on."""
     state = f", {words.size(change.transfer_bytes)} of state passed on" if change.transfer_bytes else ""
     return f", {words.seconds(change.cost_s)} from step to step{state}" if change.cost_s is not None else state
 

@@ -103,6 +103,7 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
 
 
 def _between(found: Report) -> str:
+    """Return how much of the time lies between launches, where it is more than a tenth."""
     gone = _down_seconds(found)
     return f", {words.seconds(gone)} of it between launches" if gone > 0.1 * found.seconds else ""
 
@@ -115,6 +116,7 @@ def _down_seconds(found: Report) -> float:
 
 
 def _pace(found: Report) -> str:
+    """Return how long steps took, and how many examples a second that was."""
     if found.step_seconds is None or found.step_seconds_p99 is None:
         return ""
     up_s = found.seconds - _down_seconds(found)
@@ -155,6 +157,7 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _view_changes(found: Report) -> Table:
+    """Return a table of the view's changes; of very many the first and the last faults alone."""
     table = _table("What happened", numbers=2)
     changes = list(found.view_changes)
     faults = [change for change in changes if change.kind not in (ChangeKind.JOIN, ChangeKind.LEAVE)]
@@ -194,6 +197,7 @@ def _losses(found: Report) -> list[RenderableType]:
 
 
 def _last_of(title: str, lines: Sequence[str]) -> Table:
+    """Return a table of the last lines, and how many there are before these."""
     table = _table(title)
     for line in lines[-_PASSED_MAX:]:
         table.add_row(Text(words.printable(line), style="yellow"))

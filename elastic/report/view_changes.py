@@ -107,7 +107,7 @@ class Recovery:
 
 
 def recoveries(changes: Sequence[ViewChange]) -> list[Recovery]:
-    """Return them in order, without losses after which their launch applied no step any more."""
+    """Return the recoveries in order, without losses after which their launch applied no step any more."""
     found: list[Recovery] = []
     losses: list[ViewChange] = []
     for change in changes:
@@ -157,6 +157,7 @@ class _Gathered:
         return max(faults.begun[worker], _latest(self.applied, lost, default=-math.inf))
 
     def take(self, event: Event) -> None:
+        """Take in what a worker of the view has recorded."""
         t = float(event["t"])
         self.last_t = max(self.last_t, t)
         if event["event"] in _PROGRESS:
@@ -213,6 +214,7 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
 
 
 def _change(one: _Gathered, before: _Gathered | None, faults: Faults, signal_of: Mapping[str, str]) -> ViewChange:
+    """Return how a view came out of the one before, and what that cost."""
     view = one.view
     formed_t = float(view.record["t"])
     restarted = before is not None and before.view.launch != view.launch
@@ -264,6 +266,7 @@ def _latest(times: Mapping[str, float], lost: Collection[str], *, default: float
 
 
 def _step_after(view: _Gathered | None) -> int | None:
+    """Return how many steps were applied at a view's end, as far as its records tell."""
     if view is None:
         return None
     return view.last_step["step"] + 1 if view.last_step is not None else view.loaded_step

@@ -54,6 +54,7 @@ def costs(events: Sequence[Event], faults: Sequence[Fault]) -> list[Cost]:
 
 
 def _cost(struck: Event, fault: Fault, events: Sequence[Event]) -> Cost:
+    """Return what one fault cost, by what was begun before it and what in later views."""
     begun = [event for event in events if event["event"] in ("reads", *DONE)]
     view = view_key(struck)
     before = [event["step"] for event in begun if view_key(event) <= view]

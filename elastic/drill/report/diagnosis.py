@@ -62,6 +62,7 @@ def diagnose(
 
 
 def _first_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
+    """Return that training began with other weights, and where the script may lack a seed; None: it did not."""
     begun = [_initial(events) for events in (baseline, faulted)]
     if None in begun or begun[0] == begun[1]:
         return None
@@ -117,6 +118,7 @@ _REFUSALS = frozenset(("StepError", "NotLetIn", "CollectiveMismatch", "IdentityM
 
 
 def _name(error: str) -> str:
+    """Return the bare name of an error's class."""
     return error.partition(":")[0].rpartition(".")[2]
 
 
@@ -129,6 +131,7 @@ def _of_script(error: str) -> bool:
 
 
 def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | None:
+    """Return why examples differ, by which worker read them and when; None: none do."""
     found = list(conflicts(faulted, baseline))
     if not found:
         return None
@@ -178,8 +181,10 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
 
 
 def _of_rank_0(baseline: Sequence[Event], faulted: Sequence[Event]) -> tuple[bool, bool, int]:
-    """Return (whether the first process of rank 0 always read what the undisturbed run did, whether it did at first, in
-    how many steps it read)."""
+    """Return how the first process of rank 0 read, beside the undisturbed run.
+
+    That is: whether it always read the same, whether it did at first, and in how many steps it read.
+    """
     known: dict[tuple[int, int], str] = {}
     for event in _reads(baseline):
         known.update({(event["step"], index): content for index, content in notes(event)})
@@ -194,6 +199,7 @@ def _of_rank_0(baseline: Sequence[Event], faulted: Sequence[Event]) -> tuple[boo
 
 
 def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
+    """Return that sums of equal examples, or weights after equal sums, are what differs first; None: neither."""
     facts = (("step_applied", "sums"), ("weights", "digest"))
     first = {kind: _first_difference(baseline, faulted, kind, fact) for kind, fact in facts}
     sums, weights = first["step_applied"], first["weights"]
@@ -241,12 +247,14 @@ def _of_the_loop(
 
 
 def _first_difference(baseline: Sequence[Event], faulted: Sequence[Event], kind: str, fact: str) -> Event | None:
+    """Return the faulted run's first event of a kind whose fact is another one; None: there is none."""
     known = {event["step"]: event[fact] for event in baseline if event["event"] == kind}
     differ = [e for e in faulted if e["event"] == kind and known.get(e["step"], e[fact]) != e[fact]]
     return min(differ, key=lambda event: int(event["step"]), default=None)
 
 
 def _initial(events: Sequence[Event]) -> Any:
+    """Return the digest of the state that a run began with; None: it is not known."""
     begun = (e for e in events if e["event"] == "loaded" and e["step"] == 0 and e.get("from_claim") is None)
     return next((event["digest"] for event in begun if "digest" in event), None)
 
@@ -256,6 +264,7 @@ def _reads(events: Sequence[Event]) -> list[Event]:
 
 
 def _getitem(file: str | None, line: int | None) -> list[Line]:
+    """Return the line of the data set's __getitem__, if it is known."""
     return [Line(file, line, "__getitem__")] if file is not None and line is not None else []
 
 

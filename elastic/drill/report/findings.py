@@ -87,6 +87,7 @@ class Findings:
         return self.faulted.weights_sha256 is not None
 
     def of_promise(self, promise: str) -> list[tuple[str, Violation]]:
+        """Return (run, violation) for each violation of this promise."""
         return [(run, one) for run, one in self.broken if one.invariant in PROMISES[promise]]
 
     @property

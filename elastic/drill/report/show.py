@@ -124,6 +124,7 @@ def _examples(applied: Counter[int]) -> str:
 
 
 def _promises(console: Console, found: Findings) -> Iterator[str]:
+    """Yield a line for each promise: whether it held, or why nobody knows."""
     at_the_end = list(PROMISES)[:2]
     utf = console.encoding.lower().startswith("utf")
     yes, no = ("✓", "✗") if utf else ("ok", "NO")

@@ -43,8 +43,10 @@ def rank(file: str) -> list[Line]:
 
 
 def counters(file: str, line: int | None = None) -> list[Line]:
-    """Return what changes while it is read: additions in place, globals, what is put into an object of the module's or
-    self's; line: only in the class or function around it."""
+    """Return what changes while it is read: additions in place, globals, what is put into lasting objects.
+
+    Those are the module's, or self's. line: only in the class or function around it.
+    """
 
     def changes(tree: ast.AST) -> Iterator[ast.AST]:
         lasting = {*_names_of(tree.body if isinstance(tree, ast.Module) else ()), "self"}
@@ -62,8 +64,10 @@ def counters(file: str, line: int | None = None) -> list[Line]:
 
 
 def randomness(file: str, line: int | None = None) -> list[Line]:
-    """Return what draws random numbers, or asks the clock; not from a generator that was seeded in the same function.
-    line: only in the class or function around it"""
+    """Return what draws random numbers, or asks the clock; line: only in the class or function around it.
+
+    Draws from a generator that was seeded in the same function are left out.
+    """
 
     def draws(tree: ast.AST) -> Iterator[ast.AST]:
         around = _around(tree, line)
@@ -100,7 +104,7 @@ def without(lines: list[Line], file: str | None, line: int | None) -> list[Line]
 
 
 def model(file: str) -> tuple[list[Line], list[Line]]:
-    """Return (where the model that elastic.Run is given is made, where something is seeded)"""
+    """Return (where the model that elastic.Run is given is made, where something is seeded)."""
 
     def made(tree: ast.AST) -> Iterator[ast.AST]:
         runs = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "Run"]
@@ -119,6 +123,7 @@ def model(file: str) -> tuple[list[Line], list[Line]]:
 
 
 def _lines(file: str, find: Callable[[ast.AST], Iterator[ast.AST]]) -> list[Line]:
+    """Return the first lines of a file whose nodes `find` yields."""
     if (tree := _parsed(file)) is None:
         return []
     text = Path(file).read_text(encoding="utf-8").splitlines()
@@ -196,6 +201,7 @@ def _runs(block: ast.AST) -> list[ast.Call]:
 
 
 def _around(tree: ast.AST, line: int | None) -> ast.AST:
+    """Return the outermost class or function around a line; all where there is none."""
     if line is None:
         return tree
     holds = [

@@ -52,6 +52,7 @@ class Story:
         self._open: list[Event] = []  # faults that no step has followed yet
 
     def watching(self) -> None:
+        """Print a line for each new turn of the run, and show how far it is."""
         for event in self._follow.new():
             if self._heard is not None:
                 self._heard(event)
@@ -73,6 +74,7 @@ class Story:
         self._status = None
 
     def _lines(self, event: Event) -> Iterator[str]:
+        """Yield what an event tells people, in most cases nothing."""
         kind = event["event"]
         if kind == "loaded" and event.get("from_claim") != event.get("claim") and self._once("loaded", event["claim"]):
             how = "at step 0" if event["from_claim"] is None else f"goes on from step {event['step']}, the newest save"
@@ -100,6 +102,7 @@ class Story:
             yield f"finished: {event['step']} steps"
 
     def _applied(self, event: Event) -> Iterator[str]:
+        """Yield that a fault is over, or that the number of workers has changed."""
         self._step = event["step"]
         view, size = view_key(event), event["world_size"]
         after = [one for one in self._open if view_key(one) < view and one["t"] < event["t"]]

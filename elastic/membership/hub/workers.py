@@ -138,7 +138,6 @@ class Workers:
         self._known[worker.id] = worker
 
     def remove(self, id: str) -> Worker:
-        """Drop a worker, and return it."""
         worker = self._known.pop(id)
         if worker.in_order:
             self._went.add(id)
