@@ -1,12 +1,7 @@
 """What a forked child does at a signal that its parent is sent, too: it stays, for the parent to act on it.
 
 torchrun and Slurm send a signal to everybody, and what the parent does then may need its children until it is done:
-data readers, say. A signal that is sent to one of them alone is its own. No handler in Python learns who has sent a
-signal, so a child looks whether its parent has sent this one (`Process.terminate` says so), or hears of one at that
-time, too: in memory that both share.
-
-Nor does such a handler run while its process waits in C, as a pool's does at a lock, if the signal came just ahead of
-that. So whoever waits for a process that it has ended wakes it, by a signal that does nothing else.
+data readers, say. A signal that is sent to one of them alone is its own.
 
 docs/decisions/2026-11-28-what-is-forked-stays-with-its-parent.md
 """
@@ -94,6 +89,8 @@ class OfParent:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Stay if the parent is sent this signal, too; else do what it does to a process alone."""
         begun_ns = time.monotonic_ns()
+        # No handler in Python learns who has sent a signal. So this one looks whether the parent has sent it
+        # (`Process.terminate` says so), or hears of one at that time, too.
         while not self._is_alone() and time.monotonic_ns() - begun_ns < _ALONE_NS:
             if self._parents[number] > begun_ns - _ALONE_NS:
                 linux.signal_at_parents_end(signal.SIGKILL)  # it stays no longer than its parent
@@ -119,6 +116,8 @@ def wake_at_parents_wait() -> None:
 
 def _wait(popen: Popen, timeout: float | None = None) -> int | None:
     """Wait as multiprocessing does, and wake a process that `_terminate` has ended until it is gone."""
+    # A handler does not run while its process waits in C, as a pool's does at a lock, if the signal came just ahead of
+    # that. So the process is woken, by a signal that does nothing else.
     until_s = None if timeout is None else time.monotonic() + timeout
     while heard.has_ended(popen.pid) and popen.poll() is None:
         left_s = _WAKE_S if until_s is None else until_s - time.monotonic()

@@ -3,8 +3,7 @@
 A worker's time runs from its beginning to the end that is known of it: its last record, or its death as its agent saw
 it. The parts, and what goodput is of them, are events/account.py's.
 
-Two are estimates. What others waited for the coordinator's save is the smaller of their wait in the next step and its
-stall. Of steps that were folded, as many count as redone as lie behind what a restart went back to.
+Two are estimates: what others waited for the coordinator's save, and how many folded steps count.
 """
 
 from __future__ import annotations
@@ -115,6 +114,7 @@ class Counting:
         first, last = folded["first"], folded["last"]
         if first is None:
             return 1.0
+        # as many are redone as lie behind what a restart went back to
         kept = min(max(self._kept_below(self._launch(folded)) - first, 0), last + 1 - first)
         return float(kept / (last + 1 - first))
 
@@ -181,6 +181,7 @@ def _account(
                 after = next((one for one in own[index:] if one["event"] == "view_formed"), None)
                 account.hear(event, met_s=faults.met(after))
             case "step_applied" | "passed_over":
+                # what others waited for that save is the smaller of their wait in this step and the stall
                 stalled_s = stalls.get((event.get("claim") or 0, event["step"]), 0.0)
                 account.hear(event, counts=counts.counts(event), stalled_s=stalled_s)
             case "folded":

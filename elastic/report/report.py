@@ -198,26 +198,22 @@ def _not_finite(saved: Sequence[Event], told: Sequence[Event]) -> str | None:
 
 
 def _departed_for_all(claimed: Iterable[Event], departed: Iterable[Event], newest: int) -> bool:
-    """Return whether one who left did so for all.
-
-    Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the run
-    to save in its place; what others tell is of the claim before.
-    """
+    """Return whether one who left did so for all."""
+    # Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the
+    # run to save in its place; what others tell is of the claim before.
     saved_it = {event["worker"] for event in claimed if event.get("claim") == newest and not event.get("generation")}
     return any(event["worker"] in saved_it and not event.get("generation") for event in departed)
 
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
-    """Return (steps applied, epoch) of those who went on under the newest claim, in its newest view.
-
-    As its first worker tells it, or others where that one's records are not there yet, as on object storage.
-    """
+    """Return (steps applied, epoch) of those who went on under the newest claim, in its newest view."""
     loaded = next((e for e in of_kind["loaded"] if (e.get("claim") or 0) == newest), {"step": 0, "epoch": 0})
     done = [*of_kind["step_applied"], *of_kind["passed_over"]]
     applied = [e for e in done if e.get("claim") == newest]
     if applied:
         generation = max(e.get("generation") or 0 for e in applied)
         in_view = [e for e in applied if (e.get("generation") or 0) == generation]
+        # others tell it where the first worker's records are not there yet, as on object storage
         of_first = [e for e in in_view if e.get("rank") == 0]
         last = max(of_first or in_view, key=lambda event: float(event["t"]))
         return last["step"] + 1, last["epoch"]
@@ -226,20 +222,19 @@ def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:
 
 
 def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
-    """Return how many steps were done again.
-
-    A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
-    under a later claim that went on from before it. Where a loss restarts all, the step in flight is one of them.
-    """
+    """Return how many steps were done again."""
     generations: dict[tuple[int, int], set[int]] = defaultdict(set)
     attempts: dict[tuple[int, int], int] = defaultdict(int)
     for event in applied:
         of_claim = event["step"], event.get("claim") or 0
         generations[of_claim].add(event.get("generation") or 0)
         attempts[of_claim] = max(attempts[of_claim], event.get("attempt", 0))
+    # where a loss restarts all, the step in flight is done again, too
     in_flight = {(event["step"], event.get("claim") or 0) for event in lost if not event.get("generation")}
     done = {step for step, _ in generations}
     given_up = sum(1 for of_claim in in_flight - generations.keys() if of_claim[0] in done)
+    # A step comes round again in a later view (its `attempt` says how often, unless its appliers died with it), or
+    # under a later claim that went on from before it.
     begun = sum(1 + max(len(generations[of_claim]) - 1, attempts[of_claim]) for of_claim in generations)
     return begun + given_up - len(done)
 

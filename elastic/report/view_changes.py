@@ -7,9 +7,6 @@ first step applied in it:
               that the survivors did in the view: a silent loss is noticed late, and nothing was trained meanwhile
     restart   from the end of the launch before; where that lost a peer, from the last that it did
     others    from the last step applied before
-
-A fault comes after the last step that survivors applied, since all workers of a view take part in a step: so the clock
-of another host decides no more than the time since then.
 """
 
 from __future__ import annotations
@@ -154,6 +151,8 @@ class _Gathered:
         """Return when what took this worker began."""
         if worker not in faults.begun:
             return self.stood_still_t(lost)
+        # It comes after the last step that survivors applied, since all workers of a view take part in a step: so the
+        # clock of another host decides no more than the time since then.
         return max(faults.begun[worker], _latest(self.applied, lost, default=-math.inf))
 
     def take(self, event: Event) -> None:

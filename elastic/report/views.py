@@ -1,9 +1,7 @@
 """Which views did a run go through, and whom did it lose on the way? Pure: its workers' events in, views out.
 
-A launch numbers its views from the first, and the number only rises while it lives. Who is in one view and not in the
-next one of the launch was lost, unless it had left in order or finished, or held no state yet and came again later: who
-has not received it all when a view breaks waits for the next one as a newcomer. Under torchrun every launch has one
-view.
+A launch numbers its views from the first, and the number only rises while it lives. Under torchrun every launch has
+one view.
 """
 
 from __future__ import annotations
@@ -54,6 +52,8 @@ def views(events: Iterable[Event]) -> list[ViewSeen]:
         before = seen[-1] if seen and generation > seen[-1].generation else None
         launch = seen[-1].launch + (before is None) if seen else 0
         gone = [worker for worker in before.workers if worker not in workers] if before is not None else []
+        # Lost is who had not left in order or finished, unless it held no state yet and came again later: who has not
+        # received it all when a view breaks waits for the next one as a newcomer.
         lost = tuple(
             worker
             for worker in gone

@@ -148,7 +148,7 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
     getitem = _getitem(file, line)
     asks = source_hints.rank(file) if file else []
     changed = source_hints.counters(file, line) if file else []
-    if agreed and steps > 1 and (asks or not changed):
+    if agreed and steps > 1 and (asks or not changed):  # by the rank
         return Diagnosis(
             f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
             seen + "; worker 0 always read what the run without faults did, the others did not",
@@ -156,7 +156,7 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
             "shuffle of its own, seeded from the rank, must go",
             tuple(asks or getitem),
         )
-    if at_first or agreed:
+    if at_first or agreed:  # by time
         return Diagnosis(
             f"what {name} gives for an index depends on what was read before in the same process: a counter, a cache, "
             "or another state that changes as it is read" + (", or on the worker's rank" if agreed else ""),

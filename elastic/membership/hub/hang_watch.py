@@ -95,7 +95,7 @@ class HangWatch:
         """Yield what people are told as a stall begins or is over, and the run's end where it lasts too long."""
         before, self._stall = self._stall, stall
         if stall is not None and stall.patience_s is None:
-            self._stalled = stall.at, now_s
+            self._stalled = stall.at, now_s  # as one of them goes on first, the others have as long as ever from then
         if stall is not None and stall.is_over_bound:
             yield EndRun(
                 f"{stall.standing}, and that is as long as a run waits ({stall.bound_s:.0f} s, from --hang-limit)\n"
@@ -103,7 +103,7 @@ class HangWatch:
                 "  next   look at what they wait for (above are the stacks of their threads): storage, or a service"
             )
             for id in stall.workers:
-                yield KillIt(self._sightings[id][1], "the run ends")
+                yield KillIt(self._sightings[id][1], "the run ends")  # so that their stacks are seen
         elif stall is not None and (before is None or before.at != stall.at):
             yield TellPeople(str(stall))
         elif stall is None and before is not None and not ending:

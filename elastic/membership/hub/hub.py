@@ -342,7 +342,7 @@ class Hub:
         """Decide what follows from all that was heard, and return it."""
         self._takeover.begin(now_s)
         if self._admission.next_hub is not None:
-            return [order for order in self._out.take() if order.worker is None]
+            return [order for order in self._out.take() if order.worker is None]  # nothing is decided any more
         self._move_on(self._reports.moved_on_from(), WITHOUT)
         if not self._end.is_over:
             self._decide(now_s)
@@ -428,10 +428,8 @@ class Hub:
         return [self._workers[candidate.worker] for candidate in chosen]
 
     def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
-        """Form the next view, if there are nodes enough, now that nobody trains.
-
-        Newcomers count as there even if they cannot join yet: then the survivors finish their step without them.
-        """
+        """Form the next view, if there are nodes enough, now that nobody trains."""
+        # newcomers count even if they cannot join yet: then the survivors finish their step without them
         there = (*survivors, *newcomers)
         if not self._shortage.enough(there):
             if self._shortage.waits(now_s, there):
@@ -439,7 +437,7 @@ class Hub:
             return
         waited_s = now_s - min(worker.since_s for worker in there)
         if self.generation == 0 and self._nodes.to_come and waited_s < _COMES_S:
-            return
+            return  # some of those who have met have not come yet
         chosen = self._chosen(survivors, newcomers)
         if not self._claiming.is_noted(now_s, self._next_generation, {worker.node for worker in chosen}):
             return

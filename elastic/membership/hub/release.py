@@ -46,11 +46,9 @@ class Release:
         return parting.saves is not None
 
     def save_for_the_wait(self, survivors: Sequence[Worker]) -> None:
-        """Have the next coordinator save, before a wait for nodes: those here may be all that hold the state.
-
-        That one is asked because it goes on saving; where others are ahead of it, nobody is.
-        """
+        """Have the next coordinator save, before a wait for nodes: those here may be all that hold the state."""
         parting = see_off([worker.holding() for worker in survivors], [], go_on=False, saved=self._end.saved)
+        # it goes on saving; where others are ahead of it, nobody is asked
         if survivors and parting.saves == survivors[0].id:
             self._ask_to_save(parting.saves, waits=True)
 

@@ -7,12 +7,6 @@ of the last view's nodes needs one of
     a strict majority of that view's nodes, without those    where the storage is a folder of each node's own
     that have left or are known to be dead
 
-Who begins anew from the storage, and holds no state, takes the next claim once nobody has given signs of life there for
-a while. So the claim is needed with nobody missing, too, where that may have come to pass meanwhile.
-
-A machine that refuses connections proves nothing: a firewall in between may say so, and what is behind it go on. Only
-of its own processes a machine's kernel knows that they have ended.
-
 A view trains only once all of its workers have met in it, and whoever decides knows the last view of each node that is
 with it. So the sides that may go on from one view, or from the one that came of it, always share a node or the claim:
 the argument of dynamic voting (Jajodia and Mutchler, 1990), with the storage as a witness that has every vote. A node
@@ -114,12 +108,15 @@ def may_go_on(
     for view in bases:
         missing = view.nodes - set(present) - set(departed)
         here = view.nodes & set(present)
+        # A refused connection proves nothing: a firewall may refuse it, and what is behind that go on. Only of its own
+        # processes a machine's kernel knows that they have ended.
         voters = view.nodes - set(departed) - set(dead)
         if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
             return Stay(_stay(view, here, missing))
         if view.claim is not None and missing:
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
         elif not view.is_counted and not signs:
+            # who holds no state takes the next claim, and begins anew, once nobody has given signs for a while
             why = "whoever gave the run's signs of life in its storage is gone, and others may have begun anew from it"
         else:
             continue
@@ -163,13 +160,12 @@ def may_be_elsewhere(
 
     knowing  nodes that are here and have said that they know of that view, or were told of it here
     asked    this agent's hub, or an earlier one of its, may have asked for a claim of which it does not know
-
-    Whoever holds the state got it in the last view, or in one that came of that, and there from a node of the last one.
-    That node would have told of the newer one as it came here. One that knows less than others may have gone back to
-    them, and its end of the connection has not been noticed yet. What refuses connections may be there, and go on.
-    Without a node of that view which is here the others need another claim, for which another hub asks; unless this one
-    has, before.
     """
+    # Whoever holds the state got it in the last view, or in one that came of that, and there from a node of the last
+    # one. That node would have told of the newer one as it came here. One that knows less than others may have gone
+    # back to them, and its end of the connection has not been noticed yet. What refuses connections may be there, and
+    # go on. Without a node of that view which is here the others need another claim, for which another hub asks;
+    # unless this one has, before.
     bases = possible(known)
     away = [view.nodes - set(knowing(view)).union(departed) for view in bases]
     if asked:
@@ -183,10 +179,10 @@ def may_succeed(*, to: int, nodes: Collection[str], newest: int, its_nodes: Coll
     to         the newest claim that they know
     nodes      whose workers hold the state, and that would go on
     newest     the newest claim in the storage   its_nodes: for which it was taken
-
-    Nobody goes on under a claim without all of its nodes (`suffices`). So where all who ask are named by the newest,
-    nobody does under that one. One that is not named may be with those who ask, and another that is named with others.
     """
+    # Nobody goes on under a claim without all of its nodes (`suffices`). So where all who ask are named by the newest,
+    # nobody does under that one. One that is not named may be with those who ask, and another, which is named, with
+    # others.
     return newest <= to or set(nodes) <= set(its_nodes)
 
 
