@@ -51,8 +51,7 @@ def choice(name: str, given: Any, *choices: str) -> str | None:
 
 
 def flag(name: str, given: Any) -> str | None:
-    """Return what is wrong with a flag, or None. NumPy's are taken, too. Anything else is likely to mean the opposite:
-    "no" is true."""
+    """Return what is wrong with a flag, or None; NumPy's are taken, too, and nothing else, as "no" would be true."""
     return None if type(given).__name__ in ("bool", "bool_") else f"{name}={given!r:.60}; expected True or False"
 
 

@@ -245,11 +245,11 @@ class Checkpointer:
         world: dict[str, Any],
         ours: Callable[[Claim], bool],
     ) -> Claim:
-        """Take the next claim of a run that lost some of its machines, without asking anybody: of those who try, on
-        whichever side of a cut network, the storage lets one win, where it creates exclusively (`exclusive`).
+        """Take the next claim of a run that lost some of its machines, without asking anybody.
 
-        Waits for no save of this process that is under way. One that is committed before the claim is taken belongs to
-        what the claim goes on from; each later one is dropped (`SaveDropped`).
+        Of those who try, on whichever side of a cut network, the storage lets one win, where it creates exclusively
+        (`exclusive`). Waits for no save of this process that is under way. One that is committed before the claim is
+        taken belongs to what the claim goes on from; each later one is dropped (`SaveDropped`).
 
         Args:
             to: The claim that the run had.
@@ -288,9 +288,10 @@ class Checkpointer:
         return read_claim(self._storage, newest, self._log) if newest else None
 
     def sees(self, claim: Claim) -> bool:
-        """Return whether this very claim, which another process has taken, lies in this storage: whether both write to
-        one place. Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which
-        a beacon that answers for a whole job gives to each of them.
+        """Return whether this very claim, which another process has taken, is in this storage: both write to one place.
+
+        Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which a beacon
+        that answers for a whole job gives to each of them.
 
         Raises:
             StorageError: The storage failed.
@@ -299,8 +300,7 @@ class Checkpointer:
 
     @property
     def exclusive(self) -> bool:
-        """Return whether of any number of writers who create one object here exactly one succeeds. The first time it is
-        tried."""
+        """Return whether, of any number of writers who create one object, exactly one succeeds; it is tried once."""
         return self._storage.exclusive()
 
     def warm(self, state: Tree) -> None:
@@ -339,8 +339,7 @@ class Checkpointer:
 
     @property
     def warmed(self) -> bool:
-        """Return whether a save with blocking=False takes no longer now than it ever will: what `warm` began is
-        done."""
+        """Return whether what `warm` began is done: a save with blocking=False takes no longer than it ever will."""
         saves = self._here().saves
         return saves is not None and saves.ready
 
@@ -525,13 +524,13 @@ class Checkpointer:
             return None
 
     def list(self) -> list[Commit]:
-        """Return every commit with a whole manifest, newest first; those outside the lineage are marked and come
-        last."""
+        """Return every commit with a whole manifest, newest first; those outside the lineage are marked, and last."""
         return list_commits(self._storage, self._history(), self._log)
 
     def note(self, commit: Commit, note: dict[str, Any]) -> None:
-        """Write a small word beside a checkpoint, once: what its saver came to know only after it. It is removed with
-        the checkpoint, which is whole without it.
+        """Write a small word beside a checkpoint, once: what its saver came to know only after it.
+
+        It is removed with the checkpoint, which is whole without it.
 
         Args:
             commit: Of this run.
@@ -634,8 +633,7 @@ class Checkpointer:
         return Context(claim, self._save_time_s, committed, self._sweeper.sparing)
 
     def _claim_for(self, step: int) -> Claim:
-        """Return the claim to save this step under. What is under way of an older one counts if it was committed
-        before."""
+        """Return the claim to save this step under; saves under way of an older one count if committed before."""
         before = self._tenure.number
         claim = self._tenure.for_step(step)
         if before not in (None, claim.number):
@@ -643,8 +641,7 @@ class Checkpointer:
         return claim
 
     def _save_time_s(self) -> float:
-        """Return the time, but a later one than at the last save, so that of two saves of one step the second is the
-        newer."""
+        """Return the time, later than at the last save, so that of two saves of one step the second is the newer."""
         self._saved_s = max(time.time(), self._saved_s + 0.001)
         return self._saved_s
 

@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
     """Names the flag that was mistyped and the nearest one; argparse prints its whole usage."""
 
     def __init__(self, *args: Any, hint: str = "", **kwargs: Any) -> None:
-        """hint: what else a flag that is not known may be"""
+        """Make a parser; hint: what else a flag that is not known may be."""
         super().__init__(*args, **kwargs)
         self._hint = f"; {hint}" if hint else ""
         self._given: Sequence[str] = ()
@@ -57,7 +57,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class StorageOption(NamedTuple):
-    """written  as on the command line; KEY=@FILE for a value that stood there, which may be a secret"""
+    """An option of the storage.
+
+    written  as on the command line; KEY=@FILE for a value that stood there, which may be a secret
+    """
 
     key: str
     value: Any
@@ -83,8 +86,7 @@ def storage_options(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _storage_option(text: str) -> StorageOption:
-    """Return the option that this text gives: its value is text, but for true, false and a JSON object; or a file's,
-    behind an @."""
+    """Return the option of a text: its value is text, but for true, false and a JSON object; or a file's, after @."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError("expected KEY=VALUE")  # what was found may be a secret

@@ -56,7 +56,8 @@ class GroupMember:
         trusted: bool,
         log: Log,
     ) -> None:
-        """
+        """Join the group.
+
         opening          what a writer process opens, or why there cannot be one
         per_rank, rank0  see marks.py
         trusted          whether tensors are saved without a look at whether ranks differ

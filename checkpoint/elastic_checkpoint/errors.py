@@ -163,8 +163,10 @@ class StorageError(CheckpointError):
 
 
 class TornManifest(StorageError):
-    """The storage holds other bytes under the name of a manifest: the write of it ended halfway, and nothing is
-    committed. This name is of no use any more; the same state can be saved again, under another one."""
+    """The storage holds other bytes under a manifest's name: its write ended halfway, and nothing is committed.
+
+    This name is of no use any more; the same state can be saved again, under another one.
+    """
 
 
 class WriterDied(CheckpointError):
@@ -172,8 +174,9 @@ class WriterDied(CheckpointError):
 
 
 class SaveDropped(CheckpointError):
-    """A save in the background was not made because saves are due faster than they can be written; or because its job
-    has gone on under another claim meanwhile (`Checkpointer.succeed`, or an earlier step that another thread saved).
+    """A save in the background was not made: saves are due faster than they can be written, or its job has gone on.
+
+    It has gone on under another claim meanwhile (`Checkpointer.succeed`, or an earlier step that another thread saved).
 
     Attributes:
         step: The step that it would have been of.
@@ -185,8 +188,9 @@ class SaveDropped(CheckpointError):
 
 
 class StateChanged(SaveDropped):
-    """Tensors that were promised to be steady (`Checkpointer.save`) were written to before they were copied. Nothing of
-    the save was committed.
+    """Tensors that were promised to be steady (`Checkpointer.save`) were written to before they were copied.
+
+    Nothing of the save was committed.
 
     Attributes:
         tensors: Their names.

@@ -20,7 +20,10 @@ _PF_EXITING = 0x4
 
 
 class ProcessStat(NamedTuple):
-    """state: one letter, "Z" a zombie   started: in the kernel's ticks since the boot   name: as `top` shows it"""
+    """What the kernel says of a process.
+
+    state: one letter, "Z" a zombie   started: in the kernel's ticks since the boot   name: as `top` shows it
+    """
 
     state: str
     parent: int
@@ -44,8 +47,7 @@ def process_stat(pid: int | str, proc: Path = _PROC) -> ProcessStat | None:
 
 
 def exit_status(pid: int) -> int | None:
-    """Return the status of a process whose end has begun, as waitpid(2) gives it: the kernel may take long to take it
-    apart.
+    """Return the status, as waitpid(2) gives it, of a process whose end has begun; it may take long to be taken apart.
 
     None: it has not begun, or this process may not know.
     """
@@ -67,16 +69,14 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def data_bytes() -> int:
-    """Return the memory of its own that this process has asked for, as the kernel counts it against RLIMIT_DATA, and
-    its stack. 0 where nobody says."""
+    """Return the memory that this process has asked for, as RLIMIT_DATA counts it, and its stack; 0: nobody says."""
     with suppress(OSError, IndexError, ValueError):
         return int((_PROC / "self" / "statm").read_text().split()[5]) * os.sysconf("SC_PAGESIZE")
     return 0
 
 
 def held_up_s(pid: int) -> float:
-    """Return for how long its first thread could have run since it began, and other processes had the processor. 0
-    where the kernel does not count that."""
+    """Return for how long others had the processor while its first thread could have run; 0: not counted here."""
     try:
         with open(_PROC / str(pid) / "schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9
@@ -101,8 +101,7 @@ def command_line(pid: int) -> bytes:
 
 
 def descriptors(pid: int | str = "self") -> dict[int, str]:
-    """Return number -> what it leads to: a path, "socket:[123]", "pipe:[456]". Complete before anything is done with
-    one."""
+    """Return number -> what it leads to (a path, "socket:[123]", "pipe:[456]"), complete before any is handled."""
     folder, found = f"{_PROC}/{pid}/fd", {}
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -216,7 +215,10 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 class Mount(NamedTuple):
-    """device  "major:minor"   folder  where it is   kind  of filesystem   source  what is mounted, by its own name"""
+    """A mounted filesystem.
+
+    device  "major:minor"   folder  where it is   kind  of filesystem   source  what is mounted, by its own name
+    """
 
     device: str
     folder: str

@@ -21,7 +21,7 @@ class LocalProcess:
     """A forked child shares neither memory nor writer process with its parent: its saves are its own."""
 
     def __init__(self, storage: Storage, opening: Message | str, rules: Rules, planner: Planner, *, log: Log) -> None:
-        """opening  what a writer process opens, or why there cannot be one"""
+        """Save by this process alone; opening: what a writer process opens, or why there cannot be one."""
         self._storage, self._opening, self._rules, self._planner, self._log = storage, opening, rules, planner, log
         self._pipeline: SavePipeline | None = None
         self._pid = 0

@@ -33,8 +33,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(fd: int, size: int, flags: int, advice: int) -> Any:
-    """Return the file's first bytes, to read and to write, as a ctypes array; unmapped when nothing refers to it any
-    more.
+    """Return the file's first bytes, to read and to write, as a ctypes array; unmapped when nothing refers to it.
 
     flags, advice  of mmap(2) and madvise(2). Python's mmap would keep a descriptor of its own for each, and unmap in a
                    forked child what is not the child's
@@ -69,7 +68,7 @@ def free_bytes() -> int:
 
 
 class GroupLimit(NamedTuple):
-    """Of memory, in bytes. used: without what the kernel would give up for more"""
+    """A control group's limit of memory, in bytes; used: without what the kernel would give up for more."""
 
     most: int
     used: int
@@ -100,8 +99,7 @@ def group_limits(filesystem: Path = Path("/")) -> list[GroupLimit]:
 
 
 def control_groups(filesystem: Path = Path("/")) -> list[tuple[str, str, str]]:
-    """Return (hierarchy, controllers, path) of each control group that this process is in; hierarchy 0 is the second
-    version's.
+    """Return (hierarchy, controllers, path) of each control group of this process; hierarchy 0 is the second version's.
 
     filesystem  its root, for tests
     """

@@ -135,8 +135,7 @@ Named = list[tuple[str, Array]]  # in order of the paths
 
 
 def digests(stream: Stream) -> tuple[str, dict[str, str]]:
-    """Return the digest of the whole tree, and of each of its parts that holds entries of its own, among them a
-    tensor."""
+    """Return the digests of the whole tree, and of each part that holds entries of its own, among them a tensor."""
     whole = _named(stream, stream.tree, "")
     parts = {}
     if is_mapping(stream.tree):

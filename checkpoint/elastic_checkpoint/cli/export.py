@@ -79,8 +79,7 @@ def select(stream: Stream, parts: Sequence[str], where: str) -> dict[str, Docume
 def write_safetensors(
     stream: Stream, parts: dict[str, Document], folder: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Exported:
-    """Write the parts' tensors into `folder` in Hugging Face's layout. Raises ExportFailed, OSError, and what reading
-    them raises."""
+    """Write the parts' tensors into `folder` in Hugging Face's layout. Raises ExportFailed, OSError, and as reads."""
     tensors, left_out = _named_tensors(stream, parts)
     kept, tied = _untie(tensors)
     forms = _forms(kept)
@@ -236,8 +235,7 @@ def _untie(tensors: dict[str, Array]) -> tuple[dict[str, Array], dict[str, str]]
 
 
 def _forms(tensors: dict[str, Array]) -> dict[str, Form]:
-    """Return each tensor's dtype and shape as safetensors has them. Raises `ExportFailed` where it has no such
-    dtype."""
+    """Return each tensor's dtype and shape as safetensors has them. Raises ExportFailed where it has no such dtype."""
     found, bad = {}, []
     for name, leaf in tensors.items():
         form = _form(leaf)

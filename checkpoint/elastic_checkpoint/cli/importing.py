@@ -41,9 +41,7 @@ class NotImported(CheckpointError):
 
 @dataclass(frozen=True)
 class Imported:
-    """parts    names of the state's parts
-    tensors  how many it holds, tied ones once
-    """
+    """What was imported; parts: names of the state's parts; tensors: how many it holds, tied ones once."""
 
     commit: Commit
     parts: tuple[str, ...]
@@ -83,8 +81,10 @@ def import_state(
 
 
 def as_state(tree: Tree, part: str | None) -> Tree:
-    """Return what is saved. A source whose top level holds dicts, such as {"model": ..., "optimizer": ..., "epoch": 3},
-    is a state already; any other is a model's own state_dict()."""
+    """Return what is saved; a source whose top level holds dicts is a state already.
+
+    As {"model": ..., "optimizer": ..., "epoch": 3} is; any other is a model's own state_dict().
+    """
     if part is None:
         extra = "_extra_state"
         has_parts = isinstance(tree, dict) and any(

@@ -102,8 +102,10 @@ class OpenedRun:
         return (inside or outside)[0]
 
     def stream(self, step: int | None) -> Stream:
-        """Return the newest whole checkpoint, or that of `step`, verified while a bar shows how far; its tensors are
-        then read one at a time. A damaged one is passed over, as `Checkpointer.read` does; raises as that does."""
+        """Return the newest whole checkpoint, or that of `step`, verified while a bar shows how far.
+
+        Its tensors are then read one at a time. Passes over a damaged one, and raises, as `Checkpointer.read` does.
+        """
         self.need(step)
         return Search(self._history, step=step, none=self._none, log=self._screen.warn).first_whole(self._verified)
 

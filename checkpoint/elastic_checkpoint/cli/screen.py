@@ -44,8 +44,7 @@ class Screen:
             self.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def document(self, value: object) -> None:
-        """Print the answer as one line of JSON. What JSON has no word for (NaN, infinity, other types) becomes a
-        string."""
+        """Print the answer as one line of JSON; what it has no word for (NaN, infinity, other types) is a string."""
         sys.stdout.write(json.dumps(_as_json(value), allow_nan=False) + "\n")
 
     def warn(self, text: str) -> None:
@@ -105,8 +104,7 @@ def human_bytes(count: int) -> str:
 
 
 def human_age(age_s: float) -> str:
-    """Return `12 s`, `3 min`, `5 h` or `4 d`, rounded down; `?` where the clocks disagree or the time makes no
-    sense."""
+    """Return `12 s`, `3 min`, `5 h` or `4 d`, rounded down; `?` where the time makes no sense, or clocks disagree."""
     if not -60 <= age_s < 2**37:
         return "?"
     for unit, seconds, up_to in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):

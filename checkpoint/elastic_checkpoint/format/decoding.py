@@ -143,13 +143,13 @@ class _Decoder:
         return pairs
 
     def _hashed(self, items: list[Document], depth: int) -> list[Any]:
-        """Return what is to be the members of a set or the keys of a dict. Raises ValueError where so many have the
-        same hash that making it would take time in the square of their number, in C, where no Ctrl-C is heard."""
+        """Return what is to be members of a set or keys of a dict. Raises ValueError where too many share a hash."""
         before = self._frozensets
         members = [self.value(item, depth + 1) for item in items]
         by_hash = Counter(map(hash, members))
         if self._frozensets > before:  # comparing two of them compares what they hold, each with each
             self._alike += len(members) - len(by_hash)
+        # Making it would take time in the square of their number, in C, where no Ctrl-C is heard.
         if max(by_hash.values(), default=0) > _ALIKE_MAX or self._alike > _ALIKE_FROZENSETS_MAX:
             raise ValueError(f"of {len(members):,} members or keys too many have the same hash")
         return members

@@ -28,8 +28,7 @@ def child(path: str, key: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the value's repr, also where Python writes none: of an integer of more than 4,300 digits, and of what
-    holds one."""
+    """Return the value's repr, also where Python writes none, as of what holds an integer of over 4,300 digits."""
     try:
         return repr(value)
     except ValueError:

@@ -57,8 +57,7 @@ class Value:
 
 
 def entry(document: Document, tensors: dict[str, StoredTensor]) -> Array | Value:
-    """Return the leaf that this is. Raises KeyError, TypeError, ValueError or AttributeError for what no encoder
-    wrote."""
+    """Return the leaf that this is. Raises KeyError, TypeError, ValueError, AttributeError if no encoder wrote it."""
     kind = document.get(TAG) if type(document) is dict else None
     if kind == "tensor":
         stored = tensors[document["name"]]

@@ -29,7 +29,7 @@ class Patterns:
     """Patterns of the paths of entries, as the file's promise says."""
 
     def __init__(self, texts: Iterable[str], name: str) -> None:
-        """name  of the argument that they were given as"""
+        """Check the patterns; name: of the argument that they were given as."""
         self.texts = tuple([texts] if isinstance(texts, str) else texts)
         wrong = [text for text in self.texts if type(text) is not str or not text]
         if wrong:

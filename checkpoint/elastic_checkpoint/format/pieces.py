@@ -105,8 +105,7 @@ class Table:
         return np.multiply.reduceat(self.sizes, self.firsts) * widths if len(widths) else widths
 
     def judge(self, object_sizes: Sequence[int]) -> None:
-        """Raise `CorruptCheckpoint` for whatever the top of this file rules out. The columns hold numbers from 0 to
-        2**62 - 1."""
+        """Raise CorruptCheckpoint for what the top of this file rules out; columns hold numbers from 0 to 2**62 - 1."""
         wholes = map(nbytes, self.shapes, self.dtypes)
         ends_of = _integers(object_sizes)
         counted = zip(self.shapes, self.counts.tolist(), strict=True)
@@ -126,8 +125,7 @@ class Table:
         self._apart(lengths)
 
     def _tile(self) -> None:
-        """Raise `CorruptCheckpoint` unless every element lies in exactly one box. Linear in their number, for any
-        number of axes.
+        """Raise CorruptCheckpoint unless every element lies in exactly one box. Linear in their number, for any axes.
 
         Let each cut, a coordinate of an axis, be a variable. Then the sum over the boxes of the product over the axes
         of (cut where it begins - cut where it ends) is a polynomial, and two sets of boxes have the same one exactly if

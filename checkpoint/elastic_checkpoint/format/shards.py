@@ -50,8 +50,7 @@ class Shard:
 
 
 def plan_shards(tensors: dict[str, torch.Tensor], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Return shards of at most `shard_bytes` of tensor data each (one element may exceed it), covering every tensor
-    once.
+    """Return shards of at most `shard_bytes` of tensor data each (or one element), covering every tensor once.
 
     Tensors without elements take no bytes and lie in no shard: the manifest's table holds their shape.
     """
@@ -107,8 +106,7 @@ def run_start(piece: Piece, shape: tuple[int, ...], dtype: torch.dtype | StoredD
 
 
 def _lay_out(batch: list[Piece], tensors: dict[str, torch.Tensor]) -> Shard:
-    """Return the file of these pieces, widest elements first, so that every piece is aligned to its own element
-    size."""
+    """Return the file of these pieces, widest elements first, so that each is aligned to its own element size."""
     ordered = sorted(batch, key=lambda piece: -tensors[piece.tensor].dtype.itemsize)
     entries: dict[str, object] = {}
     starts: list[int] = []

@@ -112,8 +112,7 @@ class _Encoder:
         return self._tagged(value, path, depth)
 
     def _tagged(self, value: Any, path: str, depth: int) -> Document:
-        """Return the document of one of the rarer kinds. Subclasses are refused: their extra state would be lost
-        without a word."""
+        """Return the document of one of the rarer kinds; a subclass is refused, as its extra state would be lost."""
         kind = type(value)
         if kind is tuple:
             return {TAG: "tuple", "items": self._items(value, path, depth)}
@@ -231,8 +230,7 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _memory(tensor: torch.Tensor) -> object:
-    """Return what two tensors have in common only if they are tied. Of a shard also where this rank's part of it is
-    empty."""
+    """Return what two tensors have in common only if they are tied; also of a shard whose part here is empty."""
     if is_sharded(tensor):
         spec = tensor.placements, tensor.device_mesh  # type: ignore[attr-defined]
         with torch.no_grad():  # else it makes a node of autograd's graph
@@ -254,8 +252,7 @@ def _is_text(text: str) -> bool:
 
 
 def _string(text: str) -> Document:
-    """Return the text's document: JSON joins two lone surrogates into one letter on the way back, so such strings
-    travel as bytes."""
+    """Return the text's document: bytes, where JSON would join two lone surrogates into one letter on the way back."""
     return text if _is_text(text) else {TAG: "str", "hex": text.encode("utf-8", "surrogatepass").hex()}
 
 

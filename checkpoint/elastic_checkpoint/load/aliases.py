@@ -1,4 +1,4 @@
-"""Where entries of a state share memory, as tied weights do: can it hold what was saved for each of them?
+"""Whether entries of a state that share memory, as tied weights do, can hold what was saved for each of them.
 
 It can where they were saved as one tensor, or apart with equal bytes, and where they lie beside each other, as slices
 of one buffer do. Else what is loaded last would take the place of the other value without a word, so it is refused.
@@ -64,8 +64,7 @@ class _Place:
         return True
 
     def within(self, memory: NDArray[np.uint8], first: int) -> NDArray[np.uint8]:
-        """Return the entry's bytes in `memory`, which begins at the address `first`; of the shape that `bytes`
-        gives."""
+        """Return the entry's bytes, in the shape of `bytes`, in `memory`, which begins at the address `first`."""
         if self._in_one_piece:  # ten times as fast
             return memory[self.start - first : self.end - first]
         shape, strides = (*self.shape, self.itemsize), (*self.strides, 1)

@@ -88,9 +88,9 @@ def _act(actions: list[Action]) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch copy in one thread: its copies join a team of threads for each tensor. Where others use the machine,
-    too, loading 1,200 took 20 to 60 times as long as in one thread, which copies about as fast as memory takes it
-    (2026-11, 2 cores)."""
+    """Let torch copy in one thread: its copies would join a team of threads for each tensor."""
+    # Where others use the machine, too, loading 1,200 took 20 to 60 times as long as in one thread, which copies about
+    # as fast as memory takes it (2026-11, 2 cores).
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -37,11 +37,11 @@ class Casts:
     """
 
     def __init__(self, cast: Cast) -> None:
-        """
-        cast    True: each to the dtype of what it is loaded into. A dtype: so, where it is loaded into this one.
-                A mapping: one of both, or False, for the paths that a pattern such as "model.*" matches; the first
-                pattern that matches decides
-        raises  CheckpointError for anything else
+        """Check the casts, and raise CheckpointError for anything else.
+
+        cast  True: each to the dtype of what it is loaded into. A dtype: so, where it is loaded into this one.
+              A mapping: one of both, or False, for the paths that a pattern such as "model.*" matches; the first
+              pattern that matches decides
         """
         self._rules: dict[str, Rule] = (
             dict(cast) if isinstance(cast, Mapping) else {"*": False if cast is None else cast}
@@ -130,8 +130,7 @@ def _of_one_kind(one: torch.dtype, other: torch.dtype) -> bool:
 
 
 def _overflowing(saved: torch.Tensor, here: torch.dtype) -> int:
-    """Return how many finite values lie beyond the largest one, further than rounding goes. Some dtypes would clamp
-    these without a word, others make them infinite or no number."""
+    """Return how many finite values lie beyond the largest one, further than rounding goes."""
     largest, spacing = torch.finfo(here).max, torch.finfo(here).eps
     if torch.finfo(saved.dtype).max <= largest or saved.is_meta:
         return 0
@@ -140,5 +139,6 @@ def _overflowing(saved: torch.Tensor, here: torch.dtype) -> int:
         local = torch.view_as_real(local)
     if local.dtype.itemsize < 4:
         local = local.float()  # what can be asked of fewer bits differs between versions of torch
+    # Beyond it some dtypes would clamp values without a word, others make them infinite or no number.
     limit = largest + spacing * 2.0 ** math.floor(math.log2(largest)) / 2
     return int((torch.isfinite(local) & (local.abs() >= limit)).sum())

@@ -40,7 +40,9 @@ _ALSO_NUMPYS = frozenset(STORED) & {
 
 
 class DifferenceKind(str, Enum):
-    """MISSING  A has the entry, B lacks it
+    """What differs between A and B in one entry.
+
+    MISSING  A has the entry, B lacks it
     EXTRA    B has it, A lacks it
     OTHER    another kind, shape or dtype
     VALUE    other bits
@@ -75,7 +77,9 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """differences     in the order of A's tree, then what only B has; those of kind PATH last
+    """What differs between two checkpoints, and how much is equal.
+
+    differences     in the order of A's tree, then what only B has; those of kind PATH last
     equal_tensors   how many tensors and arrays are equal, tied ones under each of their names
     equal_values    how many plain values are equal
     """
@@ -91,8 +95,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
-    """Return what differs between two checkpoints, or these parts of them. Raises `CorruptCheckpoint`,
-    `StorageError`."""
+    """Return what differs between two checkpoints, or these parts of them. Raises CorruptCheckpoint, StorageError."""
     found = Comparison()
     differences: dict[str, Difference] = {}
     to_read: list[tuple[str, Array, Array]] = []

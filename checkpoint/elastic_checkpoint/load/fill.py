@@ -41,8 +41,7 @@ def parameters(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[
 
 
 def _exact(saved: Any, loaded: Any) -> Any:
-    """Return `loaded`, but with the saved tensor, on the same device, wherever torch cast it to the parameter's
-    dtype."""
+    """Return `loaded` with the saved tensor, on the same device, wherever torch cast it to the parameter's dtype."""
     if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(device=loaded.device)
     if isinstance(saved, dict) and isinstance(loaded, dict):
@@ -115,8 +114,7 @@ def is_of(value: Any, param: torch.Tensor) -> bool:
 
 
 def sharded_as(saved: Any, target: Any) -> Any:
-    """Return the whole tensor `saved` as a DTensor like `target`, which takes no communication; anything else as it
-    is."""
+    """Return the whole tensor `saved` as a DTensor like `target`, without communication; anything else as it is."""
     if not is_sharded(target) or not isinstance(saved, torch.Tensor) or is_sharded(saved):
         return saved
     from elastic_checkpoint.format.tensors import like, local_box

@@ -27,7 +27,8 @@ class Search:
     """
 
     def __init__(self, history: Callable[[], History], *, step: int | None, none: NoneLeft, log: Log) -> None:
-        """
+        """Search for a whole checkpoint.
+
         step  of which checkpoint; None: of any
         none  the error for when none is whole; given `step`, and why those that exist are not, by their names
         """
@@ -45,8 +46,7 @@ class Search:
                 self.reject(id, damage)
 
     def next(self) -> CommitId:
-        """Return the newest that was not rejected. The list is read anew each time: a sweep may have removed what was
-        there.
+        """Return the newest that was not rejected, from a list that is read anew each time, as a sweep may remove some.
 
         Raises what `none` makes; where `step` is given, and damaged, its damage.
         """
@@ -66,7 +66,7 @@ class Search:
 
 
 def none_whole(url: str, step: int | None, rejected: dict[str, str]) -> NoCheckpoint:
-    """Return the error of a search that found nothing. url  without credentials"""
+    """Return the error of a search that found nothing; url: without credentials."""
     what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     if not rejected:
         return NoCheckpoint(f"{what} in {url}\n  next  check the URL, or start from the beginning")

@@ -43,8 +43,9 @@ class Skipped(NamedTuple):
 
 
 class Loaded(int):
-    """The step that was loaded; a number like any other, which also knows what strict=False left alone, as
-    torch's load_state_dict does, and what was cast.
+    """The step that was loaded; a number like any other, which also knows what was left alone and what was cast.
+
+    What strict=False left alone it names as torch's load_state_dict does.
 
     Attributes:
         missing: Names of entries of the state that the checkpoint lacks: they hold what they held.

@@ -50,9 +50,10 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
 
 @read_again
 def read_or_map(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
-    """Return what `read_object` does, in memory of its own that may be written to. NumPy asks for huge pages, which
-    torch does not: most of the time of reading into fresh memory is the kernel's, for giving out pages. A file is
-    mapped instead.
+    """Return what `read_object` does, in memory of its own that may be written to; a file is mapped instead.
+
+    NumPy asks for huge pages, which torch does not: most of the time of reading into fresh memory is the kernel's, for
+    giving out pages.
     """
     key = manifest.key(index)
     try:

@@ -66,8 +66,7 @@ class Stream:
         return min(((index, piece.start) for index, piece in self._manifest.tensors[name].pieces), default=(0, 0))
 
     def read(self, name: str) -> Bytes:
-        """Return the bytes of the tensor with this name in the manifest, flat, in row-major order; not to be written
-        to."""
+        """Return the bytes of the tensor of this name, flat, in row-major order; not to be written to."""
         stored = self._manifest.tensors[name]
         if len(stored.pieces) == 1:
             return np.frombuffer(self._pieces.read(*stored.pieces[0]), np.uint8)

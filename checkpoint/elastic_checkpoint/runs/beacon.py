@@ -86,7 +86,7 @@ class Unknown:
 
 
 class Beacon:
-    """Listens until `close()`, or until this process ends. A daemon thread answers. nonce: what it answers with"""
+    """Listens until `close()`, or until this process ends; a daemon thread answers, with `nonce`."""
 
     def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
         """ports: to listen on one of them; None: on any. Raises OSError where no socket can be opened."""
@@ -242,8 +242,7 @@ def write_beacon(storage: Storage, claim: int, beacon: NamedBeacon) -> None:
 
 
 def read_beacon(storage: Storage, claim: int) -> NamedBeacon | None:
-    """Return the beacon that took the holder's place; None: it has not moved, or what lies there is no such word.
-    Raises StorageError."""
+    """Return the beacon that took the holder's place; None: none has, or none lies there. Raises StorageError."""
     key = beacon_key(claim)
     try:
         body = unseal(get_bounded(storage, key, _BYTES_MAX), f"beacon {key}")

@@ -169,8 +169,10 @@ class _Taking:
         time.sleep(random.uniform(0, min(_PAUSE_MAX_S, 0.02 * self._tries)))
 
     def give_up(self) -> None:
-        """Leave nothing that stands in anybody's way. If the storage fails too, our death will tell (fence.py); as long
-        as we live, it is to be called again. Raises CheckpointError."""
+        """Leave nothing that stands in anybody's way. Raises CheckpointError.
+
+        If the storage fails, too, our death will tell (fence.py); as long as we live, it is to be called again.
+        """
         unsure = self._unsure
         if unsure is not None and read_claim(self._storage, unsure.number, lambda line: None) == unsure:
             self._ours |= {unsure.number}
@@ -184,8 +186,7 @@ class _Taking:
 
 
 def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline_s: float) -> History:
-    """Return the history as of now. Raises StorageError where no listing shows what is there for as long as the
-    deadline."""
+    """Return the history as of now. Raises StorageError where no listing shows what is there until the deadline."""
     ends_s, wait_s = time.monotonic() + deadline_s, 0.0
     while True:
         history = read_history(storage, log, without=without)

@@ -150,8 +150,7 @@ def _has_commits(storage: Storage, claim: int) -> bool:
 
 
 def _knows(storage: Storage, newer: int, id: CommitId) -> bool:
-    """Return whether what the newer claim resumed from is this commit, or one that came after it under the same
-    claim."""
+    """Return whether the newer claim resumed from this commit, or from one that came after it under the same claim."""
     while newer > id.claim:
         try:
             named = id_from(read_claim_body(storage, newer).get("resumed_from"))

@@ -40,7 +40,9 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class History:
-    """newest_claim  the highest number of a claim that is not withdrawn, 0 where there is none
+    """What claims and commits there are.
+
+    newest_claim  the highest number of a claim that is not withdrawn, 0 where there is none
     highest       the highest number at all; the next claim takes the one above
     lineage       the run's commits, newest first
     outside       the commits that the run has moved on from
@@ -122,10 +124,10 @@ def read_history(
 
 
 def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitId | None, read: Resumed) -> None:
-    """Say what these claims went on from that is newer than all that is there. Where nothing is, the run must not begin
-    anew: raises CorruptCheckpoint. A commit that is there, and not listed, is not lost.
+    """Say what these claims went on from that is newer than all that is there.
 
-    newest  commit of the lineage
+    Where nothing is, the run must not begin anew: raises CorruptCheckpoint. A commit that is there, and not listed, is
+    not lost. newest: commit of the lineage
     """
     _read_ahead(storage, sorted(claims - read.keys()), read)
     for claim in sorted(claims, reverse=True):
@@ -142,9 +144,9 @@ def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitI
 
 
 def _look_for_noted(storage: Storage) -> None:
-    """Raise CorruptCheckpoint where a note lies with a save's data, and no commit is there: a run of one claim names no
-    commit that it went on from. Notes are written after their commits, so a run that died before its first commit has
-    none."""
+    """Raise CorruptCheckpoint where a note lies with a save's data, and no commit is there."""
+    # A run of one claim names no commit that it went on from. Notes are written after their commits, so a run that died
+    # before its first commit has none.
     noted = max((id for key in storage.list(DATA) if (id := note_owner(key)) is not None), default=None)
     if noted is not None and not is_there(storage, noted.manifest_key):
         raise _commits_gone(storage, noted, f"{noted.note_key} was written after its commit")
@@ -164,13 +166,13 @@ def _commits_gone(storage: Storage, newest: CommitId, known_by: str) -> CorruptC
 
 
 def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
-    """Read these claims at the same time, where they are many: one after the other, those of a run that was restarted
-    500 times would take 15 s of a storage that answers in 30 ms. What fails here, the lineage asks for again."""
+    """Read these claims at the same time, where they are many; what fails here, the lineage asks for again."""
 
     def one(number: int) -> None:
         with contextlib.suppress(CheckpointError):
             read[number] = read_resumed_from(storage, number)
 
+    # One after the other, those of a run that was restarted 500 times take 15 s of a storage that answers in 30 ms.
     if len(numbers) > _AHEAD_MIN:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="checkpoint-claims") as pool:
             list(pool.map(one, numbers))

@@ -1,5 +1,6 @@
-"""May a newcomer take the claim from its holder? It answers: no. It is dead: at once. It is silent: after a grace, if
-it shows no sign of life in the storage meanwhile.
+"""Whether a newcomer may take the claim from its holder.
+
+It answers: no. It is dead: at once. It is silent: after a grace, if it shows no sign of life in the storage meanwhile.
 
 An accidental second launch must not kill a week-long run, and a run whose machines are gone must not wait for a person.
 Times are this process's own: no clock of another host is read.

@@ -1,8 +1,8 @@
-"""Writer processes of this machine whose parents are gone, and which still finish what was staged: who waits for them?
+"""Writer processes of this machine whose parents are gone, and which still finish what was staged.
 
-Whoever is about to claim the same URL: a claim taken meanwhile would make what they write no part of its lineage, and
-the run would go back to an older commit. Each writer process holds a name in the kernel's abstract namespace (no file,
-gone with the process) that says which URL it writes to and whose child it is.
+Whoever is about to claim the same URL waits for them: a claim taken meanwhile would make what they write no part of its
+lineage, and the run would go back to an older commit. Each writer process holds a name in the kernel's abstract
+namespace (no file, gone with the process) that says which URL it writes to and whose child it is.
 """
 
 from __future__ import annotations

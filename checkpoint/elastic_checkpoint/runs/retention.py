@@ -137,11 +137,11 @@ class Sweeper:
         log: Log,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
+        """Set what is kept. Raises CheckpointError where one of keep, keep_every and keep_multiple is no count.
+
         finish_s  how long a save of this claim may take; 0 where it makes none
         once      this sweeps once, for a person: commits outside the lineage are as old as their names say
         verified  asked of what lies in storage at its size: whether it is as it was written
-        raises    CheckpointError where one of keep, keep_every and keep_multiple is no count
         """
         arguments.refuse(arguments.keeping(keep, keep_every, keep_multiple))
         self._storage = storage
@@ -210,8 +210,7 @@ class Sweeper:
         self._contents[id] = contents
 
     def _spares(self, claim: int, outside: set[CommitId]) -> Callable[[CommitId], bool]:
-        """Return the `spared` of `removable` for this sweep, which notes what it sees for the first time and forgets
-        what is gone."""
+        """Return the `spared` of `removable` for this sweep, which notes what is new to it and forgets what is gone."""
         seen_s, at_s = self._seen_s, self._clock()
         self._seen_s = {}
 
@@ -256,7 +255,7 @@ class Sweeper:
 
 
 def by_owner(sizes: Mapping[str, int]) -> Objects:
-    """Return the data objects of each save. sizes: of all keys below DATA"""
+    """Return the data objects of each save; sizes: of all keys below DATA."""
     objects: Objects = {}
     for key, size in sizes.items():
         if (owner := data_owner(key)) is not None:

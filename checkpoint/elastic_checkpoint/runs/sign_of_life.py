@@ -24,7 +24,7 @@ class SignOfLife:
     """A sign of life that is renewed until `end`, or until this process ends. A daemon thread."""
 
     def __init__(self, storage: Storage, claim: int, *, at_once: bool = False) -> None:
-        """at_once: the claim is not new, and whoever gave the last sign may have gone long ago"""
+        """Begin to give signs; at_once: the claim is not new, and whoever gave the last sign may have gone long ago."""
         self._storage, self._key = storage, sign_of_life_key(claim)
         self._nonce, self._at_once = secrets.token_hex(8), at_once
         self._pid = os.getpid()

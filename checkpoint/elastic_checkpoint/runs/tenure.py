@@ -88,8 +88,7 @@ class Tenure:
 
     @property
     def held(self) -> Claim | None:
-        """Return the claim of this process. A forked child does not inherit it: its parent answers for it, and goes
-        on."""
+        """Return the claim of this process; a forked child has none: its parent answers for it, and goes on."""
         return self._claim if self._pid == os.getpid() else None
 
     @property
@@ -132,8 +131,7 @@ class Tenure:
                 self._stop_listening()
 
     def for_step(self, step: int) -> Claim:
-        """Return the claim to save this step under: another one than before, where its steps would fall. Raises as
-        `claim`."""
+        """Return the claim to save this step under: another one where its steps would fall. Raises as `claim`."""
         claim = self.claim()
         if step < self._begun_step:
             self._settle()
@@ -143,8 +141,7 @@ class Tenure:
         return claim
 
     def passed(self, lost: ClaimLost) -> bool:
-        """Return whether this process itself has the newer claim, taken by another thread for a save of an earlier
-        step."""
+        """Return whether this process has the newer claim, taken by another thread for a save of an earlier step."""
         with self._one_takes():  # it may lie in storage, and not be known here yet
             return lost.ours < lost.newest <= self._branched
 
@@ -219,8 +216,7 @@ class Tenure:
         return self._taking
 
     def _listed_step(self, claim: int) -> int:
-        """Return the highest that is committed under this claim: of a save that was reported as failed, too, because
-        the storage answered no more."""
+        """Return the highest step committed under this claim, also by a save reported as failed by a silent storage."""
         ids = [id for key in self._storage.list(COMMITS) if (id := commit_id(key)) is not None]
         return max((id.step for id in ids if id.claim == claim), default=-1)
 
@@ -305,13 +301,13 @@ class Tenure:
         )
 
     def _is_copied(self, holder: Claim) -> bool:
-        """Return whether this is a copy of the run that the holder writes to: what we write does not show at its URL,
-        though its claim does. A path means the same only on one machine."""
+        """Return whether this is a copy of the run that the holder writes to."""
         if self._reopen is None or holder.url in (None, self._storage.url):
             return False
         url, key = str(holder.url), claim_key(holder.number)
         if "://" not in url and (holder.endpoint or {}).get("boot_id") != boot_id():
-            return False
+            return False  # a path means the same only on one machine
+        # Of a copy, what we write does not show at the holder's URL, though its claim does.
         probe = f"{CLAIMS}/probe-{secrets.token_hex(8)}"
         try:
             theirs = self._reopen(url)

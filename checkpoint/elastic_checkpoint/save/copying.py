@@ -96,8 +96,7 @@ class Remainder:
 
 
 class Copying:
-    """A copy that a thread makes, begun when this object is made. keeps: what the memory at both ends
-    belongs to, so that it stays"""
+    """A copy in a thread, begun when this object is made; keeps: what owns the memory at both ends, so it stays."""
 
     def __init__(self, remainder: Remainder, keeps: object) -> None:
         self._keeps = keeps
@@ -121,8 +120,7 @@ class Copying:
         return sum(seconds for _, seconds in [*self._moved]) + sum(one.took_s for one in self._streamed if one.done)
 
     def finish(self) -> None:
-        """Make what is left. All is copied on return, unless an exception had cut off a piece, or a GPU has failed: ask
-        `done`."""
+        """Make what is left: all is copied on return, unless a piece was cut off or a GPU has failed; ask `done`."""
         self._work()
         if self._thread.is_alive():
             self._thread.join()  # ends with the piece in hand
@@ -156,8 +154,7 @@ Versions = Mapping[str, tuple[int, int]]  # and where the values lie: share_memo
 
 
 def versions_of(tensors: Mapping[str, torch.Tensor], steady: Iterable[torch.Tensor]) -> Versions:
-    """Return the versions of those that may be copied later, by name: the large ones in the memory of `steady`. None
-    where they are not worth a thread."""
+    """Return the versions, by name, of large tensors of `steady`, to be copied later; none if not worth a thread."""
     memory = {tensor.untyped_storage().data_ptr() for tensor in steady}
     found = {
         name: (tensor._version, tensor.data_ptr())
@@ -172,7 +169,7 @@ def versions_of(tensors: Mapping[str, torch.Tensor], steady: Iterable[torch.Tens
 
 @dataclass(eq=False)
 class Filling:
-    """A half of the arena that is being filled. versions: of the tensors that are copied now, when the save began"""
+    """A half of the arena that is being filled; versions: of the tensors that are copied now, when the save began."""
 
     half: int
     save: Save

@@ -59,11 +59,10 @@ class Saving:
         return self._error
 
     def staged(self, *, wait: bool = True) -> bool:
-        """Return whether the state is copied, so that what was promised to be steady may change. From then on the save
-        is committed even if this process is killed.
+        """Return whether the state is copied, so that what was promised to be steady may change.
 
-        To be called by the thread that changes the tensors, before it does; what was written to before that is noticed
-        here (`StateChanged`, raised by `wait`).
+        From then on the save is committed even if this process is killed. To be called by the thread that changes the
+        tensors, before it does; what was written to before that is noticed here (`StateChanged`, raised by `wait`).
 
         Args:
             wait: False: only looks, and tells the process that writes if the copy is whole. True: makes what is left of

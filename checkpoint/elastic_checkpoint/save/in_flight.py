@@ -69,7 +69,7 @@ class InFlightSaves:
     """The halves of one arena after another; numbers its saves."""
 
     def __init__(self, storage: Storage, rules: Rules, log: Callable[[str], None], *, patience_s: float) -> None:
-        """patience_s  how long the writer process may take for one save before it is killed"""
+        """Track no save yet; patience_s: how long the writer process may take for one before it is killed."""
         self._storage = storage
         self._rules = rules
         self._log = log
@@ -100,8 +100,7 @@ class InFlightSaves:
         ) from failures[-1]
 
     def goes_on_under(self, claim: int) -> None:
-        """Go on under this claim: what is under way of an older one counts if it was committed before this one was
-        taken."""
+        """Go on under this claim: saves under way of an older one count if they were committed before it was taken."""
         with self._changed:
             self._under = claim
             self._lost = None if self._is_passed(self._lost) else self._lost
@@ -128,8 +127,7 @@ class InFlightSaves:
         return len(self.free()) < HALVES
 
     def claim_half(self) -> int | None:
-        """Take a half that may be filled, by the policy for when both are taken; None where this save is to be
-        skipped."""
+        """Take a half to fill, by the policy for when both are taken; None where this save is to be skipped."""
         if not self.free() and self._rules.when_busy == "skip":
             return None
         if not self.free() and self._rules.when_busy == "replace":

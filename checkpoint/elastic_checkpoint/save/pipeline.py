@@ -53,7 +53,7 @@ class SavePipeline:
     def __init__(
         self, ranks: SavingRanks, storage: Storage, opening: Message | str, rules: Rules, *, log: Callable[[str], None]
     ) -> None:
-        """opening  see `WriterResources`"""
+        """Take the parts of a save; opening: see `WriterResources`."""
         self._ranks = ranks
         self._storage = storage
         self._log = log
@@ -72,8 +72,10 @@ class SavePipeline:
         return self._resources.ready
 
     def save(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Commit:
-        """Commit the state, and return when it is durable on every rank; saves under way end before. Collective. Raises
-        as `SavingRanks` does."""
+        """Commit the state, and return when it is durable on every rank; saves under way end before. Collective.
+
+        Raises as `SavingRanks` does.
+        """
         self.settle()
         asked = Asked(step, state, meta, context, "blocking=True")
         try:
@@ -138,8 +140,10 @@ class SavePipeline:
             return saving
 
     def staged(self, wait: bool = True, *, of: Saving | None = None) -> bool:
-        """Return whether no state is being copied any more, or not that of this save. See `Saving.staged`; everything
-        here that needs the arena or the writer process asks it first."""
+        """Return whether no state is being copied any more, or not that of this save; see `Saving.staged`.
+
+        Everything here that needs the arena or the writer process asks it first.
+        """
         if self._pid != os.getpid():  # a forked child has neither the arena nor the thread, and maybe a held lock
             return True
         with self._filling_lock:
@@ -221,8 +225,7 @@ class SavePipeline:
     def _stage(
         self, half: int, save: Save, saving: Saving, context: Context, steady: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Copy this rank's share, which counts from its end on. Whatever fails here, the other ranks' saves fail of it
-        too."""
+        """Copy this rank's share, which counts from its end on; what fails here fails the other ranks' saves, too."""
         draft, process = save.draft, self._resources.process
         versions = versions_of(save.tensors, steady)
         try:
@@ -257,7 +260,7 @@ class SavePipeline:
         self._log(str(error))
 
     def _hand_over(self, half: int, save: Save, saving: Saving, context: Context, *, whole: bool) -> None:
-        """Tell the writer process. whole: the state is what was copied, still, and can be saved without that process"""
+        """Tell the writer process; whole: the state is what was copied, still, and can be saved without a process."""
         if self._sent(half, save, saving, context):
             return
         if self._ranks.size > 1:
@@ -279,8 +282,7 @@ class SavePipeline:
         self._in_flight.report(saving, save.commit, _no_writer(saving.step))
 
     def _sent(self, half: int, save: Save, saving: Saving, context: Context) -> bool:
-        """Return whether the writer process was told what is staged; or has ended since, which was noticed, and
-        reported."""
+        """Return whether the writer process was told what is staged, or its end since was noticed and reported."""
         process = self._resources.process
         if process is None:
             return False
@@ -292,8 +294,8 @@ class SavePipeline:
         return True
 
     def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:
-        """Return what is called after the commit; it holds the draft alone, for a save would keep copies that the state
-        made of its tensors until it is done."""
+        """Return what is called after the commit."""
+        # It holds the draft alone, for a save would keep copies that the state made of its tensors until it is done.
         return (lambda: context.committed(draft)) if self._ranks.rank == 0 else (lambda: None)
 
 

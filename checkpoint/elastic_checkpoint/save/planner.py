@@ -106,14 +106,13 @@ class Planner:
     """Keeps the last plan, None before there is one."""
 
     def __init__(self, shard_bytes: int, per_rank: Patterns | None = None) -> None:
-        """per_rank  what a group of ranks would save of each: here of one"""
+        """Take the rules of planning; per_rank: what a group of ranks would save of each, here of one."""
         self._shard_bytes = shard_bytes
         self._per_rank = per_rank
         self.plan: Plan | None = None
 
     def save(self, *, claim: UnderClaim, step: int, state: Tree, meta: dict[str, Any], now_s: float) -> Save:
-        """Return what saving `state` under `claim` takes. Raises `UnsupportedValue`, and `CheckpointError` for a bad
-        step."""
+        """Return what saving `state` under `claim` takes. Raises UnsupportedValue; CheckpointError for a bad step."""
         marks = Marks(self._per_rank, Patterns((), "rank0")) if self._per_rank else None
         document, tensors, meta_document = documents(step, state, meta, marks=marks)
         if marks is not None:

@@ -46,7 +46,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Asked:
-    """A save that was asked for. how  with which call; for people, and it must be the same on all ranks"""
+    """A save that was asked for; how: with which call, for people, and the same on all ranks."""
 
     step: int
     state: Tree
@@ -84,8 +84,10 @@ class SavingRanks(Protocol):
         """Return the first rank's reason, where any has one. Collective. Raises what any rank failed of."""
 
     def write(self, storage: Storage, save: Save) -> None:
-        """Commit the save, and return when it is durable. Collective. Raises ClaimLost, StorageError and others, with
-        nothing committed."""
+        """Commit the save, and return when it is durable. Collective.
+
+        Raises ClaimLost, StorageError and others, with nothing committed.
+        """
 
     def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
         """Let the others learn of what is raised inside, without their knowing."""

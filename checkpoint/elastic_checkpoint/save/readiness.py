@@ -18,8 +18,11 @@ class Readiness:
         self._ranks, self._rules, self._in_flight, self._resources = ranks, rules, in_flight, resources
 
     def say(self) -> Message:
-        """Return what this rank says: why it cannot save in the background; which halves are free; where its writer
-        meets the others, if it does; whether its arena is there."""
+        """Return what this rank says, for rank 0 to decide.
+
+        It says why it cannot save in the background; which halves are free; where its writer meets the others, if it
+        does; whether its arena is there.
+        """
         why, plan = None, self._ranks.planned
         try:
             self._resources.started()
@@ -53,8 +56,7 @@ class Readiness:
         return {"why": None, "half": half, "ready": ready, "endpoint": said[0]["met"]}
 
     def make_ready(self, save: Save) -> str | None:
-        """Make an arena for this plan on each rank, and connect all writers; return why not, where it cannot be.
-        Collective."""
+        """Make an arena for this plan on each rank, and connect all writers; return why not, if so. Collective."""
         mine: str | BaseException | None = None
         try:
             self._resources.fitting(save.plan, text_bytes(save.draft), pinned=on_gpu(save.tensors))

@@ -60,7 +60,8 @@ class WriterResources:
         *,
         log: Callable[[str], None],
     ) -> None:
-        """
+        """Start nothing yet.
+
         opening    what the writer process opens: url, options, retry_s; or why there can be none
         in_flight  hears what the process says of saves
         """
@@ -183,8 +184,7 @@ class WriterResources:
         return self._met if self.process is not None else None
 
     def meet(self, question: Serve | Meet) -> Message:
-        """Have the process join the writers of a group, and return where they meet. Returns where. Raises
-        `Unavailable`."""
+        """Have the process join the writers of a group, and return where they meet. Raises `Unavailable`."""
         answer = self._ask(question, (Met, NotMet), _MEET_S)
         if isinstance(answer, Met):
             return answer.endpoint
@@ -195,8 +195,7 @@ class WriterResources:
     def _ask(
         self, question: Serve | Meet | DropArena, kinds: tuple[type, ...], within_s: float
     ) -> Met | NotMet | ArenaDropped | None:
-        """Ask the process, and return its answer, of one of these kinds; None where it died, or does not give one. An
-        answer that an earlier question had given up waiting for may come in between."""
+        """Return the process's answer, of one of these kinds; None where it died, or does not give one."""
         process = self._process
         if process is None:
             return None
@@ -205,6 +204,7 @@ class WriterResources:
         with contextlib.suppress(OSError):
             process.send(question)
             with self._changed:
+                # An answer that an earlier question had given up waiting for may come in between.
                 self._changed.wait_for(lambda: self._answer_of(kinds) is not None or not process.alive, within_s)
         return self._answer_of(kinds)
 

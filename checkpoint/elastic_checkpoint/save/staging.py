@@ -44,10 +44,10 @@ class Stage:
     """Where the tensors of one plan go in one arena."""
 
     def __init__(self, plan: Plan, arena: Arena, *, pinned: bool, threads: int | None = None) -> None:
-        """
+        """Make the stage. Raises `CannotPin`.
+
         pinned   whether tensors of a GPU will be copied: then the memory is locked, which takes a while
         threads  that copy at the same time; by default up to 4, and no more than half of the processors
-        Raises `CannotPin`.
         """
         self.plan = plan
         self._threads = threads or max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0)) // 2))
@@ -128,8 +128,7 @@ class Stage:
 
 
 def _laid_out(memory: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the piece's place and its box of the tensor, such that torch's copy of one to the other keeps every
-    bit."""
+    """Return the piece's place and its box of the tensor, so that torch's copy between them keeps every bit."""
     for axis, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         tensor = tensor.narrow(axis, offset, size)
     if tensor.is_cuda:

@@ -278,8 +278,7 @@ def _nested(values: dict[tuple[str | int, ...], Any]) -> Any:
 
 
 def _optimizers_again(tree: Any) -> Any:
-    """Return the tree with the parameter numbers of optimizers' states as numbers, and a state where there was none to
-    write."""
+    """Return the tree with optimizers' parameter numbers as numbers, and a state where there was none to write."""
     if isinstance(tree, list):
         return [_optimizers_again(item) for item in tree]
     if type(tree) is not dict:

@@ -25,7 +25,8 @@ def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """
+    """A checkpoint of another tool.
+
     form      "torch", "safetensors" or "dcp"
     tree      its content. Tensors are mapped files, or have a dtype and a shape and nothing else
     fetch     the tensor that one of these stands for; for a little while only, so that memory is needed for one

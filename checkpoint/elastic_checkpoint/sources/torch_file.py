@@ -77,8 +77,7 @@ def _refused(file: Path | BinaryIO, path: Path, what: str, error: Exception) -> 
 
 
 def _unsafe(file: Path | BinaryIO) -> list[str]:
-    """Return all that the file names and weights_only refuses, where that can be told; torch's own error names the
-    first."""
+    """Return all that the file names and weights_only refuses, as far as can be told; torch's error names the first."""
     try:
         if not isinstance(file, Path):
             file.seek(0)

@@ -135,16 +135,17 @@ class Storage(Protocol):
 
 
 def make_durable(storage: Storage, key: str) -> None:
-    """Make what was created by an attempt that failed after that survive a power cut, where the storage has a
-    `make_durable(key)` of its own. Others answer only for what is durable."""
+    """Make what was created by an attempt that failed afterwards survive a power cut.
+
+    Where the storage has a `make_durable(key)` of its own; others answer only for what is durable.
+    """
     direct = getattr(storage, "make_durable", None)
     if direct is not None:
         direct(key)
 
 
 def put_lightly(storage: Storage, key: str, data: Buffer) -> None:
-    """Write the object, perhaps torn and perhaps not durable, where the storage has a `put_lightly(key, data)` of its
-    own that is cheaper than `put`."""
+    """Write the object, maybe torn or not durable, if the storage has a cheaper `put_lightly`; else put it."""
     direct = getattr(storage, "put_lightly", None)
     if direct is None:
         storage.put(key, data)
@@ -168,10 +169,9 @@ def get_into(storage: Storage, key: str, target: memoryview) -> int:
 
 
 def map_object(storage: Storage, key: str) -> memoryview | None:
-    """Return all of the object's bytes, in memory that costs next to nothing, where the storage has a `map(key)` of its
-    own.
+    """Return all of the object's bytes, in memory that costs next to nothing; None: the storage has no `map(key)`.
 
-    Else None. What is written to this memory is seen by nobody else. Raises `Missing`.
+    What is written to this memory is seen by nobody else. Raises `Missing`.
 
     All of it was there when this returned, and it stays as the kernel's copy of the file. Should the kernel let go of a
     page meanwhile, that page is read once more: a disk that breaks just then is a SIGBUS, and what others changed in
@@ -183,18 +183,19 @@ def map_object(storage: Storage, key: str) -> memoryview | None:
 
 
 def version(storage: Storage, key: str) -> str:
-    """Return what differs once the object is written anew, as far as the storage tells: its entity tag, or when it was
-    written.
+    """Return what differs once the object is written anew, as far as the storage tells. Raises `Missing`.
 
-    Where the storage has no `version(key)` of its own, its size. Raises `Missing`.
+    Its entity tag, or when it was written; where the storage has no `version(key)` of its own, its size.
     """
     own = getattr(storage, "version", None)
     return f"{storage.size(key)} bytes" if own is None else str(own(key))
 
 
 def written_at(storage: Storage, key: str) -> float | None:
-    """Return when the object was written, in unix seconds by the clock of the storage, if it has one and a
-    `written_at(key)` of its own. Raises `Missing`."""
+    """Return when the object was written, in unix seconds by the storage's clock. Raises `Missing`.
+
+    None where it has no clock, and no `written_at(key)` of its own.
+    """
     own = getattr(storage, "written_at", None)
     return None if own is None else own(key)
 

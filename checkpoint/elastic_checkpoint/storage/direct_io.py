@@ -15,8 +15,7 @@ _DIRECT_WRITE_BYTES = 2**25  # in one call; its pages are pinned meanwhile
 
 
 def is_aligned(content: memoryview) -> bool:
-    """Return whether the bytes are worth a write around the page cache, which takes them from whole pages of memory
-    only."""
+    """Return whether the bytes are worth a write around the page cache, which takes whole pages of memory only."""
     if len(content) < DIRECT_BYTES_MIN:
         return False
     import numpy as np  # only large objects need it: a writer process begins in two thirds of the time

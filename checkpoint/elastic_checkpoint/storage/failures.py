@@ -1,4 +1,4 @@
-"""What an error of a storage says: may it heal, what is to be done about it, which code did the server give?"""
+"""What an error of a storage says: whether it may heal, what is to be done about it, which code the server gave."""
 
 from __future__ import annotations
 

@@ -256,8 +256,8 @@ class FsspecStorage:
             ) from None
 
     def _refuse_who_has_anything(self, key: str) -> None:
-        """Raise OSError where there is an object of this name, which nobody has made: then a login page, or the like,
-        answers whatever is asked, and an empty listing of its says nothing."""
+        """Raise OSError where there is an object of this name, which nobody has made."""
+        # A login page, or the like, answers whatever is asked, and an empty listing of its says nothing.
         if self._is_there(key):
             raise OSError(f"what answers here has whatever it is asked for, {key}, too: it is no folder of files")
 
@@ -285,8 +285,8 @@ class FsspecStorage:
         return info
 
     def _is_there(self, key: str) -> bool:
-        """Return whether the object is there: fsspec's own `exists` takes any failure for absence, and we would write
-        over what is there."""
+        """Return whether the object is there."""
+        # fsspec's own `exists` takes any failure for absence, and we would write over what is there.
         try:
             self.size(key)
         except Missing:
@@ -326,8 +326,7 @@ class FsspecStorage:
 
 
 def _all_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as fsspec takes them: those of the first protocol, and in a chain, such as
-    simplecache::http://, those of each other one under its name."""
+    """Return the options as fsspec takes them: of the first protocol, and in a chain each other's under its name."""
     fresh = {"use_listings_cache": False, "skip_instance_cache": True}
     first, *others = [part.partition("://")[0] for part in url.split("::")]
     known = fsspec.available_protocols()
@@ -343,10 +342,9 @@ def _layers(filesystem: Any) -> Iterator[Any]:
 
 
 def _limits(protocol: str) -> dict[str, Any]:
-    """Return options that limit waiting on a connection: s3fs has the same by itself, and aiohttp 5 minutes for a whole
-    request."""
+    """Return options that limit waiting on a connection."""
     if protocol not in ("http", "https"):
-        return {}
+        return {}  # s3fs has the same by itself, and aiohttp 5 minutes for a whole request
     from aiohttp import ClientTimeout
 
     return {"client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)}}

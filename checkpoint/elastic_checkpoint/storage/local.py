@@ -202,8 +202,7 @@ class LocalStorage:
             os.close(file)
 
     def _unless_absent(self, error: OSError) -> None:
-        """Raise the error unless there is no folder: one that may not be read is not an empty one, nor is what is no
-        folder, below the run's."""
+        """Raise the error unless there is no folder: one that may not be read, or that is none, is not an empty one."""
         if not isinstance(error, FileNotFoundError) and not (
             isinstance(error, NotADirectoryError) and not self.root.is_dir()
         ):
@@ -272,8 +271,7 @@ def _read(file: int, length: int) -> bytes:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make the folder as mkdir -p does, so that it survives a power cut: each new folder's entry is fsynced in its
-    parent."""
+    """Make the folder as mkdir -p does; each new folder's entry is fsynced, so that it survives a power cut."""
     missing = []
     while not folder.exists():
         missing.append(folder)

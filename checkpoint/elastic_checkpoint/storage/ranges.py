@@ -38,8 +38,7 @@ def ranges(start: int, length: int) -> list[tuple[int, int]]:
 
 
 def joined(parts: list[SizedT], wanted: Sequence[tuple[int, int]]) -> list[SizedT] | None:
-    """Return the parts, if they are what was asked for: all full, but for the one in which the object ends and those
-    beyond. Else None. Pure."""
+    """Return the parts if all are full, but for the one in which the object ends and those beyond; else None. Pure."""
     lacking = [end - first - len(part) for part, (first, end) in zip(parts, wanted, strict=True)]
     short = next((number for number, count in enumerate(lacking) if count), len(parts))
     if min(lacking) < 0 or any(len(part) for part in parts[short + 1 :]):

@@ -60,8 +60,11 @@ def read_again(read: Callable[P, T]) -> Callable[P, T]:
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T:
-    """Return what `ask` returns or raises. Raises `TimeoutError` where it does neither in time: it is left to itself
-    then, in a thread that ends with the process at the latest, and so are those in which its client looks names up."""
+    """Return what `ask` returns, or raise what it raises. Raises TimeoutError where it does neither in time.
+
+    It is left to itself then, in a thread that ends with the process at the latest, and so are those in which its
+    client looks names up.
+    """
     answers: list[T] = []
     errors: list[BaseException] = []
 
@@ -83,8 +86,8 @@ def answer_within(seconds: float, ask: Callable[[], T]) -> T:
 
 
 def _let_end() -> None:
-    """Let the interpreter end: it joins every pool's threads, daemons too (CPython 3.10 to 3.14): of asyncio's pool
-    that is here whoever waits for a resolver that does not answer, as long as that may take."""
+    """Let the interpreter end, which joins every pool's threads, daemons too (CPython 3.10 to 3.14)."""
+    # Of asyncio's pool that is here whoever waits for a resolver that does not answer, as long as that may take.
     for one in list(pools._threads_queues):
         if one.daemon and one.name.startswith("asyncio"):
             pools._threads_queues.pop(one, None)  # type: ignore[attr-defined]

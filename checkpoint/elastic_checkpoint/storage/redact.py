@@ -74,12 +74,11 @@ def _of_url(url: str) -> set[str]:
 
 
 def _leaves(value: object, name: str = "") -> Iterator[str]:
-    """Yield every string in the options; where its own name is public, what it holds as a URL. What is nested below has
-    names of its own."""
+    """Yield every string in the options; where its own name is public, what it holds as a URL."""
     if name == _NOTHING_CONFIDENTIAL_IN:
         return
     if isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in value.items():  # what is nested below has names of its own
             yield from _leaves(item, str(key))
     elif isinstance(value, list | tuple):
         for item in value:

@@ -67,8 +67,11 @@ _WITHOUT_WORDS = "the client library says no more"
 
 @dataclass(frozen=True)
 class _Answer:
-    """An exception that is one. Raised through tenacity it would refer to itself by its frames, and keep all of its
-    callers' objects, a checkpointer and its writer process among them, until the garbage collector comes."""
+    """An exception that is an answer, kept as a value.
+
+    Raised through tenacity it would refer to itself by its frames, and keep all of its callers' objects, a checkpointer
+    and its writer process among them, until the garbage collector comes.
+    """
 
     error: AlreadyThere | Missing
 
@@ -85,8 +88,11 @@ class RetryingStorage:
         sleep: Callable[[float], None] = time.sleep,
         answer_s: float | None = None,
     ) -> None:
-        """answer_s: for the first answer to listing or looking up, all attempts together, whatever the client library
-        waits for; a storage that has answered may take its time for a long list"""
+        """Retry what this storage does.
+
+        answer_s  for the first answer to listing or looking up, all attempts together, whatever the client library
+                  waits for; a storage that has answered may take its time for a long list
+        """
         self._inner = inner
         self._retry_s = retry_s
         self._answer_s = answer_s

@@ -15,10 +15,9 @@ DELETED_AT_ONCE = 1000  # S3's own limit
 
 
 def list_objects(filesystem: Any, path: str, root: str) -> dict[str, int]:
-    """List as FsspecStorage.list does. s3fs's own `find` takes any XML for a listing, and a server without one for an
-    empty one.
+    """List as FsspecStorage.list does. Raises OSError where what answers is no S3, or there is no bucket.
 
-    Raises OSError where what answers is no S3, or there is no bucket.
+    s3fs's own `find` takes any XML for a listing, and a server without one for an empty one.
     """
     bucket, _, prefix = path.partition("/")
     asked = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
@@ -38,12 +37,12 @@ def list_objects(filesystem: Any, path: str, root: str) -> dict[str, int]:
 
 
 def _of_s3(list_objects: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `list_objects` returns, which is a listing. Raises OSError where it is none: a login page, a console
-    or another service answers, at times with 200, and at times botocore calls that an internal error of the
-    server's."""
+    """Return what `list_objects` returns, if it is a listing. Raises OSError for anything else."""
     try:
         answer = list_objects()
     except OSError as error:
+        # A login page, a console or another service answers, at times with 200, and at times botocore calls that an
+        # internal error of the server's.
         headers = _headers(getattr(error.__cause__, "response", {}))
         if error_code(error) == "500" and "xml" not in headers.get("content-type", "xml"):
             raise _no_s3(headers) from error
@@ -67,8 +66,8 @@ def _no_s3(headers: Mapping[str, str]) -> OSError:
 
 
 def leave_retries_to_us(filesystem: Any) -> None:
-    """Let retry.py alone try again: s3fs tries 5 times, and botocore below it 5 times each, 6 minutes of a hung server,
-    which no deadline sees."""
+    """Let retry.py alone try again."""
+    # s3fs tries 5 times, and botocore below it 5 times each: 6 minutes of a hung server, which no deadline sees.
     filesystem.retries = 1
     filesystem.config_kwargs = {"retries": {"total_max_attempts": 1}, **filesystem.config_kwargs}
 

@@ -20,7 +20,7 @@ _ALONE = re.compile(r"[a-z]+")  # what fsspec takes for a protocol in a chain, t
 
 
 class Refusal(NamedTuple):
-    """Why no storage can be opened. what  was given, without credentials; advice  what to do next"""
+    """Why no storage can be opened; what: was given, without credentials; advice: what to do next."""
 
     what: str
     found: str
@@ -38,8 +38,10 @@ class Refusal(NamedTuple):
 
 
 def refusal(url: object, options: Mapping[str, Any] | None = None) -> Refusal | None:
-    """Return why no storage can be opened at this URL; None: one can. Loads nothing for a folder, and no package that
-    is not fsspec's own: s3fs takes half a second."""
+    """Return why no storage can be opened at this URL; None: one can.
+
+    Loads nothing for a folder, and no package that is not fsspec's own: s3fs takes half a second.
+    """
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else url
     if not isinstance(text, str):
         return _cannot(f"url={text!r:.60}", f"it is of type {type(text).__name__}", "give it as text, or as a Path")
@@ -75,8 +77,7 @@ def refusal(url: object, options: Mapping[str, Any] | None = None) -> Refusal | 
 
 
 def unknown_protocol(url: str) -> str | None:
-    """Return the first in this URL with a protocol, or chain of such, that fsspec does not know. Loads no other
-    package."""
+    """Return the first protocol in this URL, or chain of such, that fsspec does not know. Loads no other package."""
     known = _known()
     return next((name for name in _protocols(url) if name not in known), None)
 

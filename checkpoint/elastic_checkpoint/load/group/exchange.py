@@ -130,8 +130,8 @@ class _Round:
     def pass_on(
         self, number: int, sends: list[tuple[Run, list[int]]], data: bytes | None, coming: list[tuple[int, Run]]
     ) -> None:
-        """Send this rank's run, and fill in those that come. All sends begin at once, so what is received is always on
-        its way, in whatever order ranks look for it."""
+        """Send this rank's run, and fill in those that come."""
+        # All sends begin at once, so what is received is always on its way, in whatever order ranks look for it.
         under_way: list[Sent] = []
         for run, ranks in sends:
             assert data is not None, "all ranks would have stopped"

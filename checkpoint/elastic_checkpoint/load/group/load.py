@@ -109,7 +109,7 @@ class _Candidates:
 
 
 def _from_rank_0(channel: RankChannel, id: CommitId, candidates: _Candidates, size: int) -> Manifest:
-    """Return the manifest that rank 0 has read, on all ranks. size  of it on its way"""
+    """Return the manifest that rank 0 has read, on all ranks; size: of it on its way."""
     data = torch.empty(size, dtype=torch.uint8)
     if candidates.manifest is not None:
         data.numpy()[:] = np.frombuffer(candidates.packed, np.uint8)
@@ -120,8 +120,7 @@ def _from_rank_0(channel: RankChannel, id: CommitId, candidates: _Candidates, si
 
 
 def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest, rules: LoadRules) -> Skipped | str:
-    """Load this checkpoint on all ranks, or say to all of them what is damaged. Returns what was left alone, or the
-    damage."""
+    """Load this checkpoint on all ranks, and return what was left alone; or tell all of damage, and return that."""
     id = manifest.id
     mine: Message | BaseException
     try:
@@ -191,10 +190,10 @@ def _empty(stored: StoredTensor) -> torch.Tensor:
 def _wants(
     channel: RankChannel, state: Tree, manifest: Manifest, rules: LoadRules
 ) -> tuple[list[str], dict[str, torch.Tensor], bool]:
-    """Return the tensors that this rank loads; those of which it wants no more than its part of a DTensor, each with
-    that DTensor; and whether they fit is seen in their values only.
+    """Return which tensors this rank loads, which of these only by its part of a DTensor, and if values must tell.
 
-    Raises `StateMismatch` where the checkpoint is of another state, `CorruptCheckpoint` where it is none of ours.
+    Those in part come each with that DTensor. The last: whether they fit is seen in their values only. Raises
+    `StateMismatch` where the checkpoint is of another state, `CorruptCheckpoint` where it is none of ours.
     """
     empty = {name: _empty(stored) for name, stored in manifest.tensors.items()}
     names = {id(tensor): name for name, tensor in empty.items()}
@@ -236,8 +235,7 @@ def _first_damage(said: list[Message]) -> list[Message]:
 
 
 def _assign_reads(said: list[Message], manifest: Manifest) -> list[Message]:
-    """Return who reads what, and for whom: each run one of those who want it, whoever has the fewest bytes to read so
-    far. On rank 0."""
+    """Return who reads what, and for whom, on rank 0: each run whoever of those who want it has fewest bytes so far."""
     damaged = _first_damage(said)
     if damaged[0]["damage"] is not None:
         return damaged

@@ -30,7 +30,7 @@ class Wanted:
     """
 
     def __init__(self, manifest: Manifest, names: Collection[str], sharded: dict[str, torch.Tensor]) -> None:
-        """sharded  name -> the DTensor of which this rank's part is wanted; all other names are wanted whole"""
+        """Take what is wanted; sharded: name -> the DTensor of which this rank's part is, while others are whole."""
         self.tensors: dict[str, torch.Tensor] = {}
         self._waiting: dict[Chunk, list[_Transfer]] = {}
         self._manifest = manifest
@@ -73,7 +73,8 @@ class _Transfer:
     def __init__(
         self, object: int, start: int, whole: Sequence[int], offsets: Sequence[int], into: torch.Tensor
     ) -> None:
-        """
+        """Transfer a part of a piece.
+
         start, whole  of the piece: where in the object it begins, and its sizes
         offsets       where in the piece the part begins
         into          of the part's sizes, a view of the tensor that is filled
@@ -91,7 +92,7 @@ class _Transfer:
         self._missing = self.bytes
 
     def fill(self, begins: int, source: NDArray[np.uint8]) -> None:
-        """begins  where in the object the source's bytes lie"""
+        """Fill the part from these bytes; begins: where in the object they lie."""
         if self._memory is None:
             self._memory = np.empty(self.bytes, np.uint8)
         first, end = max(self.start, begins), min(self.start + self.bytes, begins + len(source))

@@ -41,7 +41,7 @@ from elastic_checkpoint.save.ranks import Asked, Decide, Say
 
 @dataclass(frozen=True)
 class Sameness:
-    """What may differ between the ranks, by the checkpointer's arguments. trusted  that no tensor does, unseen"""
+    """What may differ between the ranks, by the checkpointer's arguments; trusted: that no tensor does, unseen."""
 
     per_rank: Patterns
     rank0: Patterns

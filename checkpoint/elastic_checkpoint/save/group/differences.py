@@ -39,7 +39,7 @@ class Replica:
     def __init__(
         self, document: Document, tensors: dict[str, torch.Tensor], marks: Marks, *, ranks: int, trusted: bool
     ) -> None:
-        """trusted  no tensor is hashed"""
+        """Take this rank's tensors; trusted: no tensor is hashed."""
         self._document, self._marks, self._trusted = document, marks, trusted
         alike = {n: t for n, t in tensors.items() if not is_sharded(t) and n not in marks.own_tensors}
         self._buffers = {n: alike[n] for n in alike if n in marks.buffers}
@@ -122,9 +122,10 @@ def compare(said: Sequence[Message]) -> None:
 
 
 def held_twice(tensors: dict[str, torch.Tensor], ranks: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Return what tells one part of DTensors from others -> this rank's parts by the tensors' names, where others of so
-    many ranks hold the same. Ranks at one coordinate of meshes of one shape hold the same boxes, also if they are
-    two."""
+    """Return what tells one part of DTensors from others -> this rank's parts by name, where others hold the same.
+
+    Ranks at one coordinate of meshes of one shape hold the same boxes, also if they are two.
+    """
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if not is_sharded(tensor):

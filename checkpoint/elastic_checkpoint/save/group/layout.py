@@ -195,8 +195,7 @@ def whole(parts: Sequence[Boxes], tensors: dict[str, torch.Tensor], shard_bytes:
 
 
 def layout(part: Held, holding: Holding, tensors: dict[str, torch.Tensor], shard_bytes: int) -> Layout:
-    """Return this rank's objects, the same as `whole` plans for it. part: rank 0's answer, with the boxes that it
-    writes"""
+    """Return this rank's objects, the same as `whole` plans for it; part: rank 0's answer, with the boxes it writes."""
     boxes: Boxes = part["boxes"]
     shards = tuple(
         replace(
@@ -222,8 +221,7 @@ class _Item(WriteItem):
 
 
 def _write_items(held: Held) -> list[WriteItem]:
-    """Return the items in the order in which the planner deals them: rank 0's own first, for the rest makes up for
-    them; then replicated boxes, the largest before the others."""
+    """Return the items as the planner deals them: rank 0's own, then replicated boxes, each the largest first."""
     items: list[WriteItem] = []
     for name, (dtype, shape, _, boxes) in held.items():
         for offsets, sizes in boxes:

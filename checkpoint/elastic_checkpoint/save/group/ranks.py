@@ -59,8 +59,7 @@ class GroupRanks:
         return why
 
     def write(self, storage: Storage, save: Save) -> None:
-        """Write this rank's objects; rank 0 commits. Where rank 0 goes right after it had committed, the others' error
-        says so."""
+        """Write this rank's objects; rank 0 commits. If rank 0 then goes right away, the others' error says so."""
         mine: Message | BaseException
         try:
             objects = write_all(storage, save.commit.id, save.plan, save.tensors, first=save.first)

@@ -46,8 +46,7 @@ def _devices(tensors: list[torch.Tensor]) -> list[torch.device]:
 
 
 def _buffer(tensor: torch.Tensor) -> Buffer:
-    """Return the tensor's memory, in whatever order of its axes it lies there: the document of the state holds that
-    one."""
+    """Return the tensor's memory, with its axes as they lie there: the document of the state holds their order."""
     if not tensor.numel():
         return b""
     dense = tensor.is_contiguous() or is_dense(tuple(tensor.shape), tensor.stride())
