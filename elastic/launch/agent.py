@@ -393,6 +393,7 @@ class Agent:
     # watching
 
     def _tick(self, now_s: float) -> None:
+        """Look at everything that no event tells of: ended processes, silent ones, deadlines, output."""
         self._reap()
         self._hub.tick(now_s)
         self._starter.tick(now_s)

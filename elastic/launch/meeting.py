@@ -373,6 +373,7 @@ class _Meets:
         return self._silent is not None and time.monotonic() - self._silent[1] < MOVING_S
 
     def _joins(self, connected: socket.socket | None, nonce: str, kept: tuple[Any, ...] = ()) -> Meeting:
+        """Return the meeting of a node that joins; connected: to the hub, None: it is here, or lost."""
         return Meeting(
             listener=self._listener,
             connected=connected,
@@ -447,6 +448,7 @@ class _Meets:
         return self._hubs.unreachable(title) + (self._by_url.hubs.unreachable(title) if self._by_url else "")
 
     def _no_store(self, failures: Mapping[str, object]) -> NodesMissing:
+        """Return the error for a deadline without a store, with what was tried."""
         tried = "; ".join(f"{endpoint or 'localhost'}: {why}" for endpoint, why in failures.items())
         where = ", ".join(self._endpoints.hosts) or f"the places that are written at {self._endpoints.url}"
         if here := ", ".join(host or "localhost" for host in self._endpoints.hosts if is_here(host)):
@@ -492,6 +494,7 @@ class _Meets:
         )
 
     def _did_not_meet(self, where: str, backend: Any, error: Exception | None) -> NodesMissing:
+        """Return the error for a round that was not completed, with who came."""
         return NodesMissing(
             f"the nodes of run {self._run_id!r} did not meet within {self._within_s:.0f} s at {where}\n"
             f"  found     {named(participants(backend))}, and at least {self._nodes_min} are needed\n"

@@ -89,7 +89,7 @@ class Beacon:
     """Listens until `close()`, or until this process ends; a daemon thread answers, with `nonce`."""
 
     def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
-        """ports: to listen on one of them; None: on any. Raises OSError where no socket can be opened."""
+        """Listen on one of these ports; None: on any. Raises OSError where no socket can be opened."""
         self.nonce, self._by_tls = nonce, secret_of_run() is not None
         self._line = encode({"nonce": nonce, "job": job})
         self._listener = Listener("checkpoint-beacon", self._answer, backlog=16, ports=ports)

@@ -64,7 +64,7 @@ class ObstoreStorage:
     """`Storage` at an s3:// URL."""
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
-        """Nothing is contacted. Raises `CheckpointError` where this URL or these options are not for obstore."""
+        """Contact nothing yet. Raises `CheckpointError` where this URL or these options are not for obstore."""
         self._full_url = url
         self._s3fs = FsspecStorage(url, options)
         self._bucket, self._prefix, self._config = _translated(url, options)

@@ -188,6 +188,7 @@ class HubLink:
             self._serving.settle()
 
     def tick(self, now_s: float) -> None:
+        """Do what is due with whichever hub there is: serve, ping, wait for a place, or seek."""
         held_up = now_s - self._ticked_s > HELD_UP_S
         self._ticked_s = now_s
         self._port.tick(now_s)
@@ -205,6 +206,7 @@ class HubLink:
             self._seeker.look()
 
     def close(self) -> None:
+        """Close all connections; a hub that is here takes its announcement back."""
         self._run_ended = True
         self._seeker.close()
         self._other_search.stop()

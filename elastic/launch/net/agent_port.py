@@ -166,6 +166,7 @@ class AgentPort:
         self.meets(connection, host)
 
     def _tell_refused(self, host: str, why: str) -> None:
+        """Say to people, for the first REFUSALS_SHOWN hosts, why a process there is refused."""
         if host not in self._refused and len(self._refused) < REFUSALS_SHOWN:
             self._refused.add(host)
             last = "; of other hosts nothing more is said" if len(self._refused) == REFUSALS_SHOWN else ""

@@ -31,6 +31,7 @@ class Hints:
                 self._tell(hint, worker)
 
     def withdrawn(self, hint: Notice) -> None:
+        """Forget a hint that holds no more."""
         self._in_force.pop(_known_as(hint), None)
         self._sent_to.pop(_known_as(hint), None)
 

@@ -131,6 +131,7 @@ class NodeMetrics:
         self._notices.labels(kind, source).inc()
 
     def tick(self, now_s: float, *, workers: int, leaves: bool) -> None:
+        """Take what the agent's loop knows at each of its turns; /healthz goes by when that was."""
         self._turned_s, self._leaves = now_s, leaves
         self._workers.set(workers)
 

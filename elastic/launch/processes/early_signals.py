@@ -72,6 +72,7 @@ class EarlySignals:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _keep(self, number: int, _frame: FrameType | None) -> None:
+        """Keep a signal, and give up what is interruptible."""
         self._arrived.append(number)
         if self._interrupts:
             self._raise_if_arrived()

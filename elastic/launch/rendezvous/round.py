@@ -44,6 +44,7 @@ class Refusals:
         return bytes(self._store.get(self._key)[:_REFUSED_BYTES_MAX]) if self._store.check([self._key]) else b""
 
     def leave(self, address: str) -> None:
+        """Write the address of this node, which was refused, for those who wait."""
         with contextlib.suppress(DistError):
             self._store.set(self._key, address)
 

@@ -84,6 +84,7 @@ class Dying:
         return self._pids.values()
 
     def begins(self, local_rank: int, pid: int) -> None:
+        """Take a worker whose end has begun."""
         self._pids[local_rank] = pid
 
     def is_to_wait(self, local_rank: int) -> bool:

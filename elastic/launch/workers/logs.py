@@ -56,6 +56,7 @@ class Streams:
     tails: list[Tail] = field(default_factory=list)
 
     def given(self) -> None:
+        """Close the descriptors here that the worker has now."""
         for fd in self.fds.values():
             os.close(fd)
         self.fds = {}

@@ -130,6 +130,7 @@ class NodeWorker:
         self.channel.say(as_message(said))
 
     def terminate(self) -> None:
+        """Send it SIGTERM, and SIGKILL TERM_S later; from here on its end is expected."""
         self.expected = True
         if self.pid:
             os.kill(self.pid, signal.SIGTERM)  # not reaped yet, so still this process

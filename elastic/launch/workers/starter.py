@@ -178,6 +178,7 @@ class Starter:
         self.loop.register(ours, selectors.EVENT_READ, self._hear)
 
     def _fork_warm(self, its: socket.socket) -> int:
+        """Fork the warm process from this one, and return its pid."""
         sys.stdout.flush()  # or what is buffered would be printed by both
         sys.stderr.flush()
         pid = early_signals.fork()
@@ -187,6 +188,7 @@ class Starter:
         return pid
 
     def _spawn_warm(self, its: socket.socket) -> int:
+        """Start the warm process as a fresh interpreter, and return its pid."""
         process = subprocess.Popen(
             [sys.executable, "-m", "elastic.launch.warm.process", str(its.fileno()), "-1", *self._script.command()],
             env=self._env,

@@ -86,6 +86,7 @@ class WorkerWatch:
         return watched.stuck
 
     def tick(self, now_s: float) -> None:
+        """Kill those that are still stuck after their stacks were printed, and look at all every _LOOK_S."""
         for watched in self._watched.values():
             if watched.dump is not None and now_s >= watched.dump.by_s:
                 self._kill_if_still_hung(now_s, watched, watched.dump)
