@@ -222,7 +222,7 @@ def is_launchers_child(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether a launcher has started workers beside this one, or may."""
+    """Return whether a launcher has started workers beside this one, or may start some."""
     env = os.environ if environ is None else environ
     # `elastic run` tells of its own node's workers alone
     workers = int(env.get("WORLD_SIZE") or env.get("LOCAL_WORLD_SIZE") or "1")

@@ -95,7 +95,7 @@ class _Fork:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
 
     def end_in_child(self) -> None:
-        """Close the parent's pipes, and have the child stay where its parent sees to a signal."""
+        """Close the parent's pipes; have the child stay at the signals that its parent sees to."""
         if pipes := [*_pipes]:
             parents = heard.leave()
             for pipe in reversed(pipes):  # newest first, so that each gives back what was there before it

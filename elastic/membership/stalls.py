@@ -58,6 +58,7 @@ class Sighting(Facts):
 
     @property
     def waits(self) -> bool:
+        """Return whether it waits for others, so that it cannot be the one that hangs."""
         return self.phase not in LIMITED
 
     @property

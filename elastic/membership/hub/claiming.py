@@ -56,7 +56,7 @@ class Claiming:
         self._storage_said: str | None = None  # of why it could not be asked, people know
 
     def look(self, now_s: float) -> None:
-        """See who gives signs of life in the storage, whenever something was heard, or time goes by."""
+        """Bring up to date who gives signs of life, whenever something was heard, or time goes by."""
         going_on, workers = self._going_on, self._workers
         view = going_on.known_view(workers.generation, workers.nodes)
         self._signs.look(now_s, number_of(going_on.claim), view, departed=going_on.departed)
@@ -141,7 +141,7 @@ class Claiming:
         return bool(self._workers.running()) and number_of(self._going_on.claim) != self._workers.claim
 
     def _lost_to(self, said: Claimed) -> list[str]:
-        """Leave the claim to others; return the nodes here that it does not name, if it names some of this side."""
+        """Note that others have the next claim; return nodes here that it does not name, where it names some."""
         assert said.claim is not None
         # those of this side that it names may ask again, for nobody goes on without them; from others it has moved on
         may_ask = self._going_on.lost_to(said.worker, said.claim)

@@ -64,7 +64,7 @@ class HangWatch:
         self._sightings.pop(worker, None)
 
     def look(self, now_s: float, members: Sequence[str], *, ending: bool) -> Iterator[Finding]:
-        """Yield what is to be done by the newest sightings. members: of the present view; ending: the run ends."""
+        """Yield what is to be done by the newest sightings. members: of the view; ending: the run is to end."""
         recent = {
             id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
             for id, (at_s, one) in self._sightings.items()
@@ -86,7 +86,7 @@ class HangWatch:
             yield from self._note_stall(now_s, None, ending=ending)
 
     def _just_stalled(self, now_s: float, sighting: Sighting) -> bool:
-        """Return whether all stood still at this place so lately that the worker has its time anew."""
+        """Return whether a stall at this place was over so lately that the worker's time begins anew."""
         if self._stalled is None or self._stalled[0] != sighting.at:
             return False
         return now_s - self._stalled[1] <= sighting.limit_s

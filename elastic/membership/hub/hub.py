@@ -119,7 +119,7 @@ class Hub:
         self._know_nothing(Takeover(takes_over))
 
     def _know_nothing(self, takeover: Takeover, endings: Endings | None = None) -> None:
-        """Forget all but who is here, for the run that comes. endings: where it is one that there was already."""
+        """Forget all but who is here, for the run that comes. endings: kept where it is the same run once more."""
         nodes, workers, out, beacon, wait_s = self._nodes, self._workers, self._out, self._beacon, self._below_min_s
         self._takeover = takeover
         self._end = end = RunEnd(self._ending_s)
@@ -146,7 +146,7 @@ class Hub:
         return self._workers.generation
 
     def receive(self, now_s: float, node: str, message: Message) -> list[Order]:
-        """Hear a message; return what follows from it and from those before. Raises as `hear` and `parse` do."""
+        """Hear a message; return the orders that follow from all that was heard. Raises as `hear` and `parse` do."""
         self.hear(now_s, node, parse(TO_HUB, message))
         return self.follows(now_s)
 
@@ -162,7 +162,7 @@ class Hub:
             self._heard(now_s, node, said)
 
     def _heard(self, now_s: float, node: str, said: ToHub) -> None:
-        """Hand what is said to whom it concerns."""
+        """Hand a message to the part of this hub that it concerns."""
         match said:
             case Started():
                 self._on_started(now_s, node, said)
@@ -205,7 +205,7 @@ class Hub:
                 self._on_exited(now_s, said)
 
     def lost(self, now_s: float, node: str, *, dead: bool = True) -> list[Order]:
-        """Note the loss of a node, as `loses` does, and return what follows."""
+        """Note the loss of a node, as `loses` does, and return the orders that follow."""
         self.loses(node, dead=dead)
         return self.follows(now_s)
 
@@ -238,7 +238,7 @@ class Hub:
                 self._forget_worker(worker)
 
     def without(self, now_s: float, node: str, *, departed: bool) -> list[Order]:
-        """Wait no more for a node, and return what follows. departed: it has said that it goes."""
+        """Wait no more for a node, and return the orders that follow. departed: it has said that it goes."""
         if departed:
             self._going_on.departs(node)
         return self.lost(now_s, node, dead=False)
@@ -269,7 +269,7 @@ class Hub:
         return sorted(self._going_on.missing(self._nodes))
 
     def tick(self, now_s: float) -> list[Order]:
-        """Return what follows from time alone."""
+        """Return the orders that follow from time alone."""
         return self.follows(now_s)
 
     # nodes and workers
@@ -281,6 +281,7 @@ class Hub:
             self._forget(node)
 
     def _forget(self, node: str) -> None:
+        """Drop a node that has no part in the run any more, with its workers."""
         self._nodes.goes(node)
         self._replacements.forget(node)
         for worker in self._workers.of(node):
@@ -310,6 +311,7 @@ class Hub:
             self._workers.claim, self._begun_elsewhere = number_of(said.claim), False
 
     def _on_sighted(self, now_s: float, node: str, said: Sighted) -> None:
+        """Note what an agent has seen of its workers, and do what the watch for hangs finds by it."""
         self._hangs.saw(now_s, [one for one in said.workers if self._workers.is_of(node, one.worker)])
         members = [worker.id for worker in self._workers.members()]
         self._act_on(now_s, self._hangs.look(now_s, members, ending=self._end.why is not None))
@@ -339,7 +341,7 @@ class Hub:
     # what follows
 
     def follows(self, now_s: float) -> list[Order]:
-        """Decide what follows from all that was heard, and return it."""
+        """Decide what follows from all that was heard, and return the orders."""
         self._takeover.begin(now_s)
         if self._admission.next_hub is not None:
             return [order for order in self._out.take() if order.worker is None]  # nothing is decided any more
@@ -418,7 +420,7 @@ class Hub:
         return not self._reports.awaits_others(now_s) and self._claiming.may_go_on(now_s, self._next_generation)
 
     def _chosen(self, survivors: Sequence[Worker], newcomers: Sequence[Worker]) -> list[Worker]:
-        """Return the workers of the next view, in rank order."""
+        """Return the workers of the next view in rank order, as next_view.py has it."""
         holders = [worker for worker in survivors if worker.has_a_step]
         if holders and len(holders) < len(survivors):
             # who had not received the state from the others before the last view broke is a newcomer

@@ -88,6 +88,7 @@ class Joining:
             self._compare(worker)
 
     def _ready_for(self, place: Place) -> list[Worker]:
+        """Return the workers that wait to join the past, the present or the next run."""
         ready = (worker for worker in self._workers if worker.status == WorkerStatus.READY)
         return [worker for worker in ready if self._runs.place(worker.runs) is place]
 

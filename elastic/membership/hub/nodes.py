@@ -92,7 +92,7 @@ class Nodes:
         return [*met, *(one for one in self.listening() if one not in met)]
 
     def next_hub(self) -> HubIs:
-        """Return where the oldest node listens that does; where none does, the hub is to be looked for."""
+        """Return where the oldest node that listens does; no address if none: the hub is to be looked for."""
         listening = self.listening()
         return HubIs(address=listening[0][1], port=listening[0][2]) if listening else HubIs()
 
@@ -111,4 +111,5 @@ class Nodes:
 
     @property
     def awaits_workers(self) -> bool:
+        """Return whether workers were ordered that have not been started yet."""
         return bool(self._awaited)

@@ -29,7 +29,7 @@ class Outbox:
         self.say_all([worker], said)
 
     def say_all(self, workers: Iterable[Worker], said: ToWorker) -> None:
-        """Say this to each of these workers."""
+        """Add one message to each of these workers."""
         message = as_message(said)  # one, shared: orders of a node travel together (launch/hub/server.py)
         self._orders += [Order(worker.node, worker.id, message) for worker in workers]
 
@@ -41,10 +41,10 @@ class Outbox:
         self._orders += [Order(node, None, message) for node in nodes]
 
     def tell_people(self, text: str) -> None:
-        """Have this printed by the agent of the node that has been here for longest."""
+        """Have a line printed for people, by the agent of the node that has been here for longest."""
         self.tell(next(iter(self._nodes)), Status(text=text))
 
     def take(self) -> list[Order]:
-        """Return the orders, of which none are left here."""
+        """Return all orders, and keep none."""
         orders, self._orders = self._orders, []
         return orders

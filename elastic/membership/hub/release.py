@@ -53,7 +53,7 @@ class Release:
             self._ask_to_save(parting.saves, waits=True)
 
     def at_the_end(self) -> None:
-        """Release all. What could be saved is saved."""
+        """Release all that wait, as safe where what they hold is saved: what could be is by now."""
         leavers = self._workers.leavers()
         self._release([worker.id for worker in leavers if worker.step <= self._end.saved], safe=True)
         self._release([worker.id for worker in leavers if worker.step > self._end.saved], safe=False)

@@ -56,7 +56,7 @@ class Reports:
         self._learned: NewView | None = None  # that all nodes report, as one object
 
     def may_come_back(self, node: str, report: NodeReport) -> bool:
-        """Return whether what a node's workers are in is what the others are in, too."""
+        """Return whether a node may come with its workers: the run has not gone on without them."""
         generation = self._workers.generation
         if self._takeover.is_one and generation == 0:
             return True

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 
 class Place(Enum):
-    """The place of the run that a worker is ready for; one that is none of the script's is told by its identity."""
+    """Where the run stands that a worker is ready for; one that is none of the script's so far is PRESENT."""
 
     PRESENT, PAST, NEXT = auto(), auto(), auto()
 
@@ -41,4 +41,5 @@ class Runs:
 
 
 def newest_of(runs: Sequence[str]) -> str:
+    """Return the run that a worker with these runs is ready for; "" where it names none."""
     return runs[-1] if runs else ""

@@ -66,7 +66,7 @@ class Takeover:
         return self._expected - self._not_awaited if fresh or self._since_s is None else set()
 
     def waits(self, now_s: float, here: Collection[str], *, knows_a_view: bool) -> bool:
-        """Return whether nothing is decided yet, as others may come who know of a view."""
+        """Return whether nothing is decided yet: expected nodes may come, or any that know a view."""
         if not self.is_one or self._since_s is None:
             return False
         since_s = now_s - self._since_s

@@ -73,7 +73,7 @@ class Worker:
         return self.step >= 0
 
     def knows(self, said: Ready) -> bool:
-        """Return whether it has been heard: of a worker that is in a view, whatever it accepts."""
+        """Return whether this was heard before; of a worker that is in a view, whatever it accepts."""
         if list(said.runs) != list(self.runs):
             return False
         waits = self.status is WorkerStatus.READY and said.accepted == self.accepted

@@ -43,7 +43,7 @@ _NOTHING: Rows = []
 
 
 class ListUnknown(WireError):
-    """It travelled as what differs from a list that is not known here."""
+    """Raised for a list that travelled as what differs from one that is not known here."""
 
 
 class KnownLists:
@@ -140,12 +140,12 @@ class KnownLists:
         return self._views[key]
 
     def _pack_known(self, known: Message) -> Message:
-        """Name a known view's nodes by their hash, if that is known."""
+        """Return a known view with the hash of its nodes, where that list is kept here; else as it is."""
         name = _hash(known["nodes"])
         return {**known, "nodes": name} if name in self._lists[_NODES] else known
 
     def _unpack_known(self, known: Any) -> Any:
-        """Put in a known view's nodes, where they go by their hash. Raises ListUnknown."""
+        """Return a known view with its nodes, which may go by their hash. Raises ListUnknown."""
         if not isinstance(known, Mapping) or not isinstance(nodes := known.get("nodes"), str):
             return known
         if nodes not in self._lists[_NODES]:
@@ -204,7 +204,7 @@ def _hash(rows: Rows) -> str:
 
 
 def _with_entries_deflated(message: Message) -> Message:
-    """Deflate the entries of a board's message, if they are long; return any other as it is."""
+    """Return a board's message with its entries deflated, if they are long; any other as it is."""
     if message["say"] != _BOARD or len(encoded := _encoded(message["entries"])) <= _LONG_BYTES:
         return message
     rest = {name: value for name, value in message.items() if name != "entries"}
@@ -212,7 +212,7 @@ def _with_entries_deflated(message: Message) -> Message:
 
 
 def _with_entries(message: Message) -> Message:
-    """Put the entries of a board's message in again. Raises WireError."""
+    """Return a board's message with its entries inflated. Raises WireError."""
     rest = {name: value for name, value in message.items() if name != "deflated"}
     try:
         return {**rest, "entries": _inflate(message["deflated"])}

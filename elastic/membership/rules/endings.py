@@ -58,12 +58,12 @@ class Ended:
 
 
 def what_failed(said: Exited, failed: Failed | None) -> str:
-    """Return what failed, see Failure; failed: what the worker said of it."""
+    """Return what a repetition of the failure is known by; failed: what the worker said of it."""
     return failed.error if failed else "hang" if said.hung else said.signal or f"exit status {said.code}"
 
 
 def ended(said: Exited, failed: Failed | None, *, slot: Slot, lived_s: float) -> Ended:
-    """Return how a worker has ended that was not to."""
+    """Return the Ended of a worker that was not to end."""
     return Ended(
         worker=said.worker,
         slot=slot,
@@ -147,7 +147,7 @@ class Endings:
         return Replace(0.0) if bug is None else Bug(bug, ended.what)
 
     def _wrong_in(self, now_s: float, ended: Ended, kind: str) -> Replace | Bug:
-        """Return what follows where a worker's bits are not those of the others."""
+        """Return Replace, or why it is a bug, for a worker whose bits are not those of the others."""
         self._wrong = [one for one in self._wrong if now_s - one[0] <= self._window_s]
         self._wrong.append((now_s, ended.slot, kind))
         times = Counter(slot for _, slot, _ in self._wrong)
@@ -160,7 +160,7 @@ class Endings:
         return Replace(0.0)
 
     def _killed(self, ended: Ended) -> Replace | Bug:
-        """Return what follows where a worker was killed from outside."""
+        """Return Replace, or why it is a bug, for a worker that was killed from outside."""
         follows = self._kills.killed(
             ended.slot,
             step=ended.step,

@@ -35,7 +35,7 @@ class EndedBefore(Facts):
     at_s: Float
 
     def at(self, node: str) -> Ended:
-        """Return it for the hub, as that of a worker on this node."""
+        """Return it for the hub, as the end of a worker on this node."""
         facts = {name: value for name, value in asdict(self).items() if name not in ("local_rank", "at_s")}
         return Ended(slot=(node, self.local_rank), **facts)
 

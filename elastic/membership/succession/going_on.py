@@ -154,7 +154,7 @@ class GoingOn:
         self._unanswered -= report.workers.keys() - report.asked  # they have told another hub
 
     def missing(self, present: Collection[str]) -> frozenset[str]:
-        """Return who may be going on elsewhere, while nobody may here."""
+        """Return the nodes that may be going on elsewhere, while this side may not."""
         found = self._may_go_on(present, present)
         return frozenset() if isinstance(found, GoOn) else self.nodes - set(present) - self._departed
 
@@ -377,6 +377,7 @@ class GoingOn:
     def _may_go_on(
         self, present: Collection[str], knowing: Collection[str], *, signs: bool = True
     ) -> GoOn | NeedsClaim | Stay:
+        """Return what succession.py says of a side with these nodes, by all that is known here."""
         gone = {"departed": self._departed, "dead": self._dead, "refusing": self._refusing}
         return may_go_on(self._known, present=present, knowing=knowing, signs=signs, **gone)
 
@@ -410,6 +411,6 @@ def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _name_of(claim: Mapping[str, Any]) -> _Name:
-    """Return what no claim of another folder has."""
+    """Return a name of the claim that no claim of another folder has."""
     # folders count alike, and an agent's beacon gives all claims of its life one nonce
     return tuple(str(claim.get(key)) for key in ("claim", "nonce", "taken_at"))

@@ -212,10 +212,12 @@ class NodeReport:
             raise WireError(f"no report of a node: {wrong}") from wrong
 
     def _met(self, generation: int) -> None:
+        """Note that the newest view has met, if it is the one of this generation: older ones are over."""
         if self.known and self.known[-1].generation == generation:
             self.known = (replace(self.known[-1], met=True),)
 
     def _witness(self, claim: dict[str, Any], *, agreed: bool) -> None:
+        """Note the run's claim, and that a majority is needed as long as not all nodes know of it."""
         self.claim = claim
         self.known = tuple(replace(one, claim=number_of(claim), counted=not agreed) for one in self.known)
 

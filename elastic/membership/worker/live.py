@@ -269,6 +269,7 @@ class Live:
                 self._asked = 0
 
     def finished(self, *, step: int) -> None:
+        """Say that this worker has come to the run's end."""
         self._say(Finished(worker=ME, step=step))
 
     def status(self, status: Message) -> None:
@@ -346,7 +347,7 @@ class Live:
                     )
 
     def _say_again(self) -> None:
-        """Repeat the word that the hub waits for as long as this worker lives; twice it is once."""
+        """Repeat the word that the hub waits for: it must not be lost, and twice it is once."""
         said = self._waits_for_view
         if said is not None and select.select([], [self._socket], [], 0)[1]:
             self._say(said)
@@ -436,6 +437,7 @@ class Live:
         faulthandler.dump_traceback_later(ORPHAN_S, exit=True)  # a thread of C: it ends what holds Python's lock, too
 
     def _leaves(self, why: str, by_s: float | None) -> None:
+        """Note that this worker is to leave: the first reason stays, and the earliest time."""
         self.leave = self.leave or why
         if by_s is not None:
             self.leave_by_s = by_s if self.leave_by_s is None else min(by_s, self.leave_by_s)

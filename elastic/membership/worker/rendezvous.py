@@ -11,9 +11,7 @@ beside the run's checkpoints:
 torchrun's own store is used for nothing but that address. It outlives a round of workers and keeps the
 keys of the dead one's groups, and its restart count is one agent's and not the job's; a group that is
 formed there may try to reach the dead (half of the jobs that lost a worker never came back: measured,
-torch 2.13). A worker of an older round that comes to a newer store finds its rank taken or the world
-size changed, and looks for another address until its deadline. So does one that finds the address of a rank 0 that
-is gone: the next one writes over it.
+torch 2.13).
 
 Every wait has a deadline, and its error lists the silent ranks.
 """
@@ -167,6 +165,7 @@ def meet(launch: Launch, worker_id: str, *, timeout_s: float, at_url: Callable[[
 
 
 def _meet(launch: Launch, worker_id: str, place: Place | None, deadline: float, timeout_s: float) -> Meeting:
+    """Host the meeting as rank 0, or look for it until the deadline. Raises RendezvousTimeout."""
     if launch.rank == 0:
         return _host(launch, worker_id, place, deadline, timeout_s)
     place = place or _torchruns(launch, deadline)
@@ -226,6 +225,7 @@ def _join(launch: Launch, worker_id: str, deadline: float, place: Place) -> Meet
             if time.monotonic() > deadline:
                 return None
             time.sleep(_POLL_S)
+        # who comes from an older round finds its rank taken or the world size changed, and looks for another address
         same_world = json.loads(store.get("meta"))["world_size"] == launch.world_size
         if not same_world or store.add(f"taken/{launch.rank}", 1) != 1:
             return None
@@ -236,7 +236,7 @@ def _join(launch: Launch, worker_id: str, deadline: float, place: Place) -> Meet
             time.sleep(_POLL_S)
         return Meeting(_view(store, launch.world_size), store)
     except (DistError, OSError):
-        return None  # the host of an older round, gone or going
+        return None  # the host of an older round, gone or going: the next one writes over its address
 
 
 def _torchruns(launch: Launch, deadline: float) -> Place:
