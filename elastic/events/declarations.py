@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from inspect import get_annotations
+from inspect import cleandoc, get_annotations
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -91,7 +91,7 @@ def matches(value: Any, kind: str) -> bool:
 def _declared_in(module: ModuleType) -> Iterator[Declared]:
     for event in vars(module).values():
         if isinstance(event, type) and issubclass(event, TypedEvent) and event not in (TypedEvent, schema.EndOfStretch):
-            yield Declared(event.event_name, (event.__doc__ or "").strip(), tuple(_facts(event)))
+            yield Declared(event.event_name, cleandoc(event.__doc__ or ""), tuple(_facts(event)))
 
 
 def _facts(event: type) -> Iterator[Fact]:

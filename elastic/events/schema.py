@@ -89,8 +89,9 @@ class StepApplied(EndOfStretch):
 
 
 class ExampleLeftOut(TypedEvent):
-    """The dataset raised for an example that this worker was to read for a step, and `on_bad_example="skip"` leaves it
-    out. It counts as left out if the step is applied from this attempt.
+    """The dataset raised for an example that this worker was to read, and `on_bad_example="skip"` leaves it out.
+
+    It counts as left out if the step is applied from this attempt.
     """
 
     step: Annotated[int, "the step's index"]
@@ -103,9 +104,10 @@ class ExampleLeftOut(TypedEvent):
 
 
 class PassedOver(EndOfStretch):
-    """A step was bad, as `on_bad=` has it, and is passed over on this worker: there is no step_applied of it. Where
-    `first` is less than `step`, the run went back to what was saved after `first` steps, and the steps from there on,
-    which had been applied, are passed over, too.
+    """A step was bad, as `on_bad=` has it, and is passed over on this worker: there is no step_applied of it.
+
+    Where `first` is less than `step`, the run went back to what was saved after `first` steps, and the steps from there
+    on, which had been applied, are passed over, too.
     """
 
     step: Annotated[int, "the bad step's index"]
@@ -123,8 +125,9 @@ class PassedOver(EndOfStretch):
 
 
 class NotFinite(TypedEvent):
-    """The coordinator has told of the first step, since it was one, whose loss or gradient is not finite, where no
-    `on_bad=` says what becomes of it: it is applied.
+    """The coordinator has told of the first step, since it was one, whose loss or gradient is not finite.
+
+    No `on_bad=` says what becomes of it: it is applied.
     """
 
     step: Annotated[int, "its index"]
@@ -211,8 +214,9 @@ class SaveFailed(TypedEvent):
 
 
 class SaveOrder(TypedEvent):
-    """All nodes leave while an older save is uploaded, and there is not time for that and for the newest: the
-    coordinator has decided which goes first, by how long each takes as measured.
+    """All nodes leave while an older save is uploaded, and there is not time for that and for the newest.
+
+    The coordinator has decided which goes first, by how long each takes as measured.
     """
 
     step: Annotated[int, "steps applied in the newest"]
@@ -223,8 +227,9 @@ class SaveOrder(TypedEvent):
 
 
 class SaveInterval(TypedEvent):
-    """Under `save_every="auto"`, the coordinator: the interval between saves has become another one. Recorded when it
-    is known, and whenever it differs by a quarter, or for another reason, from the one before.
+    """Under `save_every="auto"`, the coordinator: the interval between saves has become another one.
+
+    Recorded when it is known, and whenever it differs by a quarter, or for another reason, from the one before.
     """
 
     seconds: Annotated[float, "of training between two saves"]
@@ -244,8 +249,9 @@ class Notice(TypedEvent):
 
 
 class AgentLost(TypedEvent):
-    """The worker's agent, its `elastic run`, is gone without a word: it was killed, or failed. The worker leaves as
-    soon as it may, or ends. Nobody has told it to: there is no `notice` of it.
+    """The worker's agent, its `elastic run`, is gone without a word: it was killed, or failed.
+
+    The worker leaves as soon as it may, or ends. Nobody has told it to: there is no `notice` of it.
     """
 
     step: Annotated[int, "steps applied"]
@@ -266,8 +272,9 @@ class Left(EndOfStretch):
 
 
 class CutShort(TypedEvent):
-    """The worker was told to leave, its machine is about to go, and it has not come to a boundary: it ends. What nobody
-    else holds is lost.
+    """The worker was told to leave, its machine is about to go, and it has not come to a boundary: it ends.
+
+    What nobody else holds is lost.
     """
 
     step: Annotated[int, "steps applied"]
@@ -277,8 +284,9 @@ class CutShort(TypedEvent):
 
 
 class CompiledLoaded(TypedEvent):
-    """The worker is about to compile for the first time, and has what the run's storage keeps for its kind of
-    machine.
+    """The worker is about to compile for the first time.
+
+    It has what the run's storage keeps for its kind of machine.
     """
 
     objects: Annotated[int, "how many were loaded"]
@@ -295,8 +303,9 @@ class CompiledKept(TypedEvent):
 
 
 class MovedOn(TypedEvent):
-    """The worker, of a host that was cut off or stood still, hears that the run has gone on without it, and ends. Its
-    `generation` is that of the last view which it knew; nothing that it does counts any more.
+    """The worker, of a host that was cut off or stood still, hears that the run has gone on without it, and ends.
+
+    Its `generation` is that of the last view which it knew; nothing that it does counts any more.
     """
 
     step: Annotated[int, "steps applied"]
