@@ -70,9 +70,10 @@ class Refused(CannotRun):
 
 
 class Drill:
-    """
-    folder  the drill's, made by `run` and removed by it unless it is worth keeping
-    location  both runs live: there, or elsewhere
+    """One drill of a script: its two runs, and what they show.
+
+    folder    the drill's, made by `run` and removed by it unless it is worth keeping
+    location  where both runs live: in the folder, or elsewhere
     this_machine, hosts  what makes the nodes of a run
     """
 
@@ -88,7 +89,10 @@ class Drill:
         self._begun_s = time.monotonic()
 
     def run(self) -> Findings:
-        """Run both, and show and return what was found. Raise CannotRun, ConfigError."""
+        """Run the script without faults and with them, show what was found, and return it.
+
+        Raises CannotRun, ConfigError.
+        """
         options = self._options
         self.location.check()
         worth_keeping = options.keep
@@ -125,6 +129,7 @@ class Drill:
         self._say(f"\n[bold]Drill[/bold] of {escape(script)}: {who}")
 
     def _both_runs(self) -> Findings:
+        """Run the script without faults, then with the plan's, and return what the judge finds in both."""
         options = self._options
         baseline, baseline_events = self._baseline()
         steps = next(event["step"] for event in reversed(baseline_events) if event["event"] == "finished")
@@ -205,7 +210,7 @@ class Drill:
         return verdict, spoilt
 
     def _baseline(self) -> tuple[WatchedRun, list[Event]]:
-        """Run the script without faults, to its end."""
+        """Run the script without faults to its end; return the run and its events. Raises CannotRun, Refused."""
         options = self._options
         workers = options.undisturbed_workers
         self._say(f"\n[bold]Without faults[/bold], {counted(workers, 'worker')}")
@@ -230,7 +235,10 @@ class Drill:
         return cluster, events
 
     def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[WatchedRun, list[Event], list[Violation]]:
-        """Run it with faults, launched as often as they end it. Return also violations that are no matter of events."""
+        """Run the script with faults, launched again whenever they end it.
+
+        Returns the run, its events, and violations that no event shows.
+        """
         self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{_on_nodes(plan)}")
         cluster = self._cluster(FAULTED, workers=plan.workers, plan=plan)
         late: str | None = None
@@ -256,6 +264,7 @@ class Drill:
         return cluster, cluster.cluster.events(), beside
 
     def _cluster(self, name: str, *, workers: int, plan: DrillPlan | None = None) -> WatchedRun:
+        """Return a run that has not started yet, in storage of its own, with the plan's faults if there is one."""
         options = self._options
         url = self.location.url(self.folder, name)
         joins = 0 if plan is None else plan.joining()
@@ -301,7 +310,7 @@ class Drill:
         return WatchedRun(cluster, self._console, plan, hosting)
 
     def _source(self) -> str | None:
-        """Return the script's file."""
+        """Return the path of the script's file; None: its module is not found."""
         if not self._options.module:
             return os.path.abspath(self._options.script)
         sys.path.insert(0, os.getcwd())
@@ -314,6 +323,7 @@ class Drill:
         return spec.origin if spec is not None else None
 
     def _clear_away(self, *, keep: bool) -> None:
+        """End all that still runs; remove the drill's files and storage, unless they are to be kept."""
         for cluster in self._clusters:
             cluster.close()
         for kind in KINDS.values():
@@ -333,13 +343,13 @@ class Drill:
 
 
 def _cross_check(options: Options, plan: DrillPlan | None) -> float | None:
-    """Return how large a part of all shares is checked; None: as the script says."""
+    """Return the part of all shares that two workers pass; None: as the script says."""
     asked = options.cross_check is None and plan is not None and any(fault.checks_shares for fault in plan.faults)
     return 1.0 if asked else options.cross_check
 
 
 def _step_s(events: Sequence[Event]) -> float:
-    """Return the median from one step to the next, of one worker of the run without faults."""
+    """Return the median seconds from one step to the next, of one worker of the run without faults."""
     one = next(event["worker"] for event in events if event["event"] == "step_applied")
     times = [event["t"] for event in events if event["event"] == "step_applied" and event["worker"] == one]
     return max(statistics.median(b - a for a, b in pairwise(times)), 1e-3) if len(times) > 1 else 1.0

@@ -37,7 +37,7 @@ exit status  0 all is the same   1 it is not   2 it could not be run as asked   
 
 
 def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
-    """Return the exit status. See command.main."""
+    """Drill a script with the fixed plan, and return the exit status. See command.main."""
     made = script_parser("elastic check", description=_DESCRIPTION, epilog=_EPILOG)
     made.add_argument("--workers", type=int, default=WORKERS, metavar="N", help=f"(default {WORKERS})")
     made.add_argument("--steps", type=_steps, default=STEPS, metavar="N", help=f"of the run (default {STEPS})")
@@ -53,6 +53,7 @@ def main(argv: Sequence[str], *, drill: type[Drill] | None = None) -> int:
 
 
 def _steps(given: str) -> int:
+    """Return what --steps asks for. Raises ArgumentTypeError below _STEPS_MIN."""
     if not given.isdecimal() or int(given) < _STEPS_MIN:
         raise argparse.ArgumentTypeError(f"expected {_STEPS_MIN} or more; found {given}")
     return int(given)

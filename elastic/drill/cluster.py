@@ -205,28 +205,28 @@ class Cluster:
         self._until(self._held, "hold", within_s)
 
     def let_go(self) -> None:
-        """Let all go on that are held."""
+        """Let all workers go on that a Hold has stopped."""
         for index in self._held():
             self.drill.let_go(index).touch()
 
     def pids(self) -> list[int]:
-        """Return those of the launchers, in the order in which they were started."""
+        """Return the process ids of the launchers, in the order in which they were started."""
         return [launcher.pid for launcher in self._launchers]
 
     def pid(self, worker: str) -> int:
-        """Return that of the worker that has this id, if it still runs; else 0."""
+        """Return the process id of the worker that has this id, if it still runs; else 0."""
         pid = self._hosting.pid(worker)
         return pid if pid and self.drill.alive([pid]) else 0
 
     def abandon(self, launcher: Node) -> bool:
-        """Kill a launcher, which is no part of this launch any more. Return False if it was none."""
+        """Kill a launcher, which is no part of this launch any more. Return False if it was none of its launchers."""
         if found := launcher in self._launchers:
             launcher.kill()
             self._launchers.remove(launcher)
         return found
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Return those of the launchers of this launch, by pid; None: it runs."""
+        """Return the exit codes of this launch's launchers, by pid; None: it runs."""
         return {launcher.pid: launcher.poll() for launcher in self._launchers}
 
     def send(self, number: signal.Signals) -> None:
@@ -300,13 +300,14 @@ class Cluster:
         return LaunchEnd(self._exit_code(), left_behind)
 
     def _orphans_s(self) -> float:
+        """Return for how many seconds what the launch has started may outlive its launchers."""
         # A worker whose agent was killed has its own time to finish its step: it may hang there, and nobody looks.
         return ORPHANS_S + (ORPHAN_S if any(fault.orphans for fault in self._struck()) else 0.0)
 
     def _left_behind(self) -> list[str]:
-        """Return it in words. A process that was killed may hold its files for a moment longer than it is seen."""
+        """Return, in words, the shared memory and temporary files that the launch has left behind."""
         killed = bool(self.drill.happened())
-        deadline = time.monotonic() + RELEASED_S
+        deadline = time.monotonic() + RELEASED_S  # a killed process may hold its files a moment longer than it is seen
         while (found := self._before.new(self.folder, self._seen, killed=killed)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return found
@@ -329,7 +330,7 @@ class Cluster:
         self.close()
 
     def _until(self, seen: Callable[[], Found | None], what: str, within_s: float) -> Found:
-        """Return what is seen at last. Raise as wait_for does."""
+        """Wait until `seen` finds something, and return that. Raises as wait_for does."""
         self._start_once()
         deadline = time.monotonic() + within_s
         while True:
@@ -351,7 +352,7 @@ class Cluster:
 
     @property
     def evidence(self) -> Path:
-        """The folder with the events/ that the workers write for sure."""
+        """Return the folder whose events/ the workers write for sure."""
         return self.folder if self._apart else local_folder(self.url) or self.folder
 
     def output(self) -> str:
@@ -375,7 +376,7 @@ class Cluster:
 
     @property
     def _apart(self) -> bool:
-        """True if the evidence lies apart from the run."""
+        """Return whether the evidence lies apart from the run."""
         return self._starter.overrides.url is not None or local_folder(self.url) is None
 
     def _add(self, fault: Fault) -> None:
@@ -386,13 +387,16 @@ class Cluster:
         return [self.plan.faults[index] for index in self.drill.happened()]
 
     def _held(self) -> list[int]:
+        """Return the indices of the Holds that have happened and have not been let go."""
         held = [index for index in self.drill.happened() if self.plan.faults[index].holds]
         return [index for index in held if not self.drill.let_go(index).exists()]
 
     def _look(self) -> None:
+        """Let those nodes join whose Join has happened; they count as launchers from now on."""
         self._launchers += self._joining.look(self.plan.faults, self.drill.happened())
 
     def _start_later(self, workers: int | None, called: Path | None) -> Node:
+        """Start a node that joins the launch under way; see NodeStarter.node."""
         return self._starter.node(first=False, workers=workers, called=called)
 
     def _start_once(self) -> None:

@@ -19,7 +19,7 @@ HOLDS, BROKEN, CANNOT = 0, 1, 2
 
 
 def main(argv: Sequence[str], *, drill: type[Drill] | None = None, name: str = "elastic drill") -> int:
-    """Return 0 if every invariant holds, 1 if one is broken, 128 + n if signal n ended it.
+    """Run a drill; return 0 if every invariant holds, 1 if one is broken, 128 + n if signal n ended it.
 
     2: the drill could not be run as asked, or not every fault struck.
 

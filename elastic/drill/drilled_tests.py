@@ -39,12 +39,13 @@ class UndisturbedEnds:
         self._known: dict[str, End] = {}
 
     def get(self, key: str, make: Callable[[], End]) -> End:
-        """Return what `make` returned for that key, here or in another process. Who makes it is waited for."""
+        """Return the end that `make` made for this key, here or in another process, which is waited for."""
         if key not in self._known:
             self._known[key] = make() if self._folder is None else self._shared(self._folder, key, make)
         return self._known[key]
 
     def _shared(self, folder: Path, key: str, make: Callable[[], End]) -> End:
+        """Return the end that another process of the session has written; if none has, make it and write it."""
         path = folder / f"undisturbed-{hashlib.sha256(key.encode()).hexdigest()}"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it for a process that is killed
@@ -59,7 +60,7 @@ class UndisturbedEnds:
 
 
 def sections(runs: Sequence[Remembering], undisturbed: Sequence[End], script: Path) -> list[tuple[str, str]]:
-    """Return title and text of what is worth saying of each run.
+    """Return a title and a text for each run that has ended: its verdict, and what else explains a failed test.
 
     undisturbed  the ends that the test compares with
     """
@@ -73,6 +74,7 @@ def sections(runs: Sequence[Remembering], undisturbed: Sequence[End], script: Pa
 
 
 def _of_run(run: Remembering, end: End, reference: End | None, script: Path) -> Iterable[str]:
+    """Yield the text on one run, part after part. reference: the undisturbed end that it is compared with."""
     yield str(end.verdict)
     for fault in end.not_reached:
         yield f"did not happen: {fault}"

@@ -19,7 +19,7 @@ _FAILED = 1  # the status of an agent whose run ended by an error
 
 @dataclass(frozen=True)
 class LaunchEnd:
-    """What a launch that ended left.
+    """The end of a launch: its exit status, and what it left on the machine.
 
     Attributes:
         exit_code: Of the launcher; negative: the signal that ended it.
@@ -32,7 +32,7 @@ class LaunchEnd:
 
 @dataclass(frozen=True)
 class End:
-    """What became of a drilled run.
+    """The end of a drilled run: what it printed and recorded, and the verdict on that.
 
     Attributes:
         exit_code: Of the launcher; negative: the signal that ended it.
@@ -52,37 +52,37 @@ class End:
 
     @property
     def ok(self) -> bool:
-        """Every planned fault struck, every invariant holds, the launch ended with status 0, and nothing is left."""
+        """Return whether all planned faults struck, all invariants hold, the exit status is 0, and nothing is left."""
         return self.verdict.ok and not (self.exit_code or self.left_behind or self.not_reached)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration that the run recorded when it started."""
+        """Return the configuration that the run recorded when it started; empty if it did not."""
         return next((dict(e["config"]) for e in self.events if e["event"] == "run_started"), {})
 
     @property
     def batch_size(self) -> int:
-        """Examples per step."""
+        """Return how many examples a step has."""
         return int(self.config["batch_size"])
 
     @property
     def world_sizes(self) -> list[int]:
-        """Those of the views that were formed, in order."""
+        """Return the sizes of the views that were formed, in order."""
         return list(self.verdict.world_sizes)
 
     @property
     def examples_applied(self) -> Counter[int]:
-        """Example index -> how often it is in the state that survived."""
+        """Return how often each example, by its index, is in the state that survived."""
         return self.verdict.examples_applied
 
     @property
     def steps_redone(self) -> int:
-        """How often a step was begun again after work on it was lost."""
+        """Return how often a step was begun again after work on it was lost."""
         return self.verdict.redone
 
     @property
     def weights_sha256(self) -> str | None:
-        """The final digest; None if no worker finished."""
+        """Return the SHA-256 of the model's final state; None if no worker finished."""
         return self.verdict.weights_sha256
 
 
@@ -142,5 +142,5 @@ def _found(launched: Sequence[Event], plan: DrillPlan) -> bool:
 
 
 def _struck(launched: Sequence[Event], plan: DrillPlan) -> Iterator[tuple[str, Fault]]:
-    """Yield (worker, fault) of those that struck in the launch."""
+    """Yield (worker, fault) for each fault that struck in the launch."""
     return ((event["worker"], plan.faults[event["index"]]) for event in launched if event["event"] == "fault")

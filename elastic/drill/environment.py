@@ -1,4 +1,4 @@
-"""What a drill tells the processes of its run: where it lives, how often it saves, whom it waits for, whatever it says.
+"""What a drill tells the processes of its run: where it lives, how often it saves, whom it waits for.
 
 A file in the drill's folder tells it, and the environment what is to be in no file: where a run lives may hold
 credentials.
@@ -25,7 +25,8 @@ def drill_node() -> int | None:
 
 @dataclass(frozen=True)
 class Overrides:
-    """
+    """The settings of a run that a drill decides, whatever the script says.
+
     url              where the run lives; None: where the script says
     storage_options  for that URL
     save_every       as Run has it; None: what the script says
@@ -42,17 +43,18 @@ class Overrides:
     cross_check: float | None = None
 
     def write(self, folder: Path) -> None:
-        """Write them for the workers of the drill in `folder`, who have `environment` as well."""
+        """Write these for the workers of the drill in `folder`, but for what `environment` tells them."""
         said = {name: getattr(self, name) for name in ("save_every", "joins_await_s", "steps", "cross_check")}
         (folder / _FILE).write_text(json.dumps(said))
 
     def environment(self) -> dict[str, str]:
+        """Return the variables that tell workers the run's URL and storage options."""
         options = dict(self.storage_options) if self.storage_options is not None else None
         return {_STORAGE: json.dumps([self.url, options])}
 
     @classmethod
     def read(cls, folder: Path) -> Overrides:
-        """Return those of the drill in `folder`, in a worker."""
+        """Return, in a worker, what the drill in `folder` decides; nothing where it wrote no file."""
         try:
             said = json.loads((folder / _FILE).read_text())
         except FileNotFoundError:

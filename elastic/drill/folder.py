@@ -24,7 +24,7 @@ _COMING = "coming-"
 
 @dataclass(frozen=True)
 class DrillFolder:
-    """Faults are named by their index in the plan."""
+    """The files by which processes of one run tell each other of faults, named by their index in the plan."""
 
     path: Path
 
@@ -33,14 +33,14 @@ class DrillFolder:
         return self.path / "plan.json"
 
     def begin_launch(self) -> None:
-        """Forget the views of what has happened so far: they are none of the launch that begins."""
+        """Make the folders, and forget the views of what has happened: they are none of the launch that begins."""
         for name in ("happened", "struck", "let_go", "came", "failed", "ranks", "logs"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
         for index in self.happened():
             self.forget_view(index)
 
     def happened(self) -> dict[int, str]:
-        """Return the faults that have happened, and in which generation."""
+        """Return which faults have happened, by index, each with the generation that its file holds."""
         return {int(path.name): path.read_text() for path in (self.path / "happened").glob("[0-9]*")}
 
     def claim(self, index: int, generation: int) -> bool:
@@ -60,13 +60,15 @@ class DrillFolder:
         (self.path / "happened" / str(index)).write_text("")
 
     def struck(self, index: int) -> Path:
+        """Return the file that says that this fault's work is done."""
         return self.path / "struck" / str(index)
 
     def let_go(self, index: int) -> Path:
+        """Return the file that lets the worker go on which this fault has stopped."""
         return self.path / "let_go" / str(index)
 
     def came(self, agent: int) -> Path:
-        """Return the file that an agent's first worker makes. agent: its pid"""
+        """Return the file that the first worker of the agent with this pid makes."""
         return self.path / "came" / str(agent)
 
     def record_failure(self, failure: str, step: int) -> None:
@@ -82,11 +84,11 @@ class DrillFolder:
         (self.path / "ranks" / f"{generation}-{rank}").write_text(str(os.getpid()))
 
     def alive_with_ranks(self, generation: int, ranks: Iterable[int]) -> list[int]:
-        """Return the pids of those that have come to the view, and still run."""
+        """Return the pids of the workers with these ranks that have come to the view, and still run."""
         paths = [self.path / "ranks" / f"{generation}-{rank}" for rank in ranks]
         return self.alive(int(path.read_text() or 0) for path in paths if path.exists())
 
     def alive(self, pids: Iterable[int]) -> list[int]:
-        """Return those that still run and belong to the drill."""
+        """Return those of these pids that still run and belong to the drill."""
         living = marked(self.path)
         return [pid for pid in pids if pid in living]

@@ -18,7 +18,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP."""
+    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP, inside the with-block."""
 
     def raised(number: int, _: FrameType | None) -> None:
         raise Interrupted(number)
@@ -29,7 +29,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed_by_signals() -> Iterator[None]:
-    """Ignore them while everything is being cleared away, which takes a moment."""
+    """Ignore SIGINT, SIGTERM and SIGHUP while everything is being cleared away, which takes a moment."""
     with _handled_by(signal.SIG_IGN):
         yield
 

@@ -26,7 +26,10 @@ _THEN = "\n  state"  # what storage errors go on with, which speaks of saves
 
 @dataclass(frozen=True)
 class StorageRoot:
-    """url: given by the user   options: for fsspec's filesystem   written: how the user gave them, without secrets"""
+    """The URL of an object store below which the user wants both runs.
+
+    url: given by the user   options: for fsspec's filesystem   written: how the user gave them, without secrets
+    """
 
     url: str = field(repr=False)
     options: dict[str, Any] | None = field(default=None, repr=False)
@@ -34,7 +37,10 @@ class StorageRoot:
 
     @classmethod
     def asked(cls, url: str, options: Sequence[StorageOption]) -> StorageRoot:
-        """Return what was given. Raise ConfigError, which does not show what may be confidential."""
+        """Return the root that the command line names.
+
+        Raises ConfigError, which does not show what may be confidential, unless it is an object store's URL.
+        """
         if "://" not in url or url.startswith(("file://", "local://", "memory://", "faulty://")):
             raise ConfigError(
                 f"--storage {redact(url)}: expected the URL of an object store, such as s3://bucket/folder; for a "
@@ -44,29 +50,32 @@ class StorageRoot:
         return cls(url, found or None, [one.written for one in options])
 
     def replay(self) -> list[str]:
-        """Return it as on a command line; a value that was given in it is not repeated."""
+        """Return the flags that name it again; a value that was given on the command line is not repeated."""
         where = ["--storage", redact(self.url)]
         return where + [f"--storage-option={one}" for one in self.written]
 
 
 class Location:
-    """root: where the user wants the runs; None: in the drill's own folder"""
+    """The place where both runs of a drill live.
+
+    root  where the user wants them; None: in the drill's own folder
+    """
 
     def __init__(self, root: StorageRoot | None) -> None:
         self._root = None if root is None else f"{root.url.rstrip('/')}/elastic-drill-{secrets.token_hex(4)}"
         self.options = root.options if root is not None else None
 
     def url(self, folder: Path, name: str) -> str:
-        """Return where a run lives. folder: the drill's own"""
+        """Return where the run of this name lives: below the root, or in the drill's own folder."""
         return str(folder / name) if self._root is None else f"{self._root}/{name}"
 
     @property
     def elsewhere(self) -> str | None:
-        """What is not in the folder, for people."""
+        """Return the URL of what is not in the drill's folder, without secrets; None: all is there."""
         return redact(self._root) if self._root is not None else None
 
     def check(self) -> None:
-        """Raise ConfigError if it takes no object. Waits no longer than a minute."""
+        """Raise ConfigError if no object can be written there. Waits no longer than a minute."""
         if self._root is None:
             return
         wrong = refusal(self._root, self.options)
@@ -80,7 +89,7 @@ class Location:
             )
 
     def remove(self) -> str | None:
-        """Remove what is not in the folder; return why that failed, if it did. Waits no longer than a minute."""
+        """Remove what is outside the drill's folder; return why that failed, if it did. Waits a minute at most."""
         return _in_time(self._remove, _REMOVE_WITHIN_S) if self._root is not None else None
 
     def _try(self) -> None:
@@ -101,7 +110,7 @@ class Location:
 
 
 def _in_time(do: Callable[[], None], within_s: float) -> str | None:
-    """Return why it failed, if it did: a server that does not answer is not waited for."""
+    """Do it in a thread, and return why it failed, if it did: a server that does not answer is not waited for."""
     failure: list[str] = [f"not done within {within_s:.0f} s"]
 
     def run() -> None:

@@ -77,6 +77,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _sections(item: pytest.Item) -> list[tuple[str, str]]:
+    """Return titles and texts that a failed test's report shows of its runs."""
     runs = item.stash.get(_RUNS, [])
     if not runs:
         return []
@@ -91,7 +92,7 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def elastic_drill_seed(request: pytest.FixtureRequest) -> int:
-    """Return a seed of this test's own: of its name and of --elastic-drill-seed, which a failure tells."""
+    """Return a seed of this test's own, made of its name and of --elastic-drill-seed, which a failure tells."""
     text = f"{request.config.stash[_SEED]} {request.node.nodeid}"
     return zlib.crc32(text.encode())
 
@@ -108,8 +109,9 @@ def elastic_script() -> Path:
 def elastic_cluster(
     tmp_path: Path, elastic_script: Path, elastic_drill_seed: int, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Cluster]]:
-    """Make runs: elastic_cluster(workers=4, steps=12, …) has not started yet. See Cluster; other options become flags.
+    """Yield a function that makes runs: its arguments are Cluster's, and others become flags of the script.
 
+    What elastic_cluster(workers=4, steps=12, …) returns has not started yet.
     faults="kill,stop", rate=0.05 draws so many faults per step, of the kinds that strike workers and one launch
     survives; `elastic drill` knows more.
     Each call is another run, unless `url` names an earlier one's. Whatever still runs is killed at the end.
@@ -134,7 +136,7 @@ def elastic_cluster(
 
 @pytest.fixture(scope="session")
 def _undisturbed_ends(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> UndisturbedEnds:
-    """Keep them by script and arguments: each test module may have a script of its own."""
+    """Return the ends of undisturbed runs, kept by script and arguments: a test module may have a script of its own."""
     from elastic.drill.drilled_tests import UndisturbedEnds
 
     one_of_several = hasattr(request.config, "workerinput")  # pytest-xdist's
@@ -148,7 +150,10 @@ def elastic_undisturbed(
     _undisturbed_ends: UndisturbedEnds,
     request: pytest.FixtureRequest,
 ) -> Callable[..., End]:
-    """Return ends: elastic_undisturbed(steps=12, …) is that of a run in one process that nobody touched, made once."""
+    """Return a function that runs the script in one process that nobody touches, once, and returns the run's end.
+
+    elastic_undisturbed(steps=12, …) takes what elastic_cluster takes, and within_s.
+    """
 
     def run(*, within_s: float = 120, **arguments: Any) -> End:
         script = _found(arguments.pop("script", elastic_script), request)
@@ -181,7 +186,7 @@ def _found(script: str | Path, request: pytest.FixtureRequest) -> Path:
 
 
 def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, Any]) -> Remembering:
-    """Split the arguments into Cluster's own and the script's; `steps` is both's."""
+    """Make a run from arguments that are Cluster's own, and others that become the script's flags; `steps` is both."""
     from elastic.drill.drilled_tests import Remembering
 
     of_cluster = inspect.signature(Remembering).parameters.keys() - _NOT_TO_SAY
@@ -191,7 +196,7 @@ def _cluster(script: Path, folder: Path, url: str | Path, arguments: dict[str, A
 
 
 def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Plan:
-    """Draw a plan. Raise pytest.UsageError if that cannot be done."""
+    """Draw a plan, and make room for its faults in `arguments`. Raises pytest.UsageError if that cannot be done."""
     from elastic.drill.faults import NAMED, Plan
     from elastic.drill.plan.draw import draw_faults
 
@@ -220,6 +225,7 @@ _NOT_TO_SAY = {"script", "args", "url", "folder", "steps", "module", "ready"}  #
 
 
 def _flags(options: dict[str, Any]) -> Sequence[str]:
+    """Return options as flags: steps=12 is --steps 12, amp=True is --amp, and amp=False nothing."""
     flags: list[str] = []
     for name, value in options.items():
         if value is not False:

@@ -30,9 +30,9 @@ _STRANDED_S = 10.0  # so long after the run's end who takes part in it has ended
 
 
 class WatchedRun:
-    """One run under the drill's eyes.
+    """One run of a drill, with what the drill does to it from outside.
 
-    left_behind  by it, in words
+    left_behind  what it left on the machine, in words
     overdue      workers that were killed because they had not left within their grace
     """
 
@@ -68,20 +68,22 @@ class WatchedRun:
         return self._hosting.hosts
 
     def hosts_of(self, struck: Event, ranks: Iterable[int]) -> list[int]:
-        """Return on which hosts these ranks are, in the view of that record; without one, where that was made."""
+        """Return the hosts of these ranks in the view of a fault's record; without a view, where that was made."""
         workers = self._views.get(struck.get("generation") or 0, [struck["worker"]])
         return sorted({host_of(workers[rank]) for rank in ranks if rank < len(workers)} or {host_of(struck["worker"])})
 
     def lost_max(self) -> int | None:
-        """Return how many workers may be missed; None: nobody knows."""
+        """Return how many workers views may miss: those that faults took, or that were overdue; None: nobody knows."""
         taken = self.cluster.lost_max()
         return None if taken is None else taken + len(self.overdue)
 
     def story(self, total: int | None) -> Story:
+        """Return what shows this run's events on the console as they come. total: steps, if known."""
         follow = Follow(self.cluster.evidence)
         return Story(self._console, follow, faults=self._faults, total=total, heard=self.hear)
 
     def wait(self, story: Story, *, within_s: float) -> int:
+        """Wait for the launch to end; meanwhile show it, and end faults in time. Return its exit code."""
         self.launches += 1
 
         def watching() -> None:
@@ -105,7 +107,7 @@ class WatchedRun:
                 self._console.print(f"            {words}", highlight=False)
 
     def hear(self, event: Event) -> None:
-        """Hear each of the run's events, in order, and strike hosts."""
+        """Note one of the run's events, which come in order, and strike a host if it is a fault of one."""
         if event["event"] == "view_formed":
             self._views[event.get("generation") or 0] = event["workers"]
         elif event["event"] == "finished":
@@ -120,12 +122,13 @@ class WatchedRun:
                 self._announced[event["index"]] = event
 
     def _strike(self, fault: HostFault, struck: Event) -> None:
+        """Strike hosts, and let the worker go on that has set the fault off and stands still."""
         fault.strike_hosts(struck, self)
         self._fell_apart |= isinstance(fault, NetworkFault)
         self.cluster.drill.let_go(struck["index"]).touch()
 
     def _end_faults(self, now_s: float) -> None:
-        """End those that have struck, or whose worker was killed as it struck."""
+        """Start the time of faults that have struck by now, and end those whose time is over at `now_s`."""
         for index in [index for index in self._announced if self._has_struck(index)]:
             lasts_s = self._faults[index].lasts_s(self._grace_s)
             assert lasts_s is not None
@@ -136,11 +139,12 @@ class WatchedRun:
             self._faults[index].end(struck, self, [self._faults[other] for other in self._ends_s])
 
     def _has_struck(self, index: int) -> bool:
+        """Return whether this fault has struck, or its worker was killed as it struck."""
         drill = self.cluster.drill
         return drill.struck(index).exists() or not self.cluster.pid(self._announced[index]["worker"])
 
     def _switch_off(self, now_s: float) -> None:
-        """Switch off whom the run has gone on without, once it is over."""
+        """Switch off the hosts that the run has gone on without, some time after it is over."""
         if self._hosting is None or not self._fell_apart or now_s < self._finished_s + _STRANDED_S:
             return
         for host, machine in self._hosting.machines.items():
