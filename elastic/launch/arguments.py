@@ -345,7 +345,7 @@ def _check_nodes(given: str) -> None:
 
 
 def _script_at(made: argparse.ArgumentParser, argv: Sequence[str]) -> int:
-    """Return where the script is named; argparse would read on, and refuse its own --log as one of several of ours."""
+    """Return where the script is named: argparse would read on, and refuse the script's own --log as ambiguous."""
     takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
     at = 0
     while at < len(argv) and argv[at].startswith("-"):

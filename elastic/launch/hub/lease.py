@@ -13,7 +13,7 @@ _EXCUSED_MAX = 2  # late ticks in a row, between which a host that is there woul
 
 
 class Lease:
-    """For how long one host may be silent."""
+    """The time since one host was heard."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s

@@ -206,7 +206,7 @@ class HubLink:
             self._seeker.look()
 
     def close(self) -> None:
-        """Close all connections; a hub that is here takes its announcement back."""
+        """Close all connections, and withdraw or end the announcement."""
         self._run_ended = True
         self._seeker.close()
         self._other_search.stop()
@@ -305,7 +305,7 @@ class HubLink:
         self._answer_callers()
 
     def _hello(self, *, in_full: bool = False) -> Message:
-        """Return the hello with this node's report; in_full: to a hub that is here, or lacks the lists it names."""
+        """Return the hello with this node's report; in_full: to a hub that is here, or lacks this node's lists."""
         this_node = self._this_node
         self._catch_up()
         report = None if self._first else self._report.document(time.monotonic())
