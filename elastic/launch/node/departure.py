@@ -14,7 +14,7 @@ from elastic.membership.messages.messages import Leave
 
 
 class NodeDeparture:
-    """Whether one node leaves, and until when its workers may take.
+    """Whether one node leaves, and how long its workers may take.
 
     within_s  how long its workers may take to end
     why       "" while it stays

@@ -173,7 +173,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._places = threading.Semaphore(_AT_ONCE)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return whether the request is served: so many at a time are."""
+        """Return whether the request is served: no more than _AT_ONCE are at a time."""
         return self._places.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

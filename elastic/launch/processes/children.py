@@ -43,7 +43,7 @@ def ended(pid: int) -> Ended | None:
 
 
 def ending(pid: int) -> Ended | None:
-    """Return how a child ends that may last a while, though its end has begun; None: it lives, or nobody says."""
+    """Return how a child ends whose end has begun, and may last a while; None: it lives, or nobody says."""
     status = linux.exit_status(pid)
     if status is None:
         return None
