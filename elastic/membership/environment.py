@@ -133,7 +133,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             metrics=env.get("ELASTIC_METRICS") == "1",
             several_nodes=env.get("ELASTIC_SEVERAL_NODES") == "1",
             node=env.get("ELASTIC_NODE", ""),
-            notices="none",
+            notices="none",  # its agent watches for them
             grace_s=grace_s(env),
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
             rescue=env.get(RESCUE) or None,

@@ -89,7 +89,7 @@ def lanes(accounts: Iterable[Account]) -> list[list[Account]]:
     for account in sorted(accounts, key=lambda one: one.begin_s):
         free = [lane for lane in found if lane[-1].end_s <= account.begin_s + _OVERLAP_S]
         if free:
-            max(free, key=lambda lane: lane[-1].end_s).append(account)
+            max(free, key=lambda lane: lane[-1].end_s).append(account)  # the place that was left last
         else:
             found.append([account])
     return found
@@ -110,7 +110,7 @@ def stretches(account: Account, least_s: float) -> Iterator[tuple[float, float, 
 def _bars(places: Sequence[Sequence[Account]], time: _Time) -> Iterator[dict[str, Any]]:
     """Yield a trace for each part of the workers' time, and one for their deaths."""
     many = sum(len(account.stretches) for lane in places for account in lane) > _BARS_MAX
-    least_s = time.length_s * len(places) / _BARS_MAX if many else 0.0
+    least_s = time.length_s * len(places) / _BARS_MAX if many else 0.0  # so that there are no more bars
     bars: dict[str, list[tuple[float, float, int, str]]] = {part: [] for part in PARTS}
     died: list[tuple[float, int, str]] = []
     for number, lane in enumerate(places, 1):
@@ -154,7 +154,7 @@ def _world_size(changes: Sequence[ViewChange], time: _Time, end_t: float) -> dic
     points = [(change.formed_t, change.world_size) for change in changes]
     points += [(change.begun_t, 0) for change in changes if change.kind == ChangeKind.RESTART]
     points.sort()
-    points += [(end_t, points[-1][1])] if points else []
+    points += [(end_t, points[-1][1])] if points else []  # the last view goes on to the end
     x, y = [time.at(t) for t, _ in points], [size for _, size in points]
     hover = {"hovertemplate": "%{y} workers<extra></extra>", "showlegend": False}
     return {"x": x, "y": y, "yaxis": "y2", **_LINE, **hover}

@@ -88,7 +88,7 @@ def _relative(apart: Mapping[tuple[str, str], float]) -> dict[str, float]:
         near[first][other], near[other][first] = seconds, -seconds
     if not near:
         return {}
-    start = max(sorted(near), key=lambda host: len(near[host]))
+    start = max(sorted(near), key=lambda host: len(near[host]))  # it has moments in common with most others
     ahead, waiting = {start: 0.0}, [start]
     while waiting:
         host = waiting.pop(0)

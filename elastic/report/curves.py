@@ -34,7 +34,7 @@ def step_seconds(events: Iterable[Event]) -> tuple[float, float] | None:
         if event["event"] == "step_applied":
             at = event.get("generation") or 0, event["step"], float(event["t"])
             last = before.get(event["worker"])
-            if last is not None and (last[0], last[1] + 1) == at[:2]:
+            if last is not None and (last[0], last[1] + 1) == at[:2]:  # the very next step, in one view
                 took.append(max(0.0, at[2] - last[2]))
             before[event["worker"]] = at
     if not took:

@@ -79,7 +79,7 @@ class Counting:
                 self._newest_view[at] = max(self._newest_view.get(at, 0), event.get("generation") or 0)
         launch, limit = max(begun, default=0), math.inf
         self._kept[launch] = limit
-        while launch in begun:
+        while launch in begun:  # from the newest launch back to those that it goes on from
             source, step = begun[launch]
             before = self._launch({"claim": source})
             if source is None or before >= launch:

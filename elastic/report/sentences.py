@@ -125,8 +125,9 @@ def passed(one: PassedOver) -> str:
 
 
 def losses_by_cause_and_host(changes: Sequence[ViewChange]) -> list[tuple[str, str, int]]:
-    """Return (cause, host, how many workers it took there), the most first; process ids do not tell causes apart."""
+    """Return (cause, host, how many workers it took there), the most first."""
     counts = Counter(
+        # process ids do not tell causes apart
         (re.sub(r"\d{3,}", "…", words.short_cause(cause)) or "nobody saw it", worker.rsplit("-", 2)[0])
         for change in changes
         if change.kind == ChangeKind.LOSS  # a restart has lost all, and is told by itself

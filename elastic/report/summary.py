@@ -161,7 +161,7 @@ def _view_changes(found: Report) -> Table:
     table = _table("What happened", numbers=2)
     changes = list(found.view_changes)
     faults = [change for change in changes if change.kind not in (ChangeKind.JOIN, ChangeKind.LEAVE)]
-    cut = len(changes) > _CHANGES_MAX
+    cut = len(changes) > _CHANGES_MAX  # then the first and the last faults are shown
     shown = [*faults[: _CHANGES_MAX // 2], *faults[_CHANGES_MAX // 2 :][-_CHANGES_MAX // 2 :]] if cut else changes
     for index, change in enumerate(shown):
         if cut and index == _CHANGES_MAX // 2:

@@ -226,10 +226,11 @@ def _change(one: _Gathered, before: _Gathered | None, faults: Faults, signal_of:
     if before is None:
         kind, begun_t = ChangeKind.START, formed_t
     elif restarted:
+        # where that launch lost a peer, from the last that it did
         kind, begun_t = ChangeKind.RESTART, before.stood_still_t(()) if before.noticed else before.last_t
         lost = {worker: causes.get(worker, "") for worker in before.view.workers if worker not in view.workers}
     elif lost or (before.noticed and not joined and not gone):
-        kind = ChangeKind.LOSS if lost else ChangeKind.BROKEN
+        kind = ChangeKind.LOSS if lost else ChangeKind.BROKEN  # a collective failed, and nobody is gone
         begun = [before.fault_t(worker, lost, faults) for worker in lost] or [before.stood_still_t(())]
         begun_t = min(*begun, *before.noticed_t(lost), formed_t)
     else:

@@ -49,7 +49,7 @@ def costs(events: Sequence[Event], faults: Sequence[Fault]) -> list[Cost]:
     found = [_cost(event, faults[event["index"]], events) for event in events if event["event"] == "fault"]
     for at, (cost, later) in enumerate(pairwise(found)):
         if cost.redone and cost.resumed == later.resumed and later.redone and cost.back_s == later.back_s:
-            found[at] = replace(cost, redone=0)
+            found[at] = replace(cost, redone=0)  # both have one recovery
     return found
 
 

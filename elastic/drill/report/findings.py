@@ -79,6 +79,7 @@ class Findings:
         """Return whether it was seen that somebody comes after a loss, wherever one was to."""
         sizes = self.faulted.world_sizes
         lost = any(cost.fault.lost() for cost in self.struck)
+        # as many at the end as at first, or more in some view than in the one before
         return not lost or sizes[-1] >= sizes[0] or any(later > size for size, later in pairwise(sizes))
 
     @property

@@ -158,6 +158,7 @@ def _show_violation(console: Console, found: Findings, run: str, violations: Seq
     _plain(console, f"  {first.message}")
     begun_s = {id(event): events[0]["t"] for events in found.events for event in events}
     baseline = {id(event) for event in found.events[0]}
+    # the run without faults comes first
     evidence = sorted(first.evidence, key=lambda event: (id(event) not in baseline, float(event["t"])))
     for event in evidence[:_EVIDENCE_SHOWN]:
         label = "without faults" if id(event) in baseline else "with faults"

@@ -49,7 +49,7 @@ def counters(file: str, line: int | None = None) -> list[Line]:
     """
 
     def changes(tree: ast.AST) -> Iterator[ast.AST]:
-        lasting = {*_names_of(tree.body if isinstance(tree, ast.Module) else ()), "self"}
+        lasting = {*_names_of(tree.body if isinstance(tree, ast.Module) else ()), "self"}  # objects that outlive a read
         for node in (inner for outer in _functions(_around(tree, line)) for inner in ast.walk(outer)):
             stored = node.targets if isinstance(node, ast.Assign) else []
             if (
@@ -160,7 +160,7 @@ def _from_seeded(function: ast.AST) -> Iterator[ast.Call]:
     seeding = [call for call in seeding if any(isinstance(one, ast.Name) for one in ast.walk(call.args[0]))]
     fresh = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
     names = {name for node in fresh if any(node.value is call for call in seeding) for name in _names_of([node])}
-    yield from (call for call in seeding if not _asks_clock(call))
+    yield from (call for call in seeding if not _asks_clock(call))  # the clock is no seed
     for call in calls:
         given = [word.value for word in call.keywords if word.arg == "generator"]
         if any(value in seeding or _root(value) in names for value in given) or _root(call.func) in names:

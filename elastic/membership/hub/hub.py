@@ -367,7 +367,7 @@ class Hub:
         if running and (gone or self._workers.broken or self._end.why is not None):
             self._tell_broken(now_s, running)
         if self._end.why is not None:
-            waits = running and not self._end.is_due(now_s)
+            waits = running and not self._end.is_due(now_s)  # workers have a while to come to a boundary, and to save
             if not waits and (self._end.is_overdue(now_s) or not self._release.saves_at_the_end()):
                 self._finish(failed=True, why=self._end.text(self._endings.farthest))
             return

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 
 class Place(Enum):
-    """Where the run stands that a worker is ready for; one that is none of the script's so far is PRESENT."""
+    """Where the run stands that a worker is ready for. One that cannot be placed is PRESENT: its identity tells."""
 
     PRESENT, PAST, NEXT = auto(), auto(), auto()
 

@@ -188,7 +188,7 @@ class KnownLists:
     def _keep(self, word: str, name: str, rows: Rows) -> None:
         """Keep a list as the newest of its word, without the oldest where there are too many."""
         kept = self._lists[word]
-        kept.pop(name, None)
+        kept.pop(name, None)  # it comes last again, as the newest
         self._lists[word] = dict([*kept.items()][-_KEPT[word] + 1 :]) | {name: rows}
 
 
