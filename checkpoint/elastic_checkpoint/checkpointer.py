@@ -300,7 +300,7 @@ class Checkpointer:
 
     @property
     def exclusive(self) -> bool:
-        """Return whether, of any number of writers who create one object, exactly one succeeds; it is tried once."""
+        """Return whether, of any number of writers who create one object, exactly one succeeds. Tried once."""
         return self._storage.exclusive()
 
     def warm(self, state: Tree) -> None:

@@ -76,7 +76,7 @@ def data_bytes() -> int:
 
 
 def held_up_s(pid: int) -> float:
-    """Return for how long others had the processor while its first thread could have run; 0: not counted here."""
+    """Return how long, since it began, others had the processor while its first thread could run; 0: not counted."""
     try:
         with open(_PROC / str(pid) / "schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9

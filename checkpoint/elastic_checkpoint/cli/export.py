@@ -79,7 +79,10 @@ def select(stream: Stream, parts: Sequence[str], where: str) -> dict[str, Docume
 def write_safetensors(
     stream: Stream, parts: dict[str, Document], folder: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Exported:
-    """Write the parts' tensors into `folder` in Hugging Face's layout. Raises ExportFailed, OSError, and as reads."""
+    """Write the parts' tensors into `folder` in Hugging Face's layout.
+
+    Raises ExportFailed, OSError, and what reading them raises.
+    """
     tensors, left_out = _named_tensors(stream, parts)
     kept, tied = _untie(tensors)
     forms = _forms(kept)

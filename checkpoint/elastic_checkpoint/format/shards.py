@@ -50,7 +50,7 @@ class Shard:
 
 
 def plan_shards(tensors: dict[str, torch.Tensor], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Return shards of at most `shard_bytes` of tensor data each (or one element), covering every tensor once.
+    """Return shards of at most `shard_bytes` of tensor data each, or of one element, covering every tensor once.
 
     Tensors without elements take no bytes and lie in no shard: the manifest's table holds their shape.
     """

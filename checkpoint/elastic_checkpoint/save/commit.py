@@ -81,7 +81,7 @@ def commit(storage: Storage, draft: Draft, objects: Sequence[StoredObject]) -> N
 
 
 def _found(storage: Storage, draft: Draft, planned: Mapping[str, int]) -> dict[str, int]:
-    """Return key -> bytes of what the storage shows of the save; below 0: it is not there. Raises `StorageError`."""
+    """Return key -> size in bytes, as the storage shows the save; below 0: it is not there. Raises `StorageError`."""
     found = storage.list(draft.id.data_folder) if planned else {}
     if found != planned:  # a listing may be of what was there before, so what it does not show is looked for by name
         found |= {key: _size(storage, key) for key, size in planned.items() if found.get(key) != size}

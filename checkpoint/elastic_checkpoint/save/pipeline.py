@@ -260,7 +260,7 @@ class SavePipeline:
         self._log(str(error))
 
     def _hand_over(self, half: int, save: Save, saving: Saving, context: Context, *, whole: bool) -> None:
-        """Tell the writer process; whole: the state is what was copied, still, and can be saved without a process."""
+        """Tell the writer process; whole: the state is what was copied, still, and can be saved without that one."""
         if self._sent(half, save, saving, context):
             return
         if self._ranks.size > 1:

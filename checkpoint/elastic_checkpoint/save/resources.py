@@ -195,7 +195,7 @@ class WriterResources:
     def _ask(
         self, question: Serve | Meet | DropArena, kinds: tuple[type, ...], within_s: float
     ) -> Met | NotMet | ArenaDropped | None:
-        """Return the process's answer, of one of these kinds; None where it died, or does not give one."""
+        """Ask the process, and return its answer, of one of these kinds; None where it died, or does not give one."""
         process = self._process
         if process is None:
             return None

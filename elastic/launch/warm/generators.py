@@ -17,7 +17,7 @@ from types import ModuleType
 
 
 def _of_numpy() -> object:
-    """Return the whole state, as text that can be compared."""
+    """Return the whole state, as bytes that can be compared."""
     return pickle.dumps(sys.modules["numpy.random"].get_state())
 
 

@@ -206,7 +206,7 @@ def _named(frame: FrameType) -> str:
 
 
 def _is_built_for_cuda() -> bool:
-    """Return whether the torch that would be imported is, without importing it."""
+    """Return whether the torch that would be imported is built for CUDA, without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False

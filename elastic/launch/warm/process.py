@@ -162,7 +162,7 @@ def _import(main_module: MainModule, statements: int, preloaded: Preloaded | Non
 
 
 def _unfit() -> str | None:
-    """Return why no worker can be forked from here, threads outside Python; None: it can."""
+    """Return why no worker can be forked from here: an import's threads outside Python; None: it can."""
     child = os.fork()  # OpenBLAS ends its threads before a fork and starts them again when they are needed
     if child == 0:
         os._exit(0)

@@ -36,7 +36,7 @@ class Patience:
         return self.stopped_looks >= _STOPPED_LOOKS
 
     def held_up(self, sign: int, held_up_s: float) -> float:
-        """Return how much of held_up_s, from its start on, came after its last sign: a machine too busy is no hang."""
+        """Return how long others had the processor since its last sign: no hang; held_up_s: since its start."""
         if sign != self.sign:
             self.sign, self.held_up_s = sign, held_up_s
         return held_up_s - self.held_up_s

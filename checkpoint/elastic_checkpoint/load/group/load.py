@@ -190,10 +190,10 @@ def _empty(stored: StoredTensor) -> torch.Tensor:
 def _wants(
     channel: RankChannel, state: Tree, manifest: Manifest, rules: LoadRules
 ) -> tuple[list[str], dict[str, torch.Tensor], bool]:
-    """Return which tensors this rank loads, which of these only by its part of a DTensor, and if values must tell.
+    """Return which tensors this rank loads, which of them in part, and whether only their values tell if they fit.
 
-    Those in part come each with that DTensor. The last: whether they fit is seen in their values only. Raises
-    `StateMismatch` where the checkpoint is of another state, `CorruptCheckpoint` where it is none of ours.
+    Those in part come each with the DTensor whose part this rank wants. Raises `StateMismatch` where the checkpoint is
+    of another state, `CorruptCheckpoint` where it is none of ours.
     """
     empty = {name: _empty(stored) for name, stored in manifest.tensors.items()}
     names = {id(tensor): name for name, tensor in empty.items()}
