@@ -42,7 +42,10 @@ class Flag:
 
 @dataclass(frozen=True)
 class Sizes:
-    """of_a_node: workers of each node   resume_workers: in all, after everything was lost"""
+    """The sizes of a drill, by which a kind tells how many workers are left.
+
+    of_a_node: workers of each node   resume_workers: in all, after everything was lost
+    """
 
     nodes: int
     of_a_node: int
@@ -50,7 +53,7 @@ class Sizes:
 
 
 class Aftermath(Enum):
-    """What comes of a fault in the run."""
+    """The change of the view that a fault brings about."""
 
     NO_LOSS = auto()  # nobody is lost: whatever view follows is another fault's
     PERHAPS_LOSS = auto()  # the worker may be lost, or get over it
@@ -66,7 +69,7 @@ class Fault(ABC):
 
         @property
         def worker(self) -> int:
-            """The rank whose arrival at the moment sets it off."""
+            """Return the rank whose arrival at the moment sets it off."""
 
         @property
         def when(self) -> At: ...
@@ -112,7 +115,7 @@ class Fault(ABC):
     "found" what it did (`finds`)."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what makes no sense."""
+        """Raise ConfigError if its ranks, its moment or one of its fields make no sense."""
         name = type(self).__name__
         if (lowest := min(self.ranks, default=-1)) < 0:
             raise ConfigError(f"{name}: worker is a rank, counted from 0; found {lowest}")
@@ -127,7 +130,7 @@ class Fault(ABC):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Whom it strikes."""
+        """Return the ranks that it strikes."""
         return (self.worker,)
 
     @classmethod
@@ -142,7 +145,7 @@ class Fault(ABC):
 
     @classmethod
     def remaining(cls, there: int, sizes: Sizes) -> int:
-        """Return how many of so many workers are there for sure once it has struck and its loss is made up for.
+        """Return how many of `there` workers are left for sure once it has struck and its loss is made up for.
 
         Below 1 it cannot be drawn, as nobody would be left.
         """
@@ -154,22 +157,25 @@ class Fault(ABC):
 
     @property
     def flag(self) -> Flag | None:
-        """The name that it has on the command line."""
+        """Return what it is called on the command line; None: it cannot be named there."""
         decided = (one for one in self.flags if all(getattr(self, name) == it for name, it in one.fields.items()))
         return next(decided, None)
 
     @property
     def name(self) -> str:
+        """Return its name on the command line or, if it has none there, in a plan's JSON."""
         return self.flag.name if self.flag is not None else self.kind
 
     @property
     def said(self) -> str:
+        """Return what its sentence says of it, by its name on the command line."""
         return self.flag.said if self.flag is not None else ""
 
     def __str__(self) -> str:
         return f"{self.when}: {self.in_words()}"
 
     def in_words(self) -> str:
+        """Return its sentence, filled in: what happens to whom."""
         return self.sentence.format_map(_Facts(self))
 
     def possible(self, scene: Scene) -> bool:
@@ -182,7 +188,7 @@ class Fault(ABC):
 
     @classmethod  # noqa: B027  # most need nothing
     def prepare(cls, storage: Path, *, like: Path) -> None:
-        """Make ready for a run in `storage` that such a fault strikes. Raise ConfigError if that cannot be done.
+        """Make ready for a run in `storage` that such a fault strikes. Raises ConfigError if that cannot be done.
 
         like  where the run without faults lived
         """
@@ -195,7 +201,7 @@ class Fault(ABC):
         return None
 
     def end(self, struck: Event, run: RunningDrill, others: Iterable[Fault]) -> None:
-        """End it, from outside.
+        """End the fault, from outside.
 
         struck  the worker's record of the fault
         others  faults that have not come to their end
@@ -204,13 +210,14 @@ class Fault(ABC):
 
     @classmethod  # noqa: B027  # most leave nothing
     def clear_away(cls, storage: Path, *, keep: bool) -> None:
-        """Remove what such a fault may have left of itself. keep: what is in `storage` stays"""
+        """Remove what such a fault may have left of itself; `keep`: what is in `storage` stays."""
 
     def aftermath(self) -> Aftermath:
+        """Return which change of the view it brings about."""
         return self.outcome
 
     def joining(self, of_a_node: int) -> int:
-        """Return how many workers it brings."""
+        """Return how many workers join by it, where each node has `of_a_node`."""
         return 0
 
     def lost(self) -> int | None:
@@ -218,14 +225,14 @@ class Fault(ABC):
         return None if self.takes == "node" else len(self.ranks) * (self.takes == "workers")
 
     def lost_max(self, of_a_node: int) -> int | None:
-        """Return how many of those are missed by a view, at most; None: nobody knows.
+        """Return how many of the lost workers a view misses, at most; None: nobody knows.
 
         Whoever is lost with all others is missed by none.
         """
         return len(self.ranks) * of_a_node if self.takes == "node" else self.lost() or 0
 
     def failure(self) -> str | None:
-        """Return as what its worker's failure counts; None: it does not count as one."""
+        """Return the kind of failure that its worker's counts as; None: it does not count as one."""
         return self.kind if self.fails else None
 
     @classmethod

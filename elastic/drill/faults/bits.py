@@ -11,7 +11,7 @@ import torch
 
 
 def flip(tensor: torch.Tensor) -> None:
-    """Change a bit of the largest element, the highest of its mantissa; of no floats the lowest bit of the first."""
+    """Change the highest mantissa bit of the largest element; without floats, the lowest bit of the first element."""
     flat = tensor.data.view(-1) if tensor.is_contiguous() else tensor.data
     at = int(flat.abs().argmax()) if flat.is_floating_point() else 0
     element = flat.flatten()[at].clone()
@@ -42,6 +42,7 @@ def with_a_flip(batch: Any) -> tuple[Any, bool]:
 
 
 def _like(batch: Any, entries: list[Any]) -> Any:
+    """Return a container as `batch` is one, with these entries."""
     if isinstance(batch, Mapping):
         other = copy.copy(batch)  # a trainer's own kind of dict stays one
         other.update(zip(batch, entries, strict=True))  # type: ignore[attr-defined]  # a Mapping that has none is rare

@@ -32,7 +32,7 @@ class HostFault(Fault):
 
     @abstractmethod
     def strike_hosts(self, struck: Event, run: RunningDrill) -> None:
-        """Strike, from outside.
+        """Strike the worker's host from outside, in the drill's own process.
 
         struck  the worker's record of the fault
         """
@@ -63,8 +63,10 @@ class LoseHost(HostFault, LoseNode):
 
 @dataclass(frozen=True)
 class SlowNetwork(HostFault, WorkerFault):
-    """All packets from and to the host of the worker that has this rank at that moment are `delay` seconds later from
-    then on; once for a host. Nobody is lost by that."""
+    """All packets from and to the host of the worker that has this rank at that moment are late from then on.
+
+    delay  in seconds; once for a host. Nobody is lost by that
+    """
 
     delay: float = 0.05
 
@@ -119,11 +121,13 @@ class NetworkFault(HostFault):
             raise ConfigError(f"{type(self).__name__}: seconds must be above 0; found {self.seconds:g}")
 
     def until_healed(self) -> Fault:
+        """Return the same fault without an end of its own: it lasts until the next Heal."""
         facts: dict[str, Any] = {"seconds": None}
         return replace(self, **facts)
 
     @property
     def so_long(self) -> str:
+        """Return how long it lasts, in words."""
         return "until the next heal" if self.seconds is None else f"for {self.seconds:g} s"
 
     def lasts_s(self, grace_s: float) -> float | None:
@@ -137,7 +141,8 @@ class NetworkFault(HostFault):
 @dataclass(frozen=True)
 class Cut(NetworkFault, WorkerFault):
     """The cable of the host of the worker that has this rank at that moment is cut for `seconds`, and nobody is told.
-    It comes back as a newcomer, unless that was shorter than the lease.
+
+    The host comes back as a newcomer, unless that was shorter than the lease.
 
     way  "both", or one: "in", "out"
     """
@@ -164,8 +169,10 @@ class Cut(NetworkFault, WorkerFault):
 
 @dataclass(frozen=True)
 class LosePackets(NetworkFault, WorkerFault):
-    """Of the packets from and to the host of the worker that has this rank at that moment, this share is lost, for
-    `seconds`. TCP may cope or not: the host may be lost and come back several times."""
+    """The host of the worker that has this rank at that moment loses a share of all its packets, for `seconds`.
+
+    TCP may cope or not: the host may be lost and come back several times.
+    """
 
     loss: float = 0.3
     seconds: float | None = 6.0
@@ -193,8 +200,10 @@ class LosePackets(NetworkFault, WorkerFault):
 
 @dataclass(frozen=True)
 class Partition(NetworkFault, SeveralWorkers):
-    """For `seconds`, the hosts of the workers that have these ranks at that moment reach each other and nobody else, as
-    do all others. One side goes on, and the other one comes back as newcomers."""
+    """The network falls apart for `seconds`: the hosts of these workers reach each other alone, and so do all others.
+
+    They are those that have these ranks at that moment. One side goes on, and the other one comes back as newcomers.
+    """
 
     seconds: float | None = 6.0
 
@@ -211,6 +220,7 @@ class Partition(NetworkFault, SeveralWorkers):
 
     @property
     def side(self) -> str:
+        """Return which hosts are one side, in words."""
         if len(self.workers) > 1:
             return f"hosts of workers {' and '.join(map(str, self.workers))} are"
         return f"host of worker {self.worker} is"

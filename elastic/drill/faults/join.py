@@ -33,7 +33,7 @@ class Join(RunFault):
         return "another node arrives" + (f", with {counted(self.workers, 'worker')}" if self.workers else "")
 
     def strike(self, scene: Scene) -> None:
-        """Stand still until the node is there, as a run that is long enough would meet it."""
+        """Stand still until the node is there, so that a short run meets it as a long one would."""
         if not scene.joins_await_s:
             return
         begun_s = time.monotonic()

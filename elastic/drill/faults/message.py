@@ -12,10 +12,11 @@ from elastic.drill.faults.scene import Scene
 
 @dataclass(frozen=True)
 class Message(WorkerFault):
-    """What the worker that has this rank at that moment next says to its agent, and so to the run's hub, is not sent,
-    sent twice, or sent after the word that follows it. It says nothing while it trains: what is hit is where it stands
-    as its view ends, what it puts on the board of the next one (at "form": where that is lost, the view waits for the
-    run's timeout_s), or that it has finished.
+    """The next message of the worker that has this rank at that moment is lost, sent twice, or overtaken by another.
+
+    It goes to the worker's agent, and so to the run's hub. A worker says nothing while it trains: what is hit is where
+    it stands as its view ends, what it puts on the board of the next one (at "form": where that is lost, the view waits
+    for the run's timeout_s), or that it has finished.
 
     how  "drop", "duplicate" or "reorder"
     """
@@ -35,11 +36,11 @@ class Message(WorkerFault):
     outcome = Aftermath.PERHAPS_LOSS
 
     def possible(self, scene: Scene) -> bool:
-        """Return whether it has spoken: one whose first word is lost is, for all others, slow to start."""
-        return scene.run.generation > 0
+        """Return whether the worker has been in a view, and so has spoken to its agent."""
+        return scene.run.generation > 0  # one whose first message is lost is, for all others, slow to start
 
     def strike(self, scene: Scene) -> None:
-        """Change what it says next, but for what only people are shown."""
+        """Lose, repeat or hold back what the worker says next, but for what only people are shown."""
         from elastic.membership.messages.messages import Figures, RunStatus
         from elastic.membership.worker import live
 
@@ -58,7 +59,7 @@ class Message(WorkerFault):
 
 
 def _changes(how: str) -> Callable[[bytes], bytes | None]:
-    """Return what becomes of one line after the other; None: that is all."""
+    """Return a function that says what is sent for one line after the other; None: that is all, send the line."""
     said: list[bytes] = []
 
     def sent(line: bytes) -> bytes | None:

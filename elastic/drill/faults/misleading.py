@@ -20,7 +20,9 @@ _TIMES = {"skip": 0, "repeat": 2}
 
 @dataclass(frozen=True)
 class MisleadingFault(WorkerFault):
-    """The fault waits until there is another worker to compare with: who joins has no share of its first step.
+    """A fault that makes what one worker computes wrong, without an error of its own.
+
+    It waits until there is another worker to compare with: who joins has no share of its first step.
 
     found_as  names of the errors that say that it was found
     """
@@ -49,8 +51,10 @@ class MisleadingFault(WorkerFault):
 
 @dataclass(frozen=True)
 class CorruptState(MisleadingFault):
-    """A bit changes in the memory of the worker that has this rank at that moment, in its largest weight, or in the
-    largest tensor that an optimizer keeps. The fault waits until there is one.
+    """A bit changes in the memory of the worker that has this rank at that moment.
+
+    The bit is in its largest weight, or in the largest tensor that an optimizer keeps. The fault waits until there is
+    one.
 
     of  "weight" or "moment"
     """
@@ -75,7 +79,7 @@ class CorruptState(MisleadingFault):
         flip(max(self._tensors(scene), key=lambda tensor: tensor.numel()))
 
     def _tensors(self, scene: Scene) -> Iterator[torch.Tensor]:
-        """Yield what holds floats."""
+        """Yield the tensors that it may strike: those that hold floats."""
         weights, kept = _held(scene)
         found = weights if self.of == "weight" else kept
         return (one for one in found if one.is_floating_point() and one.numel())
@@ -83,8 +87,10 @@ class CorruptState(MisleadingFault):
 
 @dataclass(frozen=True)
 class CorruptGradient(MisleadingFault):
-    """A bit of a gradient changes in the next backward pass of the worker that has this rank at that moment, before it
-    is added to anything: all workers apply the same wrong sum."""
+    """A bit of a gradient changes in the next backward pass of the worker that has this rank at that moment.
+
+    It does so before the gradient is added to anything: all workers apply the same wrong sum.
+    """
 
     kind = "corrupt_gradient"
     sentence = "a bit of a gradient changes in worker {worker}"
@@ -94,7 +100,7 @@ class CorruptGradient(MisleadingFault):
     checks_shares = True
 
     def strike(self, scene: Scene) -> None:
-        """Change the first gradient that comes and is not zero everywhere, ahead of all others who ask for it."""
+        """Change the next gradient that is not zero everywhere, ahead of all others who ask for it."""
         import torch
 
         from elastic.drill.faults.bits import flip
@@ -116,8 +122,10 @@ class CorruptGradient(MisleadingFault):
 
 @dataclass(frozen=True)
 class CorruptBatch(MisleadingFault):
-    """A bit of the next batch changes between the data set and the script, in the worker that has this rank at that
-    moment: in its first tensor, inside tuples, lists and dicts."""
+    """A bit of the next batch of the worker that has this rank at that moment changes on its way to the script.
+
+    The bit is in the batch's first tensor, also inside tuples, lists and dicts.
+    """
 
     kind = "corrupt_batch"
     sentence = "a bit of a batch changes on its way to the script of worker {worker}"
@@ -134,8 +142,11 @@ class CorruptBatch(MisleadingFault):
 
 @dataclass(frozen=True)
 class StaleState(MisleadingFault):
-    """The worker that has this rank at that moment holds again, once the step in hand is applied, the weights and what
-    its optimizers kept for them as they are now. It takes part in what follows as if nothing were the matter."""
+    """Once the step in hand is applied, the worker that has this rank at that moment holds its present state again.
+
+    That is its weights, and what its optimizers keep for them, as they are now. It takes part in what follows as if
+    nothing were the matter.
+    """
 
     kind = "stale_state"
     sentence = "worker {worker} holds the state of before the step that it has applied"
@@ -155,8 +166,10 @@ class StaleState(MisleadingFault):
 
 @dataclass(frozen=True)
 class OtherRate(MisleadingFault):
-    """The learning rates of the worker that has this rank at that moment are twice as high from then on, as after an
-    edit of the script, or of its settings, on one machine alone."""
+    """The learning rates of the worker that has this rank at that moment are twice as high from then on.
+
+    So they would be after an edit of the script, or of its settings, on one machine alone.
+    """
 
     kind = "other_rate"
     sentence = "the learning rate of worker {worker} alone is twice as high"
@@ -172,9 +185,10 @@ class OtherRate(MisleadingFault):
 
 @dataclass(frozen=True)
 class OutOfStep(MisleadingFault):
-    """The worker that has this rank at that moment leaves out the next collective of its group, or takes part in it
-    twice: what it takes part in next meets another one. At "exchange" that is of the step's row, at "backward" of a
-    bucket of gradients, or of the row too where one bucket holds all.
+    """The worker that has this rank at that moment leaves out its group's next collective, or takes part in it twice.
+
+    What it takes part in next meets another collective. At "exchange" that is the one of the step's row, at "backward"
+    of a bucket of gradients, or of the row too where one bucket holds all.
 
     how  "skip" or "repeat"
     """
@@ -209,7 +223,7 @@ class OutOfStep(MisleadingFault):
 
 
 class _Nothing:
-    """In place of a collective that was not started."""
+    """The work of a collective that was not started: there is nothing to wait for."""
 
     def wait(self) -> None:
         return

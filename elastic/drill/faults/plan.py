@@ -28,7 +28,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan that to_json wrote. ConfigError names what it does not know."""
+        """Return the plan that to_json wrote. Raises ConfigError, which names what it does not know."""
         try:
             document = json.loads(text)
             faults = tuple(fault_of(one, f"faults[{at}]") for at, one in enumerate(document["faults"]))
@@ -69,6 +69,7 @@ def due(
 
 
 def _its_turn(fault: Fault, index: int, step: int | None, done: Collection[int], here: Collection[int]) -> bool:
+    """Return whether the fault's step is reached, and the faults that it waits for have happened. See At.step."""
     when, those_before = fault.when, all(before in done for before in range(index))
     if when.step is None:
         return those_before and (when.phase in BEFORE_STEPS or index - 1 not in here)

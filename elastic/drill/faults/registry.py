@@ -60,7 +60,7 @@ class NamedKind:
     flag: Flag
 
     def fault(self, worker: int, when: At, **facts: Any) -> Fault:
-        """Return the fault of that rank at that moment."""
+        """Return the fault of this kind that this rank sets off at that moment."""
         return self.kind.make(worker if self.flag.of_worker else 0, when, **self.flag.fields, **facts)
 
 
@@ -69,11 +69,12 @@ NAMED = {flag.name: NamedKind(kind, flag) for kind in _KINDS for flag in kind.fl
 
 
 def document_of(fault: Fault) -> dict[str, Any]:
+    """Return a fault as an object of JSON, which fault_of reads."""
     return {"kind": fault.kind, **dataclasses.asdict(fault)}
 
 
 def fault_of(document: Any, where: str) -> Fault:
-    """Return the fault that document_of wrote. ConfigError says where it is none."""
+    """Return the fault that document_of wrote. Raises ConfigError, which says where it is none."""
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: a fault is an object; found {document!r}")
     kind = document.get("kind")
@@ -84,7 +85,7 @@ def fault_of(document: Any, where: str) -> Fault:
 
 
 def decoded(made: Any, document: Any, where: str, *, leave: tuple[str, ...] = ()) -> Any:
-    """Return an instance of the dataclass `made`; fields in `leave` are taken as they are."""
+    """Return an instance of the dataclass `made`; fields in `leave` are taken as they are. Raises ConfigError."""
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: expected an object; found {document!r}")
     kinds = typing.get_type_hints(made)
@@ -103,6 +104,7 @@ def decoded(made: Any, document: Any, where: str, *, leave: tuple[str, ...] = ()
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
+    """Return a field's value as its annotation has it. Raises ConfigError if it is of another type."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and types.NoneType in options:
         return None
@@ -121,5 +123,6 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 
 def _nearest(name: Any, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"

@@ -55,7 +55,7 @@ class Scene:
 
 
 class RunningDrill(Protocol):
-    """What faults may use of the run from outside."""
+    """The run of a drill from outside, as far as faults may use it."""
 
     @property
     def storage(self) -> Path: ...

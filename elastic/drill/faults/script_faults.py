@@ -14,7 +14,7 @@ _SPARE_BYTES = 256 << 20  # what may still be had under the limit, for whoever c
 
 
 class OnPurpose(Exception):
-    """What a plan made the script raise."""
+    """An exception that a plan made the script raise."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,10 @@ class Raise(WorkerFault):
 
 @dataclass(frozen=True)
 class OutOfMemory(WorkerFault):
-    """The worker that has this rank at that moment gets no more memory: a real limit of the kernel's (RLIMIT_AS), and a
-    tensor that does not fit."""
+    """The worker that has this rank at that moment gets no more memory.
+
+    It meets a real limit of the kernel's (RLIMIT_AS), with a tensor that does not fit.
+    """
 
     kind = "oom"
     sentence = "no more memory for worker {worker}"
@@ -73,8 +75,10 @@ class OutOfMemory(WorkerFault):
 
 @dataclass(frozen=True)
 class StickLoader(WorkerFault):
-    """The next read of an example does not come back, in the worker that has this rank at that moment: its loader
-    processes are stopped, or, where it has none, the dataset hangs."""
+    """The next read of an example does not come back, in the worker that has this rank at that moment.
+
+    Its loader processes are stopped or, where it has none, the dataset hangs.
+    """
 
     kind = "stick_loader"
     sentence = "the data of worker {worker} hangs"
@@ -94,8 +98,10 @@ class StickLoader(WorkerFault):
 
 @dataclass(frozen=True)
 class Slow(WorkerFault):
-    """The worker that has this rank at that moment is slower from then on: it stands still before each of its next
-    `shares` shares, for `seconds`."""
+    """The worker that has this rank at that moment is slower from then on.
+
+    It stands still before each of its next `shares` shares, for `seconds`.
+    """
 
     seconds: float = 0.1
     shares: int = 30

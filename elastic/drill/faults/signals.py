@@ -95,8 +95,10 @@ class Terminate(_Signal):
 
 @dataclass(frozen=True)
 class Hold(WorkerFault):
-    """The worker that has this rank at that moment stands still, and with it all who wait for it, until the cluster
-    lets go: for a look at a run from outside. The faults after it in the plan wait as well."""
+    """The worker that has this rank at that moment stands still until the cluster lets go, for a look from outside.
+
+    All who wait for it stand still as well, and so do the faults after it in the plan.
+    """
 
     kind = "hold"
     sentence = "worker {worker} is held"
@@ -152,8 +154,10 @@ class LoseNode(WorkerFault):
 
 @dataclass(frozen=True)
 class KillAgent(_Signal, LoseNode):
-    """SIGKILL to the launcher of the node on which this rank runs, and to nothing else. Its workers are not hit: each
-    finishes its step, and ends."""
+    """SIGKILL to the launcher of the node on which this rank runs, and to nothing else.
+
+    Its workers are not hit: each finishes its step, and ends.
+    """
 
     kind = "kill_agent"
     sentence = "SIGKILL to the agent of worker {worker}"
@@ -183,14 +187,15 @@ class LeaveNode(_Signal):
     gone = "node"
 
     def excuses(self, status: int, *, taken: bool) -> bool:
-        """Return whether it may end so: with 1 where another fault took a worker of its node before the boundary."""
+        """Return whether the agent may end so: with 1 where another fault took a worker of it before the boundary."""
         return taken and status == 1
 
 
 @dataclass(frozen=True)
 class KillChild(WorkerFault):
-    """SIGKILL to a helper of the worker that has this rank at that moment, and to nothing else. The fault waits until
-    there is one.
+    """SIGKILL to a helper of the worker that has this rank at that moment, and to nothing else.
+
+    The fault waits until there is one.
 
     of  "loader": one of its loader processes; "writer": the process that writes its checkpoints; "warm": the process
         that its agent forks workers from
@@ -216,7 +221,7 @@ class KillChild(WorkerFault):
             os.kill(pid, signal.SIGKILL)
 
     def _helpers(self) -> list[int]:
-        """Return their pids, seen from the worker that it strikes."""
+        """Return the pids of such helpers, seen from the worker that it strikes."""
         from elastic.drill.machine import processes
 
         if self.of == "loader":
@@ -224,7 +229,7 @@ class KillChild(WorkerFault):
         return processes.writer_processes() if self.of == "writer" else processes.warm_processes()
 
     def aftermath(self) -> Aftermath:
-        """Return what comes of it: a worker may fail with its loader process, or only start another one."""
+        """Return which change it brings about: a worker may fail with its loader process, or only start another one."""
         return Aftermath.PERHAPS_LOSS if self.of == "loader" else Aftermath.NO_LOSS
 
     def lost(self) -> int:

@@ -26,8 +26,10 @@ _COMMITS_MIN = 2
 
 @dataclass(frozen=True)
 class SpoiltCheckpoint(WorkerFault):
-    """The newest checkpoint is spoilt where it lies, by whoever has this rank at that moment. The fault waits until
-    there are two checkpoints; it matters once the run goes back to one. Local folders only."""
+    """The newest checkpoint is spoilt where it lies, by whoever has this rank at that moment. Local folders only.
+
+    The fault waits until there are two checkpoints; it matters once the run goes back to one.
+    """
 
     in_folder = True
     for_command = True
@@ -36,14 +38,14 @@ class SpoiltCheckpoint(WorkerFault):
 
     @abstractmethod
     def spoil(self, data: Path) -> None:
-        """Spoil that checkpoint's first object."""
+        """Spoil the newest checkpoint's first object, which is this file."""
 
     def possible(self, scene: Scene) -> bool:
         return scene.storage is not None and self.may_spoil(scene.storage)
 
     @staticmethod
     def may_spoil(storage: Path) -> bool:
-        """Return whether there is one to go back to, and the newest can be written."""
+        """Return whether there is an older checkpoint to go back to, and the newest one can be written to."""
         commits = _commits(storage)
         if len(commits) < _COMMITS_MIN or not os.access(storage, os.W_OK):
             return False
@@ -99,7 +101,7 @@ class LoseCheckpoint(SpoiltCheckpoint):
 
 
 def _commits(storage: Path) -> list[CommitId]:
-    """Return what is committed there, in order."""
+    """Return the checkpoints that are committed there, in order: the newest is the last."""
     from elastic_checkpoint.format.names import COMMITS, commit_id
 
     found = (commit_id(f"{COMMITS}/{path.name}") for path in (storage / COMMITS).glob("*"))
@@ -112,8 +114,9 @@ def _objects(storage: Path, id: CommitId) -> list[Path]:
 
 @dataclass(frozen=True)
 class Disk(WorkerFault):
-    """The disk that holds the run is full, or read-only, from that moment on and for `seconds`. It is a small one,
-    which `elastic drill` makes for the run.
+    """The disk that holds the run is full, or read-only, from that moment on and for `seconds`.
+
+    It is a small one, which `elastic drill` makes for the run.
 
     how  "full" or "read_only"
     """

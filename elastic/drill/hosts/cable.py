@@ -21,6 +21,7 @@ _FRAME_MAX, _AT_ONCE = 65536, 64
 
 
 def main() -> None:
+    """Make both devices, then carry what goes into one to the other, until the process is killed."""
     near, far, delay_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
     ends = [_tap(near), _tap(far)]
     other = {ends[0]: ends[1], ends[1]: ends[0]}

@@ -58,7 +58,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a machine's command ended; left_behind: in words."""
+    """The end of a machine's command: its exit status, and what it left behind there, in words."""
 
     status: int
     left_behind: tuple[str, ...]
@@ -85,7 +85,7 @@ class Machine:
 
     @property
     def outcome(self) -> Outcome | None:
-        """None: it runs, or was killed."""
+        """Return how its command ended; None: it runs, or was killed."""
         if self._process.poll() is None or not self._report.exists():
             return None
         said = json.loads(self._report.read_text())
@@ -105,7 +105,7 @@ class Machine:
         return self.returncode or 0
 
     def kill(self) -> None:
-        """Kill all that runs there, together."""
+        """Kill all that runs on the machine, together."""
         self.send_signal(signal.SIGKILL)  # the kernel ends the others of the namespace before its init
 
     def send_signal(self, number: int) -> None:
@@ -158,7 +158,7 @@ class Hosts(Network):
     ) -> Node:
         """Start the process that ends with this host's machine, whose init is its only child.
 
-        report  what that one writes
+        report  the file that the init writes
         """
         booted = str(self.booted_s(host))
         spaces = ["--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
@@ -176,7 +176,7 @@ class Hosts(Network):
         )
 
     def booted_s(self, host: int) -> int:
-        """Return by how much this host's clocks that count from a boot are ahead of this machine's."""
+        """Return by how many seconds this host's clocks that count from a boot are ahead of this machine's."""
         return host * _BOOTED_APART_S
 
     def running(self, host: int) -> bool:
@@ -187,7 +187,7 @@ class Hosts(Network):
         return self._machines[host].outcome
 
     def crash(self, *hosts: int) -> None:
-        """Kill all that runs there, together; the network resets what it had open."""
+        """Kill all that runs on these hosts, together; the network resets the connections that they had open."""
         running = [self._machines[host] for host in hosts if self.running(host)]
         for machine in running:
             machine.kill()
@@ -195,7 +195,7 @@ class Hosts(Network):
             machine.wait(WITHIN_S)
 
     def lose_power(self, *hosts: int) -> None:
-        """Crash them, and have nobody told."""
+        """Cut these hosts off, then crash them, so that nobody is told."""
         self.cut(*hosts)
         self.crash(*hosts)
 
@@ -204,7 +204,7 @@ class Hosts(Network):
         self._machines[host].send_signal(signal.SIGTERM)
 
     def pids(self, host: int) -> list[int]:
-        """Return those of all that runs there, the eldest first, as this process sees them."""
+        """Return the pids of all that runs on a host, the eldest first, as this process sees them."""
         found: list[tuple[int, int]] = []
         try:
             space = os.readlink(f"/proc/{self._machines[host].init}/ns/pid")
@@ -218,7 +218,7 @@ class Hosts(Network):
         return [pid for _, pid in sorted(found)]
 
     def pid_outside(self, host: int, pid: int) -> int | None:
-        """Return a pid as this process sees it; None: it has ended. pid: as the machine itself counts"""
+        """Return the pid by which this process sees that one, which the host's machine counts; None: it has ended."""
         if not self.running(host):
             return None
         for outside in self.pids(host):

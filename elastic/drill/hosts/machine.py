@@ -21,12 +21,13 @@ _LEFT_IN = ("/dev/shm", "/var/tmp")  # both of this machine alone
 
 
 def main() -> None:
+    """Start the command in a session of its own, and watch it to its end."""
     command = sys.argv[3:]
     watch(os.posix_spawnp(command[0], command, os.environ, setsid=True), Path(sys.argv[1]), float(sys.argv[2]))
 
 
 def watch(child: int, report: Path, orphans_s: float) -> None:
-    """Wait for the command's process, and write what it left behind. child: its pid"""
+    """Wait for the command's end and then for its orphans; write its status and what it left. child: its pid."""
 
     def pass_on(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -48,7 +49,7 @@ def watch(child: int, report: Path, orphans_s: float) -> None:
 
 
 def _others() -> list[str]:
-    """Return who runs beside this process, in words. Whoever has ended is reaped."""
+    """Reap who has ended, and return who still runs beside this process, in words."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -76,22 +76,23 @@ class Network:
         return _run(*self.inside(host), *command)
 
     def inside(self, host: int) -> list[str]:
-        """Return what runs a command there, and becomes it."""
+        """Return the beginning of a command line that runs a command on this host's network, and becomes it."""
         return _inside(self._holder[host])
 
     def network(self, host: int) -> str:
-        """Return the file of its namespace."""
+        """Return the file of this host's network namespace."""
         return _network(self._holder[host])
 
     def cut(self, *hosts: int) -> None:
-        """Let nothing in or out, and have nobody told."""
+        """Let nothing into these hosts or out of them, and have nobody told."""
         self._drop({host: {"in": 1.0, "out": 1.0} for host in hosts})
 
     def cut_one_way(self, host: int, way: Way) -> None:
+        """Let nothing into this host, or nothing out of it."""
         self._drop({host: {way: 1.0}})
 
     def lose_packets(self, host: int, share: float) -> None:
-        """Lose a share of those in both directions."""
+        """Lose this share of a host's packets, in both directions."""
         self._drop({host: {"in": share, "out": share}})
 
     def partition(self, *groups: Collection[int]) -> None:
@@ -101,14 +102,14 @@ class Network:
                 self._plug(host, self._bridge_for(number))
 
     def heal(self, *hosts: int) -> None:
-        """Make these, or all, as they were at first, but for a delay."""
+        """Make the cables of these hosts, or of all, as they were at first, but for a delay."""
         healed = hosts or tuple(self._holder)
         self._drop({host: {"in": 0.0, "out": 0.0} for host in healed})
         for host in healed:
             self._plug(host, self._bridge_for(0))
 
     def delay(self, host: int, seconds: float) -> None:
-        """Make each packet so much later, in both directions, from now on. Once for a host: more has no effect."""
+        """Make each packet of a host so much later, both ways, from now on. A second call for it has no effect."""
         if host in self._delayed:
             return
         self._delayed.add(host)
@@ -132,7 +133,7 @@ class Network:
         self._on_switch("ip", "link", "set", far, "master", self._bridge[host], "up")
 
     def close(self) -> None:
-        """Kill everything. Harmless when repeated."""
+        """End all that the network has started. Harmless when repeated."""
         self.open.close()
 
     def __enter__(self) -> Self:
@@ -155,6 +156,7 @@ class Network:
         _run(*_inside(self._switch), *command, stdin=stdin)
 
     def _bridge_for(self, number: int) -> str:
+        """Return the name of the bridge with this number, which is made if need be."""
         bridge = f"bridge{number}"
         if bridge not in self._bridges:
             self._on_switch("ip", "link", "add", bridge, "up", "type", "bridge", "forward_delay", "0")
@@ -162,13 +164,14 @@ class Network:
         return bridge
 
     def _plug(self, host: int, bridge: str) -> None:
+        """Plug the host's cable into this bridge, unless it is there."""
         if self._bridge.get(host) != bridge:
             self._on_switch("ip", "link", "set", self._port[host], "master", bridge)
             self._bridge[host] = bridge
 
     def _drop(self, shares: Mapping[int, Mapping[Way, float]]) -> None:
-        """Drop shares of packets. What comes out of a host goes into the switch, and the other way round."""
-        side = {"in": "egress", "out": "ingress"}
+        """Drop these shares of packets from now on, by host and direction."""
+        side = {"in": "egress", "out": "ingress"}  # what comes out of a host goes into the switch
         lines = [
             f"filter replace dev v{host} {side[way]} pref 1 handle 1 protocol all bpf da bytecode '{_bytecode(share)}'"
             for host, ways in shares.items()
@@ -182,7 +185,7 @@ def name(host: int) -> str:
 
 
 def host_of(worker: str) -> int:
-    """Return a worker's host, with whose name its id begins."""
+    """Return the number of a worker's host, with whose name its id begins."""
     return int(worker.partition("-")[0].removeprefix("h"))
 
 
@@ -195,6 +198,7 @@ def ipv6_address(host: int) -> str:
 
 
 def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
+    """Wait until it holds. Raises ElasticError, which says what was waited for, after `within_s`."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline:
@@ -203,7 +207,7 @@ def until(holds: Callable[[], object], what: str, *, within_s: float = WITHIN_S)
 
 
 def _bytecode(share: float) -> str:
-    """Return a filter that drops that share: A = random; A >= limit: pass."""
+    """Return a BPF filter that drops that share of packets: A = random; A >= limit: pass."""
     if share in (0.0, 1.0):
         return f"1,6 0 0 {_DROP if share else _PASS},"
     random = 0x1_0000_0000 - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
@@ -226,5 +230,6 @@ def _run(*command: str, stdin: str | None = None) -> str:
 
 
 def end(process: Node) -> None:
+    """Kill a process, and wait for its end."""
     process.kill()
     process.wait(WITHIN_S)

@@ -18,6 +18,8 @@ PORT = 29400
 
 
 class OnHosts:
+    """The hosts that the nodes of one run are on, a NodeHosting; `hosts` are closed with it."""
+
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self.endpoint = f"{name(1)}:{PORT}"
@@ -49,7 +51,7 @@ class OnHosts:
 
 
 def left_behind_on(host: int, outcome: Outcome, *, killed: bool = False) -> list[str]:
-    """Return what a machine left that nobody will remove.
+    """Return what a host's machine left that nobody will remove, in words.
 
     killed  workers were: the next one there removes what their loader processes left, and a semaphore that one was
             about to make is nobody's

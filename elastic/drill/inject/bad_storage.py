@@ -26,7 +26,7 @@ RECORD = "storage-faults.jsonl"
 def behind_faults(
     url: str, options: dict[str, Any] | None, faults: StorageFaults, *, seed: int, record: Path
 ) -> tuple[str, dict[str, Any] | None]:
-    """Return what makes a script use `url`, a folder or an fsspec URL, with faults between, if there are any."""
+    """Return the URL and options by which a script uses `url`, a folder or an fsspec URL, with such faults between."""
     if not faults.any:
         return url, options
     protocol, separator, path = url.partition("://")
@@ -59,6 +59,7 @@ def _tail(path: str, parts: int) -> str:
 
 
 def _struck(record: Path) -> list[dict[str, Any]]:
+    """Return the faults that are on record, one for each operation that failed."""
     try:
         return [json.loads(line) for line in record.read_text().splitlines()]
     except FileNotFoundError:
@@ -66,6 +67,7 @@ def _struck(record: Path) -> list[dict[str, Any]]:
 
 
 def _rules(faults: StorageFaults) -> list[Rule]:
+    """Return a plan's chances as rules of the storage that fails; the kinds of errors share theirs."""
     rules: list[Rule] = []
     if faults.errors:
         each = faults.errors / (len(_ERRORS) + 1)

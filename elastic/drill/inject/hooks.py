@@ -101,7 +101,7 @@ def update(optimizers: Iterable[torch.optim.Optimizer], act: Act) -> Unhook:
 
 
 class _Writes(TorchDispatchMode):
-    """While entered: calls `act` when operations have written to half of the tensors."""
+    """A dispatch mode that calls `act` once operations have written to half of the tensors."""
 
     def __init__(self, tensors: list[torch.nn.Parameter], act: Act) -> None:
         super().__init__()

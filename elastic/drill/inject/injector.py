@@ -140,6 +140,8 @@ class Injector(Observer):
             self._act(fault)
 
     def _prepare(self, phase: str, run: ObservedRun, fault: int) -> None:
+        """Put on the hooks by which a fault strikes in the midst of what begins now."""
+
         def strike() -> None:
             self._act(fault)
 
@@ -155,6 +157,7 @@ class Injector(Observer):
         self._unhook.append(unhook)
 
     def _due(self, phase: str, share: int | None) -> list[int]:
+        """Return the indices of the faults that this worker sets off at this moment."""
         if not self._plan.faults:
             return []
         run = self._run
@@ -165,7 +168,7 @@ class Injector(Observer):
         return due(self._plan, phase, rank=run.rank, done=done, here=here, **at)
 
     def _act(self, index: int) -> None:
-        """Strike, unless the fault has happened already."""
+        """Strike, unless the fault has happened already, or cannot happen here and now."""
         assert self._run is not None
         fault, run = self._plan.faults[index], self._run
         scene = self._scene(index)
@@ -209,9 +212,9 @@ class Injector(Observer):
             self._reading.stuck = True
 
     def _would_repeat(self, fault: Fault) -> bool:
-        """Return whether the run would take it for a bug: the same failure at one step, twice.
+        """Return whether the run would take the fault for a bug: the same failure at one step, twice.
 
-        One that may come later does, a few steps on, since a loader's failure shows some steps after it.
+        A fault that may come later then does, a few steps on, since a loader's failure shows some steps after it.
         """
         failure = fault.failure()
         if failure is None or not fault.when.later:

@@ -18,7 +18,8 @@ _ENDS_S = 10.0
 
 
 class JoiningNodes:
-    """
+    """The nodes that join one run, over all its launches.
+
     start   starts a node of so many workers (None: as many as every other has) that waits for a file, if one is given
     ready   the next one stands ready, its imports done
     """
@@ -32,12 +33,15 @@ class JoiningNodes:
         self._awaited: dict[int, Node] = {}  # by that index
 
     def begin(self, faults: Sequence[Fault], happened: Collection[int]) -> None:
-        """Begin with a launch."""
+        """Begin with a launch: nobody waits for a node yet, and the first one to join stands ready."""
         self._awaited = {}
         self._stand_ready(faults, happened)
 
     def look(self, faults: Sequence[Fault], happened: Collection[int]) -> list[Node]:
-        """Return the nodes that have joined since the last look."""
+        """Start or call the nodes whose Join has happened since the last look, and return them.
+
+        Workers that waited for a node that has come, or has ended, are let go.
+        """
         found = []
         for index in set(happened) - self._joined:
             fault = faults[index]
@@ -60,6 +64,7 @@ class JoiningNodes:
             self._standing = None
 
     def _join(self, index: int, fault: Join) -> Node:
+        """Call the node that stands ready for this fault; start one where none does."""
         if self._standing is None or self._standing[0] != index:
             return self._start(fault.workers, None)
         self._call(index).touch()
@@ -67,6 +72,7 @@ class JoiningNodes:
         return node
 
     def _stand_ready(self, faults: Sequence[Fault], happened: Collection[int]) -> None:
+        """Have a node stand ready for the first Join that has not happened, unless one does already."""
         waiting = [(at, fault) for at, fault in enumerate(faults) if isinstance(fault, Join) and at not in happened]
         if self._ready and self._standing is None and waiting:
             index, fault = waiting[0]

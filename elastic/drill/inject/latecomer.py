@@ -1,4 +1,6 @@
-"""A node that stands ready beside a run and joins when it is called: `python -m` this FILE ARGUMENTS…
+"""A node that stands ready beside a run, and joins when it is called.
+
+    python -m elastic.drill.inject.latecomer FILE ARGUMENTS…
 
 What a machine does before it is of use (booting, importing torch and what the script imports) is done, so that in a
 short run it still comes in time. Once FILE is there this process is `elastic run ARGUMENTS…`. It ends with the drill
@@ -22,7 +24,7 @@ _IMPORTS = ("agent", "hub.link", "meeting", "workers.logs")
 
 
 def main(argv: Sequence[str], *, preloaded: bool | None = None) -> int:
-    """Stand ready, then be `elastic run`. preloaded: see run_command.main"""
+    """Stand ready until FILE is there, then be `elastic run`. For `preloaded` see run_command.main."""
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command

@@ -26,7 +26,7 @@ Launcher = Literal["elastic", "torchrun"]
 
 @dataclass(kw_only=True)
 class NodeStarter:
-    """Of one run, for all its launches; see Cluster for the meanings.
+    """Starts the nodes of one run, in all its launches. Fields that are not told here are explained in Cluster.
 
     script    with its arguments, as for python
     launches  so far
@@ -50,7 +50,7 @@ class NodeStarter:
     _secret: str = field(default_factory=generated_secret, repr=False)
 
     def begin(self) -> None:
-        """Begin the next launch."""
+        """Begin the next launch: its TMPDIR, what its workers are told, and an empty output."""
         self.launches += 1
         self._make_temporary()
         self.overrides.write(self.folder)
@@ -58,7 +58,7 @@ class NodeStarter:
         self.hosting.begin()
 
     def node(self, *, first: bool, workers: int | None = None, called: Path | None = None) -> Node:
-        """Start a node.
+        """Start a node of this launch, and return its launcher.
 
         first    of its launch. It hosts torchrun's rendezvous store: were it whoever comes first, a node that leaves
                  might take it along, and nobody can join any more
@@ -74,11 +74,11 @@ class NodeStarter:
 
     @property
     def output(self) -> Path:
-        """What the launch prints."""
+        """Return the file that takes what this launch prints."""
         return self.folder / f"output-{self.launches}.txt"
 
     def remove_temporary(self) -> None:
-        """Remove it where it lies outside the drill's folder."""
+        """Remove the launches' TMPDIR where it lies outside the drill's folder."""
         if self._temporary.is_symlink():
             shutil.rmtree(self._temporary.resolve(), ignore_errors=True)
             self._temporary.unlink()
@@ -88,6 +88,7 @@ class NodeStarter:
         return self.folder / "tmp"
 
     def _command(self, workers: int | None) -> list[str]:
+        """Return the command of a node. Raises ConfigError if workers cannot be spread evenly over the nodes."""
         if self.workers is None:
             return [sys.executable, *self.script]
         per_node, rest = divmod(self.workers, self.nodes)
@@ -106,6 +107,7 @@ class NodeStarter:
         return [sys.executable, "-m", *module, *flags, *self.script]
 
     def _environment(self) -> dict[str, str]:
+        """Return the environment of this launch's nodes; `env` beats all else."""
         drill = {processes.MARK: str(self.folder), "TMPDIR": str(self._temporary.resolve()), "PYTHONUNBUFFERED": "1"}
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # its shared store keeps a dead round's keys
         by = f"elastic.drill.inject.injector:observer:{self.folder}"

@@ -37,7 +37,7 @@ class RecordedBatch(NamedTuple):
 
 
 class RecordingDataset:
-    """A dataset that says with each example which one it is. `stuck`: no read comes back any more."""
+    """A dataset that says with each example which one it is. While it is `stuck`, no read comes back."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -65,9 +65,9 @@ class RecordingCollate:
 
 
 def dataset_source(dataset: Any) -> Dataset:
-    """Return where the code that reads an example stands.
+    """Return the event that says where the code stands that reads an example.
 
-    Of datasets that only wrap another one (torch's Subset, say) the innermost that is not torch's own.
+    Where datasets only wrap another one (torch's Subset, say) that is the outermost one that is not torch's own.
     """
     for _ in range(_UNWRAPPED_MAX):
         inner = getattr(dataset, "dataset", None)

@@ -34,7 +34,7 @@ def check() -> None:
 
 
 def mount(folder: Path, *, like: Path) -> None:
-    """Put a disk at `folder`, with room for a run that holds what the one at `like` does. Raise ConfigError."""
+    """Put a disk at `folder`, with room for a run that holds what the one at `like` does. Raises ConfigError."""
     held = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     folder.mkdir(parents=True, exist_ok=True)
     refusal = _mount(["-t", "tmpfs", "-o", f"size={_ROOM + 8 * held},mode=755", _SOURCE, str(folder)])
@@ -49,7 +49,7 @@ def unmount(folder: Path) -> None:
 
 
 def take_away(folder: Path, *, keep: bool) -> None:
-    """Take the disk away, if there is one. keep: what is on it is copied to where it was"""
+    """Take the disk away, if there is one; with `keep`, copy what is on it to where it was."""
     if not folder.is_mount():
         return
     heal(folder)
@@ -63,7 +63,7 @@ def take_away(folder: Path, *, keep: bool) -> None:
 
 
 def strike(folder: Path, how: str) -> None:
-    """Make it full, or read-only, from now on."""
+    """Make the disk full, or read-only, from now on."""
     if how == FULL:
         _fill(folder)
     else:
@@ -71,7 +71,7 @@ def strike(folder: Path, how: str) -> None:
 
 
 def heal(folder: Path) -> None:
-    """Make it writable again, unless it is struck meanwhile."""
+    """Make the disk writable again, unless it is struck meanwhile."""
     for _ in range(1, _mounted(folder)):
         _umount(folder)
     _mount(["-o", "remount,bind,rw", str(folder)])  # a strike that came between its two calls has hit the disk itself
@@ -80,7 +80,7 @@ def heal(folder: Path) -> None:
 
 
 def _fill(folder: Path) -> None:
-    """Fill it. One that is read-only just now stays as it is: it takes nothing either."""
+    """Fill the disk. One that is read-only just now stays as it is: it takes nothing either."""
     try:
         ballast = (folder / _BALLAST).open("wb", buffering=0)
     except OSError as error:
@@ -97,7 +97,7 @@ def _fill(folder: Path) -> None:
 
 
 def _make_read_only(folder: Path) -> None:
-    """Mount it once more, read-only, on top: who opens a file there from now on gets EROFS.
+    """Mount the disk once more, read-only, on top: who opens a file there from now on gets EROFS.
 
     A disk that someone has a file open on for writing cannot be made read-only itself.
     """
@@ -110,7 +110,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def _mounted(folder: Path) -> int:
-    """Return how many of our mounts lie on it, one above the other. Nobody else's are touched."""
+    """Return how many mounts of ours lie at the folder, one above the other. Nobody else's are touched."""
     where = os.path.realpath(folder)
     return sum(mount.folder == where and mount.source == _SOURCE for mount in mounts())
 
@@ -120,7 +120,7 @@ def _umount(folder: Path) -> None:
 
 
 def _mount(arguments: list[str]) -> str | None:
-    """Mount; return why that failed, if it did."""
+    """Call mount with these arguments; return why that failed, if it did."""
     try:
         done = subprocess.run(["mount", *arguments], check=False, capture_output=True, text=True, timeout=_WITHIN_S)
     except OSError as error:

@@ -39,7 +39,7 @@ _SETTLED_S, _LOOK_S = 5.0, 0.05
 
 
 class Holdings:
-    """One worker's looks at itself."""
+    """The looks of one worker at what it holds itself."""
 
     def __init__(self) -> None:
         self._generation: int | None = None
@@ -48,7 +48,7 @@ class Holdings:
         self._given_up = 0
 
     def hear(self, event: Event) -> None:
-        """Hear an event, as an EventLog's listener."""
+        """Count, as an EventLog's listener, the collectives that this worker has given up."""
         self._given_up += collectives_given_up([event])
 
     def after_step(self, *, generation: int, world_size: int, rank: int) -> dict[str, int] | None:
@@ -78,7 +78,7 @@ class Holdings:
 
 
 def here() -> dict[str, int]:
-    """Count what this process holds."""
+    """Return how many descriptors, sockets, threads and writer processes this process has now."""
     links = [link for link in linux.descriptors().values() if not link.startswith(_SHARED)]
     sockets, writers = sum(link.startswith("socket:") for link in links), len(writer_processes())
     return {"descriptors": len(links), "sockets": sockets, "threads": linux.thread_count(), "writers": writers}
@@ -97,7 +97,7 @@ def leaks(
     store: bool = False,
     misled: Collection[ViewKey] = (),
 ) -> list[Violation]:
-    """Return what workers held more of at the end than they may, with the looks that show it.
+    """Return a violation, with the looks that show it, where a worker held more at the end than it may.
 
     baseline  of the undisturbed run: what the script comes to hold by itself
     store     the run lives in an object store
@@ -108,6 +108,7 @@ def leaks(
     shares = {(e["worker"], e["generation"]): int(e["shares"][1] - e["shares"][0]) for e in formed}
 
     def of_streams(kind: str, before: Event, after: Event) -> int:
+        """Return how many more the worker may hold for shares that it has got since."""
         now, then = (shares.get((look["worker"], look["generation"]), 0) for look in (after, before))
         return OF_A_SHARE[kind] * max(0, now - then)
 
@@ -133,7 +134,7 @@ def leaks(
 
 
 def _more(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Return how many more than before, but for what a coordinator has."""
+    """Return how many more of a kind are held than before, but for what a coordinator has."""
     of_writers = OF_A_WRITER[kind] * max(0, after["writers"] - before["writers"])
     of_a_claim = OF_A_CLAIM[kind] if after.get("rank") == 0 and before.get("rank") != 0 else 0
     return int(after[kind] - before[kind] - of_writers - of_a_claim)

@@ -36,28 +36,30 @@ class NodeHosting(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """--rdzv-endpoint of this launch."""
+        """Return the --rdzv-endpoint of this launch."""
 
     def begin(self) -> None:
         """Begin the next launch."""
 
     def environment(self) -> Mapping[str, str]:
-        """Return what all nodes have beside that of the run."""
+        """Return the variables that all nodes have beside those of the run."""
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> Node:
-        """Start a node."""
+        """Start a node's launcher, which appends what it prints to `output`."""
 
     def pid(self, worker: str) -> int:
-        """Return that of the worker that has this id, as this process sees it; 0: it has ended."""
+        """Return the pid of the worker that has this id, as this process sees it; 0: it has ended."""
 
     def left_behind(self, *, killed: bool) -> list[str]:
-        """Return what this launch left on machines of its own, in words. killed: workers were"""
+        """Return what this launch left on machines of its own, in words; `killed` says that workers were."""
 
     def close(self) -> None:
-        """End what hosts them."""
+        """End what hosts the nodes."""
 
 
 class ThisMachine:
+    """The hosting of nodes that are all on this machine, and meet at a free port of it."""
+
     endpoint = ""
 
     def begin(self) -> None:
@@ -83,11 +85,11 @@ class ThisMachine:
 
 
 def free_port() -> int:
-    """Return one for agents of several nodes, which must be told it before any of them listens.
+    """Return a port for agents of several nodes, which must be told it before any of them listens.
 
-    Nobody listens there, and it is below those that the kernel gives to whoever asks for any: of these another program
-    may have it by then. Raise ConfigError if no port is to be had.
+    Nobody listens there now. Raises ConfigError if no port is to be had.
     """
+    # below those that the kernel gives to whoever asks for any: of these another program may have it by then
     below = range(_FIRST, first_ephemeral_port()) or range(_FIRST, _LAST)
     for _ in range(_TRIES):
         port = secrets.choice(below)

@@ -28,18 +28,18 @@ TORCH_S_OWN = "torchinductor_"  # the folder of torch's compile cache, which an 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there was before a launch."""
+    """The names in shared memory and in TMPDIR that there were before a launch."""
 
     shared: frozenset[str] = frozenset()
     temporary: frozenset[str] = frozenset()
 
     @classmethod
     def take(cls, folder: Path) -> Snapshot:
-        """Look. folder: the drill's, whose tmp/ is the launch's TMPDIR"""
+        """Return what there is now. folder: the drill's, whose tmp/ is the launch's TMPDIR."""
         return cls(_names(SHARED_MEMORY), _names(folder / "tmp"))
 
     def new(self, folder: Path, pids: Collection[int], *, killed: bool = False) -> list[str]:
-        """Return what is there now and was not, in words.
+        """Return, in words, what the launch has left: it is there now, and was not before.
 
         killed  workers were: what each of them kept for its loader processes' sockets, and what those left in shared
                 memory, is removed by the next worker that starts on the machine (data/scratch.py), so it is no leak
@@ -61,6 +61,7 @@ class Snapshot:
             (SHARED_MEMORY / name).unlink(missing_ok=True)
 
     def _shared_of(self, pids: Collection[int]) -> list[str]:
+        """Return the new names in shared memory that tell one of these processes."""
         return [name for name in sorted(_names(SHARED_MEMORY) - self.shared) if pid_in_name(name) in pids]
 
 
@@ -88,7 +89,7 @@ def _next_worker_removes(path: Path) -> bool:
 
 
 def pid_in_name(name: str) -> int | None:
-    """Return who has made this file in shared memory, as torch's tell: torch_<pid>_<random>_<number>; else None."""
+    """Return the pid in the name of a file in shared memory of torch's: torch_<pid>_<random>_<number>; else None."""
     named = _NAMED.match(name)
     return int(named[1]) if named is not None else None
 

@@ -21,7 +21,7 @@ _CLOSE_S = 10.0
 
 
 class Lifeline:
-    """Held from `hold` to `let_go`.
+    """The drill's end of the process that waits beside it, which is there from `hold` to `let_go`.
 
     folder  the drill's
     at      where a small disk may be mounted for it
@@ -32,7 +32,7 @@ class Lifeline:
         self._process: subprocess.Popen[bytes] | None = None
 
     def hold(self) -> None:
-        """Hold it from now on. Harmless when repeated."""
+        """Start the process that waits. Harmless when repeated."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "elastic.drill.machine.lifeline", *self._arguments],
@@ -42,7 +42,7 @@ class Lifeline:
             )
 
     def let_go(self) -> None:
-        """Let go: nothing of the drill runs any more. Harmless when repeated."""
+        """End that process in peace: nothing of the drill runs any more. Harmless when repeated."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -53,6 +53,7 @@ class Lifeline:
 
 
 def main() -> None:
+    """Wait for the input's end; unless the drill has let go, kill what it started and remove what it made."""
     if sys.stdin.buffer.read() != _LET_GO:
         folder = Path(sys.argv[1])
         processes.kill_marked(folder)

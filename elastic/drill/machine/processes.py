@@ -39,7 +39,7 @@ def marked(folder: Path) -> list[int]:
 
 
 def kill_marked(folder: Path) -> list[int]:
-    """Kill all of them, stopped first, so that none sees another's death. Return whom it hit."""
+    """Kill the drill's processes, stopped first, so that none sees another's death. Return their pids."""
     stopped: set[int] = set()
     while new := set(marked(folder)) - stopped:  # what was forked before its parent stopped
         for pid in new:
@@ -51,7 +51,7 @@ def kill_marked(folder: Path) -> list[int]:
 
 
 def wait_until_gone(folder: Path, *, within_s: float) -> list[int]:
-    """Wait until none is left; return those that are there at the deadline."""
+    """Wait until no process of the drill is left; return the pids of those that are there at the deadline."""
     deadline = time.monotonic() + within_s
     while (alive := marked(folder)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -81,21 +81,22 @@ def listening(pid: int) -> list[int]:
 
 
 def children(parent: int) -> list[int]:
+    """Return the pids of a process's children that have not ended."""
     return sorted(pid for pid, stat in linux.children(parent).items() if not stat.is_dead)
 
 
 def loader_processes() -> list[int]:
-    """Return this process's own forks."""
+    """Return the pids of this worker's loader processes: children with its own command line."""
     own = linux.command_line(os.getpid())
     return [pid for pid in children(os.getpid()) if linux.command_line(pid) == own]
 
 
 def writer_processes() -> list[int]:
-    """Return those of this process's checkpoints."""
+    """Return the pids of the processes that write this worker's checkpoints."""
     return [pid for pid in children(os.getpid()) if WRITER in linux.command_line(pid)]
 
 
 def warm_processes() -> list[int]:
-    """Return those that this worker's agent forks workers from."""
+    """Return the pids of the processes that this worker's agent forks workers from."""
     found = linux.children(os.getppid()).items()
     return [pid for pid, stat in found if not stat.is_dead and stat.name == WARM]
