@@ -57,7 +57,7 @@ def _read_twice(reads: Sequence[Event]) -> set[tuple[int, int]]:
 
 
 def notes(read: Event) -> list[tuple[int, str]]:
-    """Return (index, digest) of what one record says; without those that it read twice or has no digest of."""
+    """Return (index, digest) for what one record read, without examples read twice or without a digest."""
     indices: list[int] = read["indices"]
     contents: list[Any] = read.get("contents") or []
     return [
@@ -68,6 +68,7 @@ def notes(read: Event) -> list[tuple[int, str]]:
 
 
 def content(events: Sequence[Event], reference: Sequence[Event] | str | None) -> Iterator[Violation]:
+    """Yield one violation, of the first conflict, if an example had two contents at one step."""
     found = list(conflicts(events, reference if reference is not None and not isinstance(reference, str) else ()))
     if found:
         one = found[0]

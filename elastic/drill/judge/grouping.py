@@ -13,7 +13,7 @@ Key = TypeVar("Key")
 
 
 def grouped(events: Iterable[Event], key: Callable[[Event], Key]) -> dict[Key, list[Event]]:
-    """Return groups, in the order of each one's first event. A group without any is an empty list."""
+    """Return events in groups, in the order of each one's first event. A key that no event has gives an empty list."""
     groups: dict[Key, list[Event]] = defaultdict(list)
     for event in events:
         groups[key(event)].append(event)

@@ -136,7 +136,7 @@ def judge(
 
 
 def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
-    """Yield who did more alone than the step in hand: all of a view take part in each step."""
+    """Yield a violation for each worker that did more than the step in hand after the run had gone on without it."""
     ends = {(event["worker"], event.get("generation") or 0): event for event in of_kind["moved_on"]}
     doers: dict[tuple[ViewKey, int], set[str]] = defaultdict(set)
     finished = (*of_kind["step_applied"], *of_kind["passed_over"])
@@ -149,6 +149,7 @@ def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
         if view is None or gone.issuperset(view["workers"]):
             continue  # nobody else was there
         own = [e for e in finished if (e["worker"], e.get("generation") or 0) == at]
+        # all of a view take part in each step: what only those did who are gone, the run went on without
         alone = [done for done in own if doers[view_key(done), done["step"]] <= gone]
         if len(alone) > 1:
             what = f"{at[0]} applied steps {[done['step'] for done in alone]} after the run had gone on without it"
@@ -156,6 +157,7 @@ def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
 
 
 def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violation]:
+    """Yield a violation where members name different workers, or the blocks of shares do not join."""
     for view in (one.record for one in seen):
         members = {e["worker"]: e for e in formed if e.get("generation") == view.get("generation")}
         reported = [members[worker] for worker in view["workers"] if worker in members]
@@ -170,6 +172,7 @@ def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violat
 
 
 def _sides(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
+    """Yield a violation for each generation in which several lists of workers claimed or trained."""
     acted = {(event["worker"], event.get("generation") or 0) for kind in _GOES_ON for event in of_kind[kind]}
     views_of = grouped(of_kind["view_formed"], lambda view: view.get("generation") or 0)
     for generation, own in sorted(views_of.items()):
@@ -179,7 +182,7 @@ def _sides(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
 
 
 def _shares(done: Application, exact: bool) -> Iterator[Violation]:
-    """Check that each was read once. In fast mode a worker reads its block as one batch, as its first share."""
+    """Check that each share of a surviving step was read by exactly one worker, within its block."""
     if not done.reads:
         yield Violation("shares", f"no reads are recorded for step {done.step}: was the run observed?", done.applied)
         return
@@ -187,7 +190,7 @@ def _shares(done: Application, exact: bool) -> Iterator[Violation]:
     for read in (*done.reads, *done.left_out):
         readers[read["share"]][read["worker"]] = read
     missing = sorted(set(range(max(readers) + 1)) - readers.keys())
-    if missing and exact:
+    if missing and exact:  # in fast mode a worker reads its block as one batch, as its first share
         yield Violation("shares", f"step {done.step} was applied without shares {missing}", done.applied)
     for share, by_worker in sorted(readers.items()):
         if len(by_worker) > 1:
@@ -201,6 +204,7 @@ def _shares(done: Application, exact: bool) -> Iterator[Violation]:
 
 
 def _records(done: Application) -> Iterator[Violation]:
+    """Check that the digest of indices that each worker reported is that of the indices it read."""
     for applied in done.applied:
         own = sorted((e for e in done.reads if e["worker"] == applied["worker"]), key=lambda e: int(e["share"]))
         if digest_of_indices(index for read in own for index in read["indices"]) != applied["indices"]:
@@ -211,7 +215,10 @@ def _records(done: Application) -> Iterator[Violation]:
 def _coverage(
     lineage: SurvivingSteps, dataset_length: int, length: int, batch_size: int, last_batch: str, each: str
 ) -> Iterator[Violation]:
-    """Check by the arithmetic of sizes alone: which examples a step reads is what is being judged."""
+    """Check that each step has the size, and each epoch the examples, that it should, by the arithmetic of sizes.
+
+    It asks nothing else: which examples a step reads is what is being judged.
+    """
     per_epoch = length - length % batch_size if last_batch == "drop" else length
     steps_per_epoch = -(-per_epoch // batch_size)
     applied: dict[int, Counter[int]] = defaultdict(Counter)
@@ -249,7 +256,7 @@ def _coverage(
 
 
 def _drawn(lineage: SurvivingSteps, undisturbed: SurvivingSteps) -> Iterator[Violation]:
-    """Compare with the undisturbed run, with multiplicity: what a step should read is not to be told from sizes."""
+    """Check that each step applied the undisturbed run's examples, as often: sizes do not tell what an order draws."""
     for step in sorted(lineage.path.keys() & undisturbed.path.keys()):
         ours, theirs = (
             Counter(index for read in run.path[step].reads for index in read["indices"])
@@ -264,7 +271,7 @@ def _drawn(lineage: SurvivingSteps, undisturbed: SurvivingSteps) -> Iterator[Vio
 def _epochs(
     of_kind: Mapping[str, Sequence[Event]], length: int, batch_size: int, last_batch: str
 ) -> Iterator[Violation]:
-    """Check those who load from storage. Whoever takes over from a peer may do so before it is at a boundary."""
+    """Check that whoever loads a state from storage knows its epoch."""
     steps_per_epoch = length // batch_size if last_batch == "drop" else -(-length // batch_size)
 
     def epoch_of(step: int) -> int:
@@ -274,12 +281,13 @@ def _epochs(
     for load in of_kind["loaded"]:
         step = load["step"]
         possible = {epoch_of(step), epoch_of(step - 1) if step in ends else epoch_of(step)}
-        if "digest" in load and load["epoch"] not in possible:
+        if "digest" in load and load["epoch"] not in possible:  # from a peer it may come before that is at a boundary
             what = f"the state after {step} steps was loaded as one of epoch {load['epoch']}, not {epoch_of(step)}"
             yield Violation("batch", what, (load,))
 
 
 def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[Violation]:
+    """Check that workers of one view report one result and, in exact mode, that a step done again gave the same."""
     together = {
         "loaded": (("step", "epoch", "from_claim", "digest"), ()),
         "step_applied": (("epoch", "count", "sums"), ("step",)),
@@ -334,6 +342,7 @@ def _states(of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps) -> 
 
 
 def _finish(finished: Sequence[Event], steps: int | None, reached: int) -> Iterator[Violation]:
+    """Check that every worker that finished reports the same, and that the run reached its end."""
     for fact in ("step", "digest"):
         if evidence := differing((e[fact], e) for e in finished):
             yield Violation("finished", f"workers finished with different results: {fact}", evidence)
@@ -348,6 +357,7 @@ def _finish(finished: Sequence[Event], steps: int | None, reached: int) -> Itera
 def _against(
     of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps, reference: Sequence[Event] | str
 ) -> Iterator[Violation]:
+    """Check sums, weights, steps passed over and the final digest against the undisturbed run's."""
     finished = of_kind["finished"]
     if isinstance(reference, str):
         if finished and finished[-1]["digest"] != reference:
@@ -370,7 +380,7 @@ def _against(
 
 
 def _outcome(done: Event) -> int | None:
-    """Return from which step on a step was passed over; None: it was applied."""
+    """Return the first step that was passed over with this one; None: it was applied."""
     return done["first"] if done["event"] == "passed_over" else None
 
 

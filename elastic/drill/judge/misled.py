@@ -18,7 +18,7 @@ _TELL = 3  # workers, of whom most may be right
 
 
 class Fault(Protocol):
-    """What is asked of one of the plan's. See faults/base.py."""
+    """A fault of the plan, as far as it is asked here. See faults/base.py."""
 
     @property
     def misleads(self) -> bool: ...
@@ -28,14 +28,14 @@ class Fault(Protocol):
 
 @dataclass(frozen=True)
 class Misled:
-    """Of a view: the worker that a fault has struck in it first, and from which of its records on (unix seconds)."""
+    """The worker of a view that a fault has misled in it first, and the time of the fault's record (unix seconds)."""
 
     worker: str
     at_s: float
 
 
 def misled(events: Sequence[Event], faults: Sequence[Fault]) -> dict[ViewKey, Misled]:
-    """Return who is misled, by the view in which it is."""
+    """Return the worker that is misled first in each view, by that view."""
     found: dict[ViewKey, Misled] = {}
     for event in events:
         if (fault := _fault(event, faults)) is not None and fault.misleads:
@@ -49,7 +49,10 @@ def _fault(event: Event, faults: Sequence[Fault]) -> Fault | None:
 
 
 def sound_events(events: Sequence[Event], lineage: SurvivingSteps, known: Mapping[ViewKey, Misled]) -> Iterator[Event]:
-    """Yield what others say, and that worker before; without the others' records of steps that do not survive."""
+    """Yield the events that are evidence, in views where a worker was misled: what it said before, and what others say.
+
+    Without the others' records of a step that survives from another view.
+    """
     for event in events:
         view, step = view_key(event), event.get("step")
         at = known.get(view)
@@ -62,7 +65,10 @@ def sound_events(events: Sequence[Event], lineage: SurvivingSteps, known: Mappin
 
 
 def unnamed(events: Sequence[Event], faults: Sequence[Fault]) -> Iterator[Violation]:
-    """Yield what another worker's error has found, though none names the worker, of which two others say they agree."""
+    """Yield a violation for each misleading fault that others' errors found without naming its worker and host.
+
+    Only in views of as many workers as it takes to tell: two others agree there.
+    """
     errors = [event for event in events if event["event"] == "error"]
     for struck in events:
         fault = _fault(struck, faults)

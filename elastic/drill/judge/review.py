@@ -70,9 +70,9 @@ def review(
 def stored(
     url: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
 ) -> list[StoredCheckpoint] | None:
-    """Return what the run could go on from, newest first, read to the last byte. None: it died with the process."""
+    """Return the checkpoints that a run could go on from, newest first, all read whole. None: its storage is gone."""
     if url.startswith("memory:"):
-        return None
+        return None  # it died with the process
     storage = open_storage(url, storage_options)
     try:
         lineage = read_history(storage, lambda _: None).lineage
@@ -84,6 +84,7 @@ def stored(
 
 
 def _stored(storage: Storage, id: CommitId) -> StoredCheckpoint:
+    """Read one checkpoint to the last byte, and return what is wrong with it, or its models' digest."""
     found = verify_commit(storage, id, True)
     if found.problems:
         return StoredCheckpoint(str(id), id.claim, id.step, wrong="; ".join(found.problems))
@@ -113,7 +114,7 @@ def end_violations(
 def final_states(
     baseline: str, faulted: str, storage_options: dict[str, Any] | None = None, *, but: Collection[str] = ()
 ) -> list[Violation]:
-    """Return what differs between the last checkpoints of both runs: weights, optimizer, all that survives.
+    """Return a violation if the last checkpoints of both runs differ: in weights, optimizer, anything that survives.
 
     but  names of checkpoints that were damaged on purpose: where it is the last one, there is nothing to compare
     """

@@ -32,7 +32,10 @@ class StoredCheckpoint:
 def storage_holds(
     checkpoints: Sequence[StoredCheckpoint], of_kind: Mapping[str, Sequence[Event]], *, may_fall_back: bool
 ) -> Iterator[Violation]:
-    """Yield what storage does not hold of what training had. checkpoints: newest first"""
+    """Yield a violation for each checkpoint that is damaged or holds other weights, and for an end that is not saved.
+
+    checkpoints  newest first
+    """
     for one in checkpoints:
         if one.wrong is not None:
             yield Violation("checkpoint", f"{one.name}: {one.wrong}")
@@ -45,6 +48,7 @@ def storage_holds(
 
 
 def _of_their_steps(checkpoints: Sequence[StoredCheckpoint], weights: Sequence[Event]) -> Iterator[Violation]:
+    """Yield a violation for each checkpoint with other weights than training had after its steps."""
     after = grouped(weights, lambda event: int(event["step"]) + 1)  # steps applied -> what they came to, wherever
     for one in checkpoints:
         there = [event for event in after[one.step] if (event.get("claim") or 0) <= one.claim]

@@ -24,7 +24,7 @@ def survival(
     may_fall_back: bool = False,
     misled: Collection[int] = (),
 ) -> Iterator[Violation]:
-    """Yield what was taken from survivors, and who was lost beside those whom faults took.
+    """Yield a violation for whatever was taken from survivors, and if more workers were lost than faults took.
 
     lost_max       how many workers were taken from the run against their will
     may_fall_back  checkpoints were damaged on purpose
@@ -42,20 +42,21 @@ def survival(
 
 
 def _restarted(started: Sequence[Event]) -> Iterator[Violation]:
+    """Yield a violation for each worker that started more than once."""
     for worker, starts in by_fact(started, "worker").items():
         if len(starts) > 1:
             yield Violation("restarted", f"{worker} started {len(starts)} times", tuple(starts))
 
 
 def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Violation]:
-    """Check who held a state before. One that has a digest came from storage, or began there."""
+    """Yield a violation for each worker that took its state from storage where it or a peer had held one before."""
     loads = by_fact(loaded, "worker")
     views = {(view.generation, worker): view for view in seen for worker in view.workers}
     for worker, own in loads.items():
         for at, load in enumerate(own):
             generation = load.get("generation") or 0
             view = views.get((generation, worker))
-            if "digest" not in load or view is None:
+            if "digest" not in load or view is None:  # a state without a digest came from a peer
                 continue
             peers = [other for peer in view.workers if peer != worker for other in loads.get(peer, [])]
             earlier = [*own[:at], *(other for other in peers if (other.get("generation") or 0) < generation)]
@@ -65,6 +66,7 @@ def _storage(seen: Sequence[ViewSeen], loaded: Sequence[Event]) -> Iterator[Viol
 
 
 def _redone(seen: Sequence[ViewSeen], begun: Sequence[Event], misled: Collection[int]) -> Iterator[Violation]:
+    """Yield a violation where a survivor did more than the step in flight again, or did so and nobody was lost."""
     losses = {(view.launch, view.generation) for view in seen if view.lost}
     launch_of = {worker: view.launch for view in seen for worker in view.workers}
     for worker, own in by_fact(begun, "worker").items():

@@ -32,8 +32,11 @@ DONE = ("step_applied", "passed_over")
 
 @dataclass(frozen=True)
 class Application:
-    """One step, applied or passed over once. `reads`: what its workers read for it, those that died before they applied
-    included. `left_out`: likewise, what raised as they read it, and is left out."""
+    """One step, applied or passed over once.
+
+    reads     what its workers read for it, those that died before they applied it included
+    left_out  likewise, what raised as they read it, and is left out
+    """
 
     step: int
     view: ViewKey
@@ -43,7 +46,7 @@ class Application:
 
     @property
     def in_order(self) -> list[tuple[int, Event]]:
-        """The indices of all of its examples, share after share, those that were left out at their places."""
+        """Return (index, record) of all its examples, share after share, those that were left out at their places."""
         of_share: dict[int, list[tuple[int, Event]]] = defaultdict(list)
         for read in self.reads:
             of_share[int(read["share"])] += [(index, read) for index in read["indices"]]
@@ -53,13 +56,18 @@ class Application:
 
     @property
     def passed_from(self) -> int | None:
-        """Where it was passed over: the first step that its rollback took back, or its own index."""
+        """Return the first step that its rollback took back, or its own index; None: it was not passed over."""
         return next((int(event["first"]) for event in self.applied if event["event"] == "passed_over"), None)
 
 
 @dataclass
 class SurvivingSteps:
-    """path: step -> its surviving application. begun: (view, step) wherever a worker read for it or applied it."""
+    """The lineage of a run: the steps that its surviving state consists of, and what was found on the way there.
+
+    path       step -> its surviving application
+    discarded  applications that were thrown away
+    begun      (view, step) wherever a worker read for it or applied it
+    """
 
     path: dict[int, Application] = field(default_factory=dict)
     discarded: list[Application] = field(default_factory=list)
@@ -68,16 +76,17 @@ class SurvivingSteps:
 
     @property
     def passed_over(self) -> set[int]:
-        """Steps of the path that did not add to the state, or were taken back."""
+        """Return the steps of the path that did not add to the state, or were taken back."""
         return _passed(self.path)
 
 
 def view_key(event: Event) -> ViewKey:
+    """Return the view of an event, (claim, generation); 0 for what it does not say."""
     return (event.get("claim") or 0, event.get("generation") or 0)
 
 
 def trace(events: Sequence[Event], *, may_fall_back: bool = False) -> SurvivingSteps:
-    """Return the lineage of a run's events.
+    """Return the lineage that a run's events tell.
 
     may_fall_back  checkpoints were damaged on purpose, so a load may go behind the newest save
     """
@@ -123,6 +132,7 @@ def _done(of_kind: Mapping[str, Sequence[Event]]) -> list[Event]:
 
 
 def _passed(path: Mapping[int, Application]) -> set[int]:
+    """Return the steps of a path that were passed over, or taken back by a rollback."""
     found: set[int] = set()
     for step, done in path.items():
         if (first := done.passed_from) is not None:
@@ -142,13 +152,15 @@ def _record(path: Mapping[int, Application], stated: Event) -> Iterator[Violatio
 
 
 def _path_of(claim: int, paths: Mapping[int, dict[int, Application]]) -> dict[int, Application]:
-    """Return the path of a claim, or of the one before: one that was taken under way may have applied nothing."""
+    """Return the path of a claim, or of the newest one before: one taken under way may have applied nothing."""
     return paths[max(one for one in paths if one <= claim)] if any(one <= claim for one in paths) else {}
 
 
 def _applications(
     applied: Iterable[Event], reads: Iterable[Event], left_out: Iterable[Event]
 ) -> dict[tuple[ViewKey, int], Application]:
+    """Return each application of a step, by its view and step, with the reads that count for it."""
+
     def key(event: Event) -> tuple[ViewKey, int]:
         return view_key(event), event["step"]
 
@@ -171,6 +183,7 @@ def _that_count(applied: list[Event], reads: list[Event]) -> list[Event]:
 
 
 def _reach(path: dict[int, Application], load: Event) -> list[Violation]:
+    """Return a violation if a load is of a step that this path does not reach without a gap."""
     missing = sorted(set(range(load["step"])) - path.keys())
     if not missing:
         return []
@@ -181,13 +194,14 @@ def _reach(path: dict[int, Application], load: Event) -> list[Violation]:
 
 
 def _gap(path: dict[int, Application], done: Application) -> Violation:
+    """Return the violation that a step was applied to a path that lacks some before it."""
     missing = sorted(set(range(done.step)) - path.keys())
     before = path[max(path)].applied[-1:] if path else ()
     return Violation("lineage", f"step {done.step} was applied to a state without {missing}", (*before, *done.applied))
 
 
 def _positions(events: Iterable[Event]) -> list[Violation]:
-    """Check each worker's own steps: load at r, then r, r + 1, …"""
+    """Check that each worker, after a load at step r, applies r, r + 1 and so on."""
     broken = []
     last: dict[str, tuple[int, Event]] = {}
     for event in events:
@@ -244,9 +258,9 @@ def _origins(of_kind: dict[str, list[Event]], may_fall_back: bool) -> list[Viola
 
 
 def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
-    """Return the first step of each claim under which the run went on with what it had in memory, as hosts were lost.
+    """Return the first step of each claim that was taken under way, as hosts were lost.
 
-    Nobody has loaded anything from storage there.
+    The run went on there with what it had in memory, and nobody has loaded anything from storage.
     """
     read = {event["claim"] for event in of_kind["loaded"] if event["from_claim"] != event["claim"]}
     begun: dict[int, int] = {}
@@ -271,7 +285,7 @@ def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
 
 
 def _bounds(origin: dict[int, tuple[int | None, int]], claim: int) -> dict[int | None, float]:
-    """Return ancestor -> up to which of its steps a successor of `claim` may go on from it."""
+    """Return, for a claim and each of its ancestors, up to which of its steps a successor of `claim` may go on."""
     bounds: dict[int | None, float] = {claim: inf}
     at: int | None = claim
     while at in origin:

@@ -31,7 +31,8 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """
+    """The judge's verdict on a run: its facts, and what it broke.
+
     steps             steps in the state that survived
     redone            times that a step was begun again after work on it was lost
     discarded         applied steps that a later load threw away
@@ -54,6 +55,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Return whether every invariant holds."""
         return not self.violations
 
     def broken(self) -> set[str]:
@@ -80,6 +82,7 @@ def differing(values: Iterable[tuple[object, Event]]) -> tuple[Event, ...]:
 
 
 def _line(event: Event) -> str:
+    """Return an event as one line, each of its facts cut at FACT_CHARS_SHOWN."""
     facts = []
     for name, fact in event.items():
         text = fact if isinstance(fact, str) else json.dumps(fact)

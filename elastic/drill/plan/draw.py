@@ -48,7 +48,7 @@ def draw_faults(
 
 
 def _dealt(draw: random.Random, kinds: Sequence[str], count: int) -> list[str]:
-    """Return so many kinds, in order; what takes time to show comes in the first half."""
+    """Return `count` kinds in order, each as often as the others; what takes time to show is in the first half."""
     dealt: list[str] = []
     while len(dealt) < count:
         dealt += draw.sample(list(kinds), len(kinds))

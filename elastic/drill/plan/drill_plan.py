@@ -23,7 +23,7 @@ _KEY = "elastic_drill"
 
 @dataclass(frozen=True, kw_only=True)
 class StorageFaults:
-    """The probability with which each operation on the run's storage suffers: one of errors, one of stalls…
+    """The probabilities with which each operation on the run's storage suffers, one for each way.
 
     errors  it fails as storage does on a bad day: timed out, reset, told to slow down, an answer that was lost
     stalls  it takes `stall_s` longer
@@ -63,7 +63,8 @@ class StorageFaults:
 
 @dataclass(frozen=True, kw_only=True)
 class DrillPlan:
-    """
+    """The plan of a drill: the sizes of the run with faults, and all that is to go wrong in it.
+
     workers         in all, at the start, on `nodes` nodes: agents, all on this machine
     hosts           each node is a host of a network of its own
     resume_workers  after everything was lost
@@ -102,6 +103,7 @@ class DrillPlan:
                 )
 
     def _check_hosts(self) -> None:
+        """Raise ConfigError for what cannot be where nodes are hosts."""
         if self.nodes < 2:
             raise ConfigError(f"hosts are 2 or more; found {self.nodes}")
         if self.storage.any:
@@ -118,10 +120,11 @@ class DrillPlan:
             raise ConfigError("nobody would be left: fewer hosts may be lost for good than there are")
 
     def joining(self) -> int:
-        """Return how many workers come with all nodes that join."""
+        """Return how many workers come with all the nodes that join."""
         return sum(fault.joining(self.workers // self.nodes) for fault in self.faults)
 
     def for_workers(self) -> Plan:
+        """Return what the workers are told of the plan: its faults, and its seed."""
         return Plan(self.faults, self.seed)
 
     def to_json(self) -> str:
@@ -130,7 +133,7 @@ class DrillPlan:
 
     @classmethod
     def from_json(cls, text: str) -> DrillPlan:
-        """Return the plan that to_json wrote. ConfigError says where it is none."""
+        """Return the plan that to_json wrote. Raises ConfigError, which says where it is none."""
         try:
             document = json.loads(text)
         except ValueError as error:

@@ -28,7 +28,7 @@ def faults_from(asked: Mapping[str, Sequence[str]]) -> tuple[Fault, ...]:
 
 
 def fault_from(name: str, text: str) -> Fault:
-    """Return the fault that `--name text` asks for."""
+    """Return the fault that `--name text` asks for. Raises ConfigError, which repeats both."""
     try:
         return _fault(name, text)
     except ConfigError as wrong:
@@ -58,6 +58,7 @@ def _fault(name: str, text: str) -> Fault:
 
 
 def _ranks(who: str, *, of_worker: bool) -> tuple[int, ...]:
+    """Return the ranks before the @; rank 0 for a fault that strikes no single worker. Raises ConfigError."""
     if of_worker:
         return tuple(_whole(one, "a worker is a rank, counted from 0") for one in who.split(","))
     if who:
@@ -66,6 +67,7 @@ def _ranks(who: str, *, of_worker: bool) -> tuple[int, ...]:
 
 
 def _facts(moment: str, extra: Sequence[str]) -> dict[str, str]:
+    """Return what stands behind the @, by name; `extra` are the kind's own facts. Raises ConfigError."""
     known = ("step", "phase", "share", *extra)
     facts: dict[str, str] = {}
     for part in moment.split(","):
@@ -80,13 +82,14 @@ def _facts(moment: str, extra: Sequence[str]) -> dict[str, str]:
 
 
 def _whole(text: str, what: str) -> int:
+    """Return a number that counts. Raises ConfigError, which begins with `what`."""
     if not text.strip().isdecimal():
         raise ConfigError(f"{what}; found {text!r}")
     return int(text)
 
 
 def _value(text: str, *, like: float) -> float:
-    """Return it with the type of a field's default."""
+    """Return a fact with the type of its field's default, `like`. Raises ConfigError."""
     if isinstance(like, int):
         return _whole(text, "expected a number")
     try:
@@ -96,7 +99,7 @@ def _value(text: str, *, like: float) -> float:
 
 
 def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Sort by step, and in one step by phase. A view that is formed at a step follows a fault in it."""
+    """Sort faults by step, and in one step by phase. A view that is formed at a step follows a fault in it."""
     return tuple(sorted(faults, key=_order))
 
 

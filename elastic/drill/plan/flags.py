@@ -55,7 +55,7 @@ def script_parser(command: str, **said: Any) -> Parser:
 
 
 def parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Return what is given: everything behind `--` is the script's."""
+    """Parse a command line: everything behind `--` is the script's."""
     cut = argv.index("--") if "--" in argv else len(argv)
     given = parser.parse_intermixed_args(argv[:cut])
     given.args += argv[cut + 1 :]
@@ -63,6 +63,7 @@ def parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def parser() -> Parser:
+    """Return the parser of `elastic drill`."""
     phases = ", ".join(PHASES)
     epilog = _EPILOG.format(phases=phases.replace("loaded, ", "loaded,\n  "))
     made = script_parser("elastic drill", description=_DESCRIPTION, epilog=epilog)

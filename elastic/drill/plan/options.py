@@ -44,7 +44,8 @@ _BOUNDS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """
+    """The options of a drill, as its command line gives them.
+
     asked    the plan as far as it is known: all of it, unless faults are to be drawn
     kinds    what to draw, at `rate` faults per step; empty: nothing
     folder   where both runs go; None: a temporary one
@@ -108,7 +109,7 @@ class Options:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Return what is asked for. Raise ConfigError; SystemExit for --help and what argparse refuses."""
+    """Return the options of a command line. Raises ConfigError; SystemExit for --help and what argparse refuses."""
     given = parsed(parser(), [*argv])
     if not given.module and not os.path.isfile(given.script):
         raise ConfigError(f"there is no script {given.script} (from {os.getcwd()}); for a module, use -m")
@@ -149,6 +150,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _replay(given: argparse.Namespace, plan: DrillPlan) -> Replay | None:
+    """Return the recorded fleet that --trace names; None: it is not given. Raises ConfigError."""
     if given.trace is None:
         if given.speedup is not None:
             raise ConfigError("--speedup is that of --trace NAME, which is not given")
@@ -161,7 +163,7 @@ def _replay(given: argparse.Namespace, plan: DrillPlan) -> Replay | None:
 
 
 def _check_kinds(kinds: Mapping[str, type[Fault]], *, hosts: bool, elsewhere: bool) -> None:
-    """Raise ConfigError if one cannot strike on this machine, on hosts, or where the run lives.
+    """Raise ConfigError if one of these kinds cannot strike on this machine, on hosts, or where the run lives.
 
     kinds  by the names that the user knows them by
     """
@@ -184,6 +186,7 @@ def _check_kinds(kinds: Mapping[str, type[Fault]], *, hosts: bool, elsewhere: bo
 
 
 def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the kinds of faults to draw; empty: nothing is drawn. Raises ConfigError."""
     named = any(getattr(given, name.replace("-", "_")) for name in NAMED) or _storage(given).any
     named = named or given.trace is not None
     text = given.faults
@@ -205,6 +208,7 @@ def _kinds(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _replayed(given: argparse.Namespace) -> DrillPlan:
+    """Return the plan in --plan's file. Raises ConfigError, also for a flag that says what the plan says."""
     both = [name for name in _OF_THE_PLAN if getattr(given, name) is not None]
     both += [name for name in map(_attribute, NAMED) if getattr(given, name)]
     if both:
@@ -216,6 +220,7 @@ def _replayed(given: argparse.Namespace) -> DrillPlan:
 
 
 def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
+    """Return the plan that the flags ask for, without the faults that are still to be drawn. Raises ConfigError."""
     if given.hosts is not None and given.nodes is not None:
         raise ConfigError("--hosts says how many nodes there are; leave out --nodes")
     workers = given.workers if given.workers is not None else given.hosts or 4

@@ -25,13 +25,16 @@ _APART = 2  # steps
 
 @dataclass(frozen=True)
 class Replay:
-    """speedup: so many seconds of the trace pass in a second of the run; None: as many as bring its end to the run's"""
+    """A recorded fleet that a run is to meet, faster than it was.
+
+    speedup  so many seconds of the trace pass in a second of the run; None: as many as bring its end to the run's
+    """
 
     trace: Trace
     speedup: float | None
 
     def faults(self, *, nodes: int, of_a_node: int, steps: int, step_s: float) -> tuple[Fault, ...]:
-        """Return them in order, each _APART steps behind the one before at least; none that is too late for the run.
+        """Return the faults in order, at least _APART steps from one to the next, without those too late for the run.
 
         step_s  seconds of a step of the run without faults
         Raises ConfigError where the fleet never has so many.
@@ -65,7 +68,10 @@ class Replay:
 
 
 def from_first(trace: Trace, nodes: int) -> Trace:
-    """Return what a run with room for so many nodes sees from when it first has them all. Raise ConfigError."""
+    """Return the part of a trace that a run with room for so many nodes sees once it has them all.
+
+    Raises ConfigError where the fleet never has so many machines at once.
+    """
     seen = trace.limited(nodes)
     t_s = 0.0
     for seconds, there in seen.stretches():

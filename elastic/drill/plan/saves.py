@@ -19,7 +19,7 @@ _TIME = re.compile(r"\d+(\.\d+)?\s*(s|min|h)")
 
 
 def asked(text: str) -> str | None:
-    """Return what --save-every asks for; None: as the script says. Raise ConfigError."""
+    """Return the cadence that --save-every asks for; None: as the script says. Raises ConfigError."""
     text = text.strip()
     if text == THE_SCRIPT_S:
         return None
@@ -43,7 +43,7 @@ def with_saves(plan: DrillPlan, *, steps: int, saved: Sequence[int]) -> DrillPla
 
 
 def in_words(plan: DrillPlan) -> str | None:
-    """Return how often; None: as the script says."""
+    """Return how often the run of this plan saves, in words; None: as the script says."""
     every = plan.save_every
     if every is None:
         return None
