@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def network() -> nn.Module:
-    """1×8×8 images to 10 classes; 56,000 parameters, with BatchNorm and dropout."""
+    """Return a network from 1×8×8 images to 10 classes: 56,000 parameters, with BatchNorm and dropout."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.BatchNorm2d(32),
@@ -75,7 +75,7 @@ def network() -> nn.Module:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """scikit-learn's 1,797 scanned digits: every sixth for testing, the others for training."""
+    """Return scikit-learn's 1,797 scanned digits for training and for testing, which has every sixth."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(data.target)

@@ -68,6 +68,7 @@ def main() -> None:
 
 
 def is_taken_for(scores: torch.Tensor, what: float) -> torch.Tensor:
+    """Return the loss of the discriminator's scores if all of them should say `what`: real (1.0) or made (0.0)."""
     return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, what))
 
 
@@ -78,7 +79,7 @@ def network(inputs: int, outputs: int) -> nn.Module:
 
 
 def ring(points: int) -> TensorDataset:
-    """Points on a circle around the middle, a little off it."""
+    """Return random points on a circle around the middle, a little off it."""
     angles = torch.rand(points) * 2 * math.pi
     radii = 1 + 0.05 * torch.randn(points)
     return TensorDataset(torch.stack([radii * angles.cos(), radii * angles.sin()], dim=1))

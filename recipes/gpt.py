@@ -118,7 +118,7 @@ class Block(nn.Module):
 
 
 def rotated(x_BHTC: Tensor) -> Tensor:
-    """By angles that grow with the place (RoPE), so that attention sees how far apart two bytes are."""
+    """Rotate queries or keys by angles that grow with the place (RoPE): attention sees how far apart two bytes are."""
     half = x_BHTC.shape[-1] // 2
     speeds = 10_000.0 ** (-torch.arange(half, device=x_BHTC.device) / half)
     angles = torch.arange(x_BHTC.shape[-2], device=x_BHTC.device)[:, None] * speeds
@@ -128,7 +128,7 @@ def rotated(x_BHTC: Tensor) -> Tensor:
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, object]]:
-    """Weight decay is for matrices, and not for biases and norms."""
+    """Return the parameters in two groups: weight decay is for matrices, and not for biases and norms."""
     return [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -136,7 +136,7 @@ def decay_groups(model: nn.Module) -> list[dict[str, object]]:
 
 
 def warm_up_and_cosine(step: int, steps: int) -> float:
-    """The learning rate as a part of its peak: up in a line, down to a tenth along a cosine."""
+    """Return the learning rate as a part of its peak: up in a line, down to a tenth along a cosine."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     passed = (step - WARM_UP) / max(1, steps - WARM_UP)
@@ -144,7 +144,7 @@ def warm_up_and_cosine(step: int, steps: int) -> float:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether it computes in bfloat16 faster than in float32."""
+    """Return whether the device computes in bfloat16 faster than in float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     able = torch.cpu.get_capabilities()
@@ -152,14 +152,14 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def entropy(tokens: np.ndarray) -> float:
-    """In nats, of bytes that know nothing of those before them: what a table of frequencies reaches."""
+    """Return the nats a byte that a table of frequencies reaches, which knows nothing of the bytes before."""
     shares = np.bincount(tokens, minlength=BYTES) / len(tokens)
     return float(-(shares * np.log(shares, where=shares > 0, out=np.zeros(BYTES))).sum())
 
 
 @torch.no_grad()
 def sample(model: GPT, begin: str, length: int) -> str:
-    """What the model writes after `begin`, at a temperature of 0.7."""
+    """Return `begin` and the `length` bytes that the model writes after it, at a temperature of 0.7."""
     model.eval()
     device = model.head.weight.device
     written = torch.tensor([list(begin.encode())], device=device)
@@ -171,7 +171,7 @@ def sample(model: GPT, begin: str, length: int) -> str:
 
 
 def arguments(page: str | None, run: str) -> argparse.Namespace:
-    """page: the script's docstring. run: where its runs live, unless the command says otherwise"""
+    """Parse the flags of a script. page: its docstring; run: where its runs live, unless a flag says otherwise."""
     parser = argparse.ArgumentParser(description=page.splitlines()[0] if page else None)
     parser.add_argument("run", nargs="?", default=run, help="where the run lives: a folder or a URL")
     parser.add_argument("--data", type=Path, default=Path("runs/gpt-data"), help="the token files of gpt_data.py")

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def write(target: Path, files: list[Path]) -> None:
-    """One after the other, with a zero between them."""
+    """Write the files' bytes to one token file, one after the other, with a zero between them."""
     tokens = np.frombuffer(b"\0".join(path.read_bytes() for path in files), dtype=np.uint8)
     unfinished = target.with_name(f".{target.name}")
     np.save(unfinished, tokens)

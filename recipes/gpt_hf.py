@@ -23,7 +23,7 @@ from elastic.integrations.transformers import ElasticTrainer  # in place of tran
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Those of a token file, by the names that the model's forward has."""
+    """The windows of a token file, by the names that the model's forward has."""
 
     def __init__(self, file: Path) -> None:
         self.windows = elastic.TokenDataset(file, CONTEXT)
@@ -37,6 +37,8 @@ class Windows(Dataset[dict[str, Tensor]]):
 
 
 class WithLoss(nn.Module):
+    """The GPT as the Trainer wants a model: it gives its loss with its logits."""
+
     main_input_name = "inputs"
 
     def __init__(self, gpt: GPT) -> None:

@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def windows(tokens: int) -> TensorDataset:
-    """Of one long sequence, whose every second symbol repeats the one DELAY before it: the least loss is 0.693."""
+    """Cut one long sequence into windows: every second symbol repeats the one DELAY before it; least loss 0.693."""
     sequence = torch.randint(SYMBOLS, (tokens,))
     for at in range(DELAY + 1, tokens, 2):
         sequence[at] = sequence[at - DELAY]

@@ -47,7 +47,7 @@ class Agent:
         self._notice = os.path.join(tempfile.gettempdir(), f"elastic-notice-{secrets.token_hex(8)}")
 
     def run(self, flags: list[str], command: list[str], variables: dict[str, str]) -> int:
-        """Returns the agent's exit status. variables: for its environment, beside what the node has"""
+        """Run the agent to its end, and return its exit status. variables: of its environment, beside the node's."""
         told = ["setpriv", "--pdeathsig", "TERM", *flags, f"--notices=auto,file:{self._notice}", *command]
         try:
             with ThreadPoolExecutor(1) as alive:
@@ -58,7 +58,7 @@ class Agent:
                 os.remove(self._notice)
 
     def leave(self, within_s: float | None, why: str) -> None:
-        """Tells the agent that this node is to go."""
+        """Tell the agent that this node is to go."""
         beside = self._notice + ".new"
         with open(beside, "w") as file:
             file.write(f"leave {'' if within_s is None else f'{max(within_s, 1):.0f} '}{why}\n")
@@ -67,8 +67,10 @@ class Agent:
 
 @dataclass
 class Running:
+    """An agent that runs: its actor, and the exit status that is to come."""
+
     actor: Any
-    status: Any  # to come
+    status: Any  # a future of Ray's
     is_leaving: bool = False
 
 
@@ -82,7 +84,7 @@ class Fleet:
         self._failures = 0
 
     def look(self) -> int | None:
-        """Starts what is missing, passes notices on; the exit status, once there is one."""
+        """Start agents where one is missing, and pass notices on; return the exit status, once there is one."""
         draining = draining_nodes()
         for node in ray.nodes():
             name = node["NodeID"]
@@ -98,21 +100,21 @@ class Fleet:
         return self._ended()
 
     def leave(self, within_s: float, why: str) -> None:
-        """Ends all agents in order, and waits for that."""
+        """Tell all agents to leave, and wait until they have, for so long at most."""
         for running in self._running.values():
             running.actor.leave.remote(within_s, why)
         self.wait(within_s)
 
     def wait(self, within_s: float) -> None:
-        """For agents that are about to end."""
+        """Wait for agents that are about to end, for so long at most."""
         until_s = time.monotonic() + within_s
         while self._running and time.monotonic() < until_s:
             self._ended()
 
     def _has_room(self, node: dict[str, Any]) -> bool:
-        """By what Ray says that the node has: an agent of ours is alone there, and what else runs is Ray's to know."""
+        """Return whether the node has what an agent takes, and no agent has failed there a moment ago."""
         wanted = {"CPU": self._options.cpus, "GPU": self._options.gpus}
-        has = node["Resources"]
+        has = node["Resources"]  # all that it has: one agent of ours is there at most, and Ray knows what else runs
         return time.monotonic() >= self._not_before_s.get(node["NodeID"], 0) and all(
             has.get(kind, 0) >= count for kind, count in wanted.items()
         )
@@ -128,6 +130,7 @@ class Fleet:
         self._say(name, "starts an agent")
 
     def _ended(self) -> int | None:
+        """Wait a moment for agents that end; return the exit status that this gives the program, if it does."""
         by_status = {running.status: name for name, running in self._running.items()}
         if not by_status:
             time.sleep(LOOK_S)
@@ -159,7 +162,7 @@ class Fleet:
 
 
 def agent_flags(options: argparse.Namespace) -> list[str]:
-    """`elastic run` and what it is told, but for where its notices come from."""
+    """Return `elastic run` and its flags, but for where its notices come from."""
     return [
         options.elastic,
         "run",
@@ -174,13 +177,14 @@ def agent_flags(options: argparse.Namespace) -> list[str]:
 
 
 def own_variables() -> dict[str, str]:
-    """ELASTIC_SECRET is one of them: as an argument it is in no runtime environment, which Ray's dashboard shows."""
+    """Return this process's variables of elastic's, for the agents; ELASTIC_SECRET is one of them."""
+    # handed over as an argument they are in no runtime environment, which Ray's dashboard shows
     return {name: value for name, value in os.environ.items() if name.startswith("ELASTIC_")}
 
 
 def draining_nodes() -> dict[str, int]:
-    """By the node's id, when it goes, in milliseconds since 1970; 0: nobody says. Ray 2.60 has no public way to ask;
-    Ray Train asks so, too."""
+    """Return when each node that Ray drains goes, by its id, in milliseconds since 1970; 0: nobody says."""
+    # Ray 2.60 has no public way to ask; Ray Train asks so, too
     return dict(ray._private.state.state.get_draining_nodes())
 
 

@@ -1,4 +1,4 @@
-"""What comes slowly, or never, is taken as it comes, until time is up."""
+"""Items that come slowly, or never, taken one by one until time is up."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ class _End:
 
 
 def arriving(items: Callable[[], Generator[T, None, None]], within_s: float) -> Iterator[T]:
-    """The items, which a thread of their own makes. Raises what they raise, and TimeoutError after that time: the
-    thread ends with the next one then, or with the process."""
+    """Yield the items as they come, which a thread of their own makes.
+
+    Raises what they raise, and TimeoutError after `within_s`: the thread ends with the next item then, or with the
+    process.
+    """
     came: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
     over = threading.Event()
     deadline_s = time.monotonic() + within_s

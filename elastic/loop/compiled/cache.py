@@ -39,7 +39,11 @@ _NO_SECRET = (
 
 
 class CompileCache:
-    """Of one worker. rank: its present one; phases: tell its agent that a wait for storage is no hang"""
+    """The compiled code of one worker, on its way from the run's storage and to it.
+
+    rank    the worker's present one
+    phases  tell its agent that a wait for storage is no hang
+    """
 
     def __init__(self, context: Context, rank: Callable[[], int], phases: Phases) -> None:
         self._context = context
@@ -55,12 +59,12 @@ class CompileCache:
         self._over = False
 
     def open(self) -> None:
-        """To be called where exact mode's own settings of the compiler are made."""
+        """Watch for compilations, if the run keeps their code. Call it where exact mode sets the compiler."""
         if self._context.config.compile_cache:
             self._unwatch = compilations.watch(begins=self._begins, ended=self._ended)
 
     def look(self) -> None:
-        """At a boundary: whether there is something to be kept."""
+        """Keep what was compiled once a step has compiled nothing more, or many have. Called at each boundary."""
         if self._unwatch is None:
             self.open()  # the script may have imported its compiler since
         if not self._compiled and not self._steps_due:
@@ -71,7 +75,7 @@ class CompileCache:
             self._keep()
 
     def close(self) -> None:
-        """What is on its way to storage gets a moment."""
+        """Stop watching; what is on its way to storage gets a moment."""
         if self._unwatch is not None:
             self._unwatch()
         if self._skipping_headers is not None:
@@ -82,7 +86,7 @@ class CompileCache:
         self._said = self._over = True
 
     def _begins(self) -> None:
-        """In the midst of a compilation, on whatever thread: nothing may leave here."""
+        """Load what storage has, as the first compilation begins. In its midst, on any thread: no error may leave."""
         if self._asked or not compiled_artifacts.is_in_use():
             return
         self._asked = True
@@ -98,6 +102,7 @@ class CompileCache:
         self._compiled = self._storage is not None
 
     def _load(self) -> None:
+        """Give torch what storage has for this kind of machine, and warn of what cannot be used."""
         config = self._context.config
         key = lasting_key(LABEL)
         if key is None:
@@ -122,7 +127,7 @@ class CompileCache:
             self._context.events.emit(schema.CompiledLoaded(objects=objects, bytes=nbytes, took_s=took_s))
 
     def _given_to_torch(self, pieces: list[Piece]) -> list[str]:
-        """Returns why not; the others are as good as before."""
+        """Hand pieces to torch; return why that failed, if it did: the other pieces are as good as before."""
         try:
             compiled_artifacts.load(pieces)
             if self._skipping_headers is None and any(piece.kind == compiled_artifacts.LIBRARY for piece in pieces):
@@ -132,7 +137,7 @@ class CompileCache:
         return []
 
     def _keep(self) -> None:
-        """Only references are taken here, on training's thread."""
+        """Start a thread that keeps what was compiled, unless one is at it."""
         storage = self._storage
         if self._keeping is not None and self._keeping.is_alive():
             return
@@ -140,6 +145,7 @@ class CompileCache:
         if storage is None:
             return
         try:
+            # on training's thread: only references are taken here
             made = compiled_artifacts.recorded(chosen_by_the_clock=self._context.config.mode != "exact")
         except Exception as error:  # whatever torch's own may raise
             self._give_up(error)
@@ -148,6 +154,7 @@ class CompileCache:
         self._keeping.start()
 
     def _put(self, storage: CompiledStorage, made: list[Piece]) -> None:
+        """Write to storage what it does not have, some time after the ranks below, which compile much the same."""
         if self._closing.wait(min(_APART_S * self._rank(), _WAIT_MAX_S)) and self._rank() > 0:
             return
         begun_s = time.monotonic()
@@ -161,12 +168,12 @@ class CompileCache:
             self._context.events.emit(schema.CompiledKept(bytes=added.nbytes, gone=added.gone, took_s=took_s))
 
     def _give_up(self, why: Exception) -> None:
-        """Of keeping, on this worker."""
+        """Keep nothing more on this worker, and warn why."""
         self._storage = None
         self._warn(_KEPT_NO_MORE, [f"{type(why).__name__}: {why}"])
 
     def _warn(self, what: str, reasons: list[str]) -> None:
-        """Once, on one worker of each node, in one line."""
+        """Print the first reason in one line, once, on one worker of each node."""
         if not reasons or self._said:
             return
         self._said = True

@@ -20,12 +20,12 @@ class NotAuthentic(Exception):
 
 
 def seal(content: bytes, *, key: bytes, path: str) -> bytes:
-    """path: where it will lie in the storage. The same bytes at another one are not authentic."""
+    """Return the content with its code. `path` is where it will lie: the same bytes elsewhere are not authentic."""
     return b"".join((_HEAD, _code(content, key, path), content))
 
 
 def unseal(sealed: bytes, *, key: bytes, path: str) -> bytes:
-    """What was sealed. Raises NotAuthentic."""
+    """Return the content of sealed bytes that lie at `path`. Raises NotAuthentic."""
     code, content = sealed[len(_HEAD) : OVERHEAD_BYTES], sealed[OVERHEAD_BYTES:]
     if not sealed.startswith(_HEAD) or not hmac.compare_digest(code, _code(content, key, path)):
         raise NotAuthentic("it was not written by someone who knows the run's secret, or it was changed since")

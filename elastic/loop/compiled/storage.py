@@ -38,7 +38,7 @@ _NAME = re.compile(r"[0-9]{8}-[0-9a-f]{32}")
 
 
 class NoRoom(Exception):
-    """What one process uses is more than the limit. Fields: nbytes, most."""
+    """One process uses more compiled code than the limit. Fields: nbytes, most."""
 
     def __init__(self, nbytes: int, most: int) -> None:
         super().__init__(f"this process uses {nbytes:,} bytes of compiled code, and at most {most:,} are kept")
@@ -47,14 +47,14 @@ class NoRoom(Exception):
 
 @dataclass(frozen=True)
 class Added:
-    """gone: how many objects went to make room"""
+    """An object that was added: its bytes, and how many objects are gone, which were removed to make room."""
 
     nbytes: int
     gone: int
 
 
 class CompiledStorage:
-    """The folder of one kind of machine.
+    """The compiled code in a run's storage for one kind of machine.
 
     url, options  of the run
     key           see secret.lasting_key
@@ -84,7 +84,7 @@ class CompiledStorage:
 
     @property
     def refused(self) -> list[str]:
-        """Return of each object that was not taken why."""
+        """Return why each object that was not taken was refused."""
         return [f"{path}: {why}" for path, why in (*self._unusable.items(), *self._unread.items())]
 
     def read(self) -> Generator[list[Piece], None, None]:
@@ -138,11 +138,11 @@ class CompiledStorage:
         return Added(len(content), len(goes) + len(listed) - len(good))
 
     def _has(self, path: str, names: Collection[str]) -> bool:
-        """Return whether that object has these pieces; of one that was not read, whether it has just these."""
+        """Return whether an object has these pieces; if it was not read here, whether it has just these."""
         return path.endswith(_digest(names)) or self._known.get(path, frozenset()) >= frozenset(names)
 
     def _too_old(self, good: Mapping[str, int], added: int) -> list[str]:
-        """Return which objects go, the oldest, for one of so many bytes. One that cannot be read here stays."""
+        """Return the oldest objects, which go to make room for `added` bytes. One that cannot be read here stays."""
         stays = dict(good)
         goes = []
         for path in (path for path in good if path not in self._unread):
@@ -153,7 +153,7 @@ class CompiledStorage:
         return goes
 
     def _listed(self, storage: Storage) -> dict[str, int]:
-        """Return path -> bytes, the oldest first; the youngest of too many. What has another name is none of ours."""
+        """Return path -> bytes of our objects, the oldest first; where there are too many, of the youngest."""
         listed = storage.list(self._folder).items()
         ours = [(path, size) for path, size in listed if _NAME.fullmatch(path.removeprefix(f"{self._folder}/"))]
         return dict(ours[-_LISTED_MAX:])
@@ -165,7 +165,7 @@ class CompiledStorage:
 
 
 def encode(contents: Mapping[str, bytes], *, key: bytes, path: str) -> bytes:
-    """Return an object that lies at that path. contents: piece's name -> its bytes"""
+    """Return the bytes of an object that lies at that path. contents: piece's name -> its bytes."""
     return seal(msgspec.msgpack.encode(contents), key=key, path=path)
 
 
