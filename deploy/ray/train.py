@@ -189,6 +189,7 @@ def draining_nodes() -> dict[str, int]:
 
 
 def main() -> int:
+    """Keep the agents until the run is finished, or cannot go on; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="the run's URL or folder: the agents meet there")
     parser.add_argument("command", metavar="SCRIPT ...", nargs=argparse.REMAINDER, help="or -m MODULE, and arguments")

@@ -178,6 +178,7 @@ class Drill:
         )
 
     def _show_plan(self, plan: DrillPlan) -> None:
+        """Print the plan: its seed, each fault, what storage suffers, and how often the run saves if not as it says."""
         self._say(f"\n[bold]The plan[/bold]{'' if plan.seed is None else f' (seed {plan.seed})'}")
         for line in of_plan(plan.faults):
             self._say(line)

@@ -1,7 +1,7 @@
-"""Whether entries of a state that share memory, as tied weights do, can hold what was saved for each of them.
+"""Can entries of a state that share memory, as tied weights do, hold what was saved for each? If not, it is refused.
 
 It can where they were saved as one tensor, or apart with equal bytes, and where they lie beside each other, as slices
-of one buffer do. Else what is loaded last would take the place of the other value without a word, so it is refused.
+of one buffer do. Else what is loaded last would take the place of the other value without a word.
 
 Looks at addresses alone until two entries overlap; only then at values, in memory as large as what they share.
 """
@@ -24,7 +24,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where an entry's elements lie, in bytes; and what is to be loaded into them.
+    """The place of an entry's elements in memory, in bytes; and what is to be loaded into them.
 
     address  of the first element
     saved    what was saved for it: one object for all that were saved as one
@@ -42,20 +42,23 @@ class _Place:
 
     @property
     def start(self) -> int:
+        """Return the address of the entry's first byte; strides may be negative."""
         return self.address + sum(min(0, (n - 1) * step) for n, step in zip(self.shape, self.strides, strict=True))
 
     @property
     def end(self) -> int:
+        """Return the address behind the entry's last byte."""
         steps = sum(max(0, (n - 1) * step) for n, step in zip(self.shape, self.strides, strict=True))
         return self.address + steps + self.itemsize
 
     @property
     def key(self) -> object:
-        """Return the same for entries that are one tensor here and were saved as one."""
+        """Return a key that is equal for entries that are one tensor here and were saved as one."""
         return self.device, self.address, self.shape, self.strides, self.itemsize, id(self.saved)
 
     @property
     def _in_one_piece(self) -> bool:
+        """Return whether the elements lie side by side, in row-major order."""
         expected = self.itemsize
         for size, step in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size > 1 and step != expected:
@@ -71,6 +74,7 @@ class _Place:
         return np.lib.stride_tricks.as_strided(memory[self.address - first :], shape, strides)
 
     def bytes(self) -> NDArray[np.uint8]:
+        """Return what the entry is to hold: flat if it lies in one piece, else one row of bytes for each element."""
         value = self.value()
         flat = flat_bytes(value) if isinstance(value, torch.Tensor) else np.ascontiguousarray(value).data
         found = np.frombuffer(flat, np.uint8)
@@ -102,6 +106,7 @@ class Aliases:
         self._places.setdefault(place.key, place)
 
     def array(self, path: str, target: NDArray[Any], saved: NDArray[Any]) -> None:
+        """Note an array that is loaded into; an empty one is passed over."""
         if not target.size or not target.dtype.itemsize:
             return
         address, dtype = target.__array_interface__["data"][0], target.dtype
@@ -112,7 +117,7 @@ class Aliases:
 
     @property
     def any(self) -> bool:
-        """Return whether values decide."""
+        """Return whether any entries may overlap, so that values decide."""
         return any(self._groups())
 
     def refuse_two_values(self) -> None:
@@ -138,7 +143,7 @@ class Aliases:
         )
 
     def _groups(self) -> Iterator[list[_Place]]:
-        """Yield those that overlap each other, or may: of strided ones only first and last byte are looked at."""
+        """Yield groups of places that overlap, or may: of strided ones only first and last byte are looked at."""
         group: list[_Place] = []
         end = 0
         for place in sorted(self._places.values(), key=lambda place: (place.device, place.start)):
@@ -153,7 +158,7 @@ class Aliases:
 
 
 def _lost(group: list[_Place]) -> list[_Place]:
-    """Return what would hold something else, if all of them were filled in turn."""
+    """Return the places that would hold something else in the end, if all of the group were filled in turn."""
     first = min(place.start for place in group)
     memory = np.zeros(max(place.end for place in group) - first, np.uint8)
     for place in group:
@@ -168,7 +173,7 @@ def _equal(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
 
 
 def _over(lost: _Place, group: list[_Place]) -> _Place:
-    """Return the last one that would be written over this one."""
+    """Return the last place of the group that would be written over this one."""
     first = min(place.start for place in group)
     memory = np.zeros(max(place.end for place in group) - first, np.uint8)
     lost.within(memory, first)[...] = 1

@@ -70,6 +70,7 @@ def apply(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, k
 
 
 def _act(actions: list[Action]) -> None:
+    """Do all actions in turn. Raises StateMismatch if an object refuses, which says what is changed already."""
     done: list[str] = []
     for path, act in actions:
         try:
@@ -100,7 +101,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def match(state: Tree, saved: Tree, *, strict: bool = True, cast: Cast = None, kept: Sequence[str] = ()) -> Match:
-    """Return what `apply` would do, without doing it: `saved` may hold tensors without data. Raises StateMismatch."""
+    """Match a state with what was saved, and change nothing: `saved` may hold tensors without data.
+
+    Raises StateMismatch for what `apply` would refuse, but for what only values tell.
+    """
     found = Match(strict, Casts(cast), some_kept=bool(kept))
     found.visit(state, saved, "", None)
     found.casts.refuse_unmatched()
@@ -201,6 +205,7 @@ class Match:
         self.aliases.refuse_two_values()
 
     def refuse_if_different(self) -> None:
+        """Raise StateMismatch if any name, shape or dtype differs; names count only if the match is strict."""
         missing, unexpected = (self.missing, self.unexpected) if self.strict else ([], [])
         if not (missing or unexpected or self.misshaped):
             return
@@ -227,10 +232,12 @@ class Match:
         )
 
     def _names(self, here: set[Any], there: set[Any], path: str) -> None:
+        """Note the names below `path` that only one side has."""
         self.missing += sorted(child(path, key) for key in here - there)
         self.unexpected += sorted(child(path, key) for key in there - here)
 
     def _same_tensor(self, target: torch.Tensor, saved: Any, path: str) -> bool:
+        """Return whether `saved` can be loaded into this tensor; if not, note why."""
         if not isinstance(saved, torch.Tensor):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a tensor"
         elif is_lazy(target):  # has no shape that could be compared
@@ -242,6 +249,7 @@ class Match:
         return path not in self.misshaped
 
     def _same_array(self, target: np.ndarray[Any, Any], saved: Any, path: str) -> bool:
+        """Return whether `saved` can be loaded into this array; if not, note why."""
         if not isinstance(saved, np.ndarray):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here an array"
         elif saved.shape != target.shape or not self.casts.array(path, saved.dtype, target.dtype):
@@ -249,6 +257,7 @@ class Match:
         return path not in self.misshaped
 
     def _module(self, module: torch.nn.Module, saved: Any, path: str) -> None:
+        """Compare a module's entries with those that were saved, and note that its load_state_dict() fills it."""
         if not isinstance(saved, dict):
             self.misshaped[path] = f"saved a {type(saved).__name__}, here a module"
             return
@@ -266,6 +275,7 @@ class Match:
         self.actions.append((path, lambda: module.load_state_dict(as_here(saved, here), strict=self.strict)))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: str) -> None:
+        """Compare an optimizer's groups and element-wise state with what was saved, and note how it is filled."""
         if not _is_of_an_optimizer(saved):
             self.misshaped[path] = f"saved a {type(saved).__name__} that is no optimizer's state, here an optimizer"
             return
@@ -305,7 +315,7 @@ class Match:
 
 
 def _is_of_an_optimizer(saved: Any) -> bool:
-    """Return whether it has the form that torch's optimizers give their state_dict()."""
+    """Return whether `saved` has the form that torch's optimizers give their state_dict()."""
     if not (isinstance(saved, dict) and isinstance(saved.get("state"), dict)):
         return False
     groups = saved.get("param_groups")
@@ -318,7 +328,7 @@ def _is_of_an_optimizer(saved: Any) -> bool:
 
 
 def _is_plain(target: Any) -> bool:
-    """Return whether nothing in it is alive: no tensor, array or stateful object that others may hold on to."""
+    """Return whether a value holds nothing alive: no tensor, array or stateful object that others may hold on to."""
     if isinstance(target, dict):
         return all(_is_plain(value) for value in target.values())
     if isinstance(target, list | tuple):
@@ -327,6 +337,7 @@ def _is_plain(target: Any) -> bool:
 
 
 def _holds_kept(saved: Any) -> bool:
+    """Return whether any part of what was saved is to be kept as it is here."""
     if isinstance(saved, dict):
         return any(_holds_kept(value) for value in saved.values())
     if isinstance(saved, list | tuple):
@@ -346,6 +357,8 @@ def _cannot_hold(tensor: torch.Tensor) -> str | None:
 
 
 def _assigner(container: Any, key: Any) -> Callable[[Any], None]:
+    """Return a function that puts a value at this place of a dict or list."""
+
     def assign(value: Any) -> None:
         container[key] = value
 

@@ -60,7 +60,7 @@ class Casts:
         self.names: dict[str, str] = {}
 
     def tensor(self, path: str, saved: torch.Tensor, here: torch.dtype) -> bool:
-        """Return whether `saved` may be loaded into a tensor of this dtype."""
+        """Return whether `saved` may be loaded into a tensor of this dtype; note it if that is a cast."""
         rule = self._rule(path)
         if saved.dtype == here:
             return True
@@ -71,7 +71,7 @@ class Casts:
         return True
 
     def array(self, path: str, saved: np.dtype[Any], here: np.dtype[Any]) -> bool:
-        """Return whether an array may be loaded into one of this dtype, which must hold every value."""
+        """Return whether an array may be loaded into one of this dtype, which must hold every value of the other."""
         rule = self._rule(path)
         if saved == here:
             return True
@@ -92,7 +92,7 @@ class Casts:
 
     @property
     def any(self) -> bool:
-        """Return whether anything is to be cast."""
+        """Return whether any tensor or array is to be cast."""
         return bool(self.names)
 
     def refuse_overflow(self) -> None:
@@ -114,6 +114,7 @@ class Casts:
             )
 
     def _rule(self, path: str) -> Rule:
+        """Return the rule of the first pattern that matches this path; False: none does."""
         if len(self._met) <= _SHOWN:
             self._met.append(path)
         for pattern, rule in self._rules.items():
@@ -124,6 +125,7 @@ class Casts:
 
 
 def _of_one_kind(one: torch.dtype, other: torch.dtype) -> bool:
+    """Return whether both are dtypes of real floating-point numbers, or both of complex ones."""
     if one in _NO_NUMBERS or other in _NO_NUMBERS:
         return False
     return (one.is_floating_point and other.is_floating_point) or (one.is_complex and other.is_complex)

@@ -40,7 +40,7 @@ _ALSO_NUMPYS = frozenset(STORED) & {
 
 
 class DifferenceKind(str, Enum):
-    """What differs between A and B in one entry.
+    """The way in which A and B differ in one entry.
 
     MISSING  A has the entry, B lacks it
     EXTRA    B has it, A lacks it
@@ -77,7 +77,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """What differs between two checkpoints, and how much is equal.
+    """The result of comparing two checkpoints: what differs, and how much is equal.
 
     differences     in the order of A's tree, then what only B has; those of kind PATH last
     equal_tensors   how many tensors and arrays are equal, tied ones under each of their names
@@ -95,7 +95,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
-    """Return what differs between two checkpoints, or these parts of them. Raises CorruptCheckpoint, StorageError."""
+    """Compare two checkpoints, or these parts of them. Raises CorruptCheckpoint, StorageError."""
     found = Comparison()
     differences: dict[str, Difference] = {}
     to_read: list[tuple[str, Array, Array]] = []
@@ -140,7 +140,7 @@ def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
 
 
 def _moved(a: Collection[str], b: Collection[str]) -> dict[str, str]:
-    """Return what A's entries below a key that is an absolute path or a URL, and that B lacks, are called in B.
+    """Return the names in B of A's entries that B lacks, below a key that is an absolute path or a URL.
 
     Those of one dict are matched in their order: two runs that do the same write the same files one after the other.
     """
@@ -223,6 +223,7 @@ def _words(data: Bytes, itemsize: int) -> NDArray[Any]:
 
 
 def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> Counted:
+    """Return how far apart these elements are, which all differ, as words."""
     x, y = _numbers(a, dtype), _numbers(b, dtype)
     if x is None or y is None:
         return Counted(len(a))

@@ -75,6 +75,7 @@ def owned_copy(saved: Any, owned: dict[int, Any]) -> Any:
 
 
 def refill(target: Any, saved: Any) -> None:
+    """Give a list or dict another content, so that it stays the same object."""
     if isinstance(target, list):
         target[:] = saved
     else:
@@ -83,6 +84,7 @@ def refill(target: Any, saved: Any) -> None:
 
 
 def copy_tensor(target: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copy what was saved into a tensor in place; of a DTensor, this rank's part."""
     with torch.no_grad():
         target.copy_(sharded_as(saved, target))
 

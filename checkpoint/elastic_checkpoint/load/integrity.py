@@ -37,7 +37,7 @@ class Search:
         self._damaged: dict[CommitId, CorruptCheckpoint] = {}
 
     def first_whole(self, read: Callable[[CommitId], T]) -> T:
-        """Return what `read` makes of the newest commit that it finds whole. Raises as `next`."""
+        """Read the newest commit that `read` finds whole, and return what it makes of that. Raises as `next` does."""
         while True:
             id = self.next()
             try:
@@ -76,7 +76,7 @@ def none_whole(url: str, step: int | None, rejected: dict[str, str]) -> NoCheckp
 
 @dataclass(frozen=True)
 class Verified:
-    """What verifying one commit found. `problems` is empty where every byte is as it was written."""
+    """The result of verifying one commit. `problems` is empty where every byte is as it was written."""
 
     name: str
     step: int

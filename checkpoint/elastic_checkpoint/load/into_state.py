@@ -39,7 +39,7 @@ class LoadRules:
 
 
 def load_alone(storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
-    """Return the step that was loaded. Raises what the search does, and StateMismatch."""
+    """Load the newest whole checkpoint into the state; return its step. Raises as the search does, or StateMismatch."""
     rules.prepare()
     search = rules.search(rules.step)
     checkpoint = search.first_whole(functools.partial(read_commit, storage, shared=True))

@@ -25,7 +25,7 @@ class Skipped(NamedTuple):
     cast: Mapping[str, str] = MappingProxyType({})
 
     def line(self, step: int) -> str:
-        """Return a line for the log."""
+        """Return a line for the log that says what was left alone or cast."""
         parts = [
             f"{len(names)} {what}: {_some(names)}"
             for names, what in (
@@ -68,5 +68,6 @@ class Loaded(int):
 
 
 def _some(names: Sequence[str]) -> str:
+    """Return the first few names, each cut, and how many more there are."""
     shown = [name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}..." for name in names[:_SHOWN]]
     return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

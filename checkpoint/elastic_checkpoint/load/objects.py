@@ -39,7 +39,7 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 
 @read_again
 def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
-    """Return object `index`, verified. Raise `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
+    """Return object `index`, verified. Raises `CorruptCheckpoint` naming it, the damaged chunks and its tensors."""
     try:
         data = storage.get(manifest.key(index), 0, manifest.objects[index].size + 1)
     except Missing as missing:
@@ -50,7 +50,7 @@ def read_object(storage: Storage, manifest: Manifest, index: int) -> bytes:
 
 @read_again
 def read_or_map(storage: Storage, manifest: Manifest, index: int, *, may_map: bool) -> NDArray[np.uint8]:
-    """Return what `read_object` does, in memory of its own that may be written to; a file is mapped instead.
+    """Return object `index`, verified, in memory that may be written to; with `may_map` a file is mapped instead.
 
     NumPy asks for huge pages, which torch does not: most of the time of reading into fresh memory is the kernel's, for
     giving out pages.
@@ -83,6 +83,7 @@ def check_object(manifest: Manifest, index: int, data: Buffer, size: int) -> Non
 
 
 def chunks_of(run: Run) -> list[Chunk]:
+    """Return the chunks of a run, in order."""
     object, first, count = run
     return [(object, number) for number in range(first, first + count)]
 

@@ -85,7 +85,7 @@ def read_commit(storage: Storage, id: CommitId, *, shared: bool = False) -> Chec
 
 
 def _is_viewable(stored: StoredTensor) -> bool:
-    """Return whether all of it lies in one object, aligned."""
+    """Return whether all of a tensor lies in one object, aligned to its elements."""
     return len(stored.pieces) == 1 and stored.pieces[0][1].start % stored.dtype.itemsize == 0
 
 

@@ -33,7 +33,7 @@ from elastic_checkpoint.storage.reads import read_again
 
 
 class Stream:
-    """One commit."""
+    """The tensors of one commit, read one at a time, and the document of all else."""
 
     def __init__(self, storage: Storage, id: CommitId, *, verify: bool = True) -> None:
         """Read the manifest and ask for the objects' sizes. Raises `CorruptCheckpoint`, `StorageError`.
@@ -88,7 +88,10 @@ Bytes = NDArray[np.uint8]
 
 
 class VerifiedFirst:
-    """Memory: one object, then READ_AHEAD_BYTES for each of a few; and what is kept."""
+    """Reads pieces of a commit that it has verified whole.
+
+    Memory: one object, then READ_AHEAD_BYTES for each of a few; and what is kept.
+    """
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         """Verify all of it. Raises `CorruptCheckpoint`, `StorageError`."""
@@ -137,12 +140,14 @@ class VerifiedFirst:
         return memoryview(window)[start - begin : start - begin + length]
 
     def _get(self, index: int, start: int, length: int) -> bytes:
+        """Return bytes of an object from the storage; none if it is gone, which no hash then fits."""
         try:
             return self._storage.get(self._manifest.key(index), start, length)
         except Missing:
             return b""
 
     def _verify(self, index: int, pieces: list[Piece]) -> None:
+        """Verify an object, note the hashes of its pieces, and keep it if there is room."""
         data = memoryview(read_object(self._storage, self._manifest, index))
         for piece in pieces:
             self._hashes[index, piece.start] = xxh3(data[piece.start : piece.start + piece.bytes])
@@ -151,14 +156,17 @@ class VerifiedFirst:
             self._room -= len(data)
 
     def _room_bytes(self) -> int:
-        """Return the room for objects that are kept."""
+        """Return how many bytes of objects may be kept."""
         if "://" in self._storage.url:
             return max(KEPT_BYTES, free_bytes() // _KEPT_SHARE)
         return KEPT_BYTES if self._manifest.as_commit().bytes <= KEPT_BYTES else 0
 
 
 class ByChunks:
-    """Memory: a few chunks (hashing.CHUNK_BYTES each), and the piece."""
+    """Reads pieces of a commit by the hash chunks that hold them, and verifies those.
+
+    Memory: a few chunks (hashing.CHUNK_BYTES each), and the piece.
+    """
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._storage, self._manifest = storage, manifest
@@ -176,6 +184,7 @@ class ByChunks:
         return span.data
 
     def _chunk(self, index: int, number: int) -> memoryview:
+        """Return a chunk, verified; the last few are kept."""
         key = index, number
         if key not in self._chunks:
             self._chunks[key] = memoryview(read_run(self._storage, self._manifest, (index, number, 1)))

@@ -29,7 +29,7 @@ class Missing(Exception):
 
 
 class NotDeleted(OSError):
-    """Of many objects some could not be removed. As an error of a server's: with its code for the first of them.
+    """Some of many objects could not be removed. It has, as a server's own error does, the code for the first of them.
 
     failed    each one's key, and what the server said of it: {"Code": ..., "Message": ...}
     response  what a client library would have made of the first

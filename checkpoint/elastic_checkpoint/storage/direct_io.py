@@ -57,5 +57,6 @@ def write_all(file: int, content: memoryview) -> None:
 
 
 def _through_cache(file: int) -> bool:
+    """Write to this file through the page cache from now on; return False: it is not direct any more."""
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
     return False

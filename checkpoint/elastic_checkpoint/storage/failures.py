@@ -90,6 +90,7 @@ def advice(error: BaseException) -> str | None:
 
 
 def is_hopeless(error: BaseException) -> bool:
+    """Return whether the name of the bucket or object is refused, so that no later operation on it can succeed."""
     return getattr(error, "errno", None) == errno.ENAMETOOLONG or bool(
         {error_code(error), type(error).__name__} & _OF_NAMES
     )
@@ -113,6 +114,7 @@ def answered_at(error: BaseException | None) -> float | None:
 
 
 def _http_status(error: BaseException) -> int | None:
+    """Return the status of the HTTP answer that an error of botocore's or aiohttp's is about; None: there is none."""
     for response in _responses(error):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):
@@ -122,7 +124,7 @@ def _http_status(error: BaseException) -> int | None:
 
 
 def _responses(error: BaseException | None) -> Iterator[dict[str, Any]]:
-    """Yield what the server answered, where botocore raised this error or the one behind it."""
+    """Yield the server's answers that this error and its cause hold, as botocore's errors do."""
     for one in (error, error.__cause__ if error else None):
         response: Any = getattr(one, "response", None)
         if isinstance(response, dict):

@@ -231,6 +231,7 @@ class FsspecStorage:
         return io.UnsupportedOperation(f"fsspec's {self.url.partition('://')[0]}:// only reads")
 
     def _honours_create(self, key: str) -> bool:
+        """Return whether a second create of this key, which nobody else has, is refused and changes nothing."""
         try:
             with contextlib.suppress(AlreadyThere):  # only we know the key: an answer was lost
                 self._create(key, b"first")
@@ -247,6 +248,7 @@ class FsspecStorage:
         return False
 
     def _read_back(self, key: str) -> bytes:
+        """Return what was just created. Raises OSError if reading finds nothing."""
         try:
             return self.get(key)
         except Missing:
@@ -262,6 +264,7 @@ class FsspecStorage:
             raise OSError(f"what answers here has whatever it is asked for, {key}, too: it is no folder of files")
 
     def _create(self, key: str, data: Buffer) -> None:
+        """Create the object by the storage's own condition. Raises AlreadyThere."""
         filesystem, path = self._at(key)
         try:
             with _checking if "memory" in protocols(filesystem) else contextlib.nullcontext():
@@ -274,6 +277,7 @@ class FsspecStorage:
             raise
 
     def _info(self, key: str) -> dict[str, Any]:
+        """Return what fsspec tells of the object, asked for anew. Raises Missing, also for what is no file."""
         filesystem, path = self._at(key)
         try:
             filesystem.invalidate_cache()
@@ -285,7 +289,7 @@ class FsspecStorage:
         return info
 
     def _is_there(self, key: str) -> bool:
-        """Return whether the object is there."""
+        """Return whether the object is there. Raises whatever else goes wrong."""
         # fsspec's own `exists` takes any failure for absence, and we would write over what is there.
         try:
             self.size(key)
@@ -294,6 +298,7 @@ class FsspecStorage:
         return True
 
     def _missing(self, key: str, error: FileNotFoundError) -> Exception:
+        """Return the error to raise for what fsspec did not find: Missing, unless the server or its bucket is."""
         filesystem, path = self._at(key)
         if isinstance(filesystem, CachingFileSystem):  # to whom any failure is absence: who is behind it knows more
             try:
@@ -319,6 +324,7 @@ class FsspecStorage:
         return self._opened[1], self._opened[2]
 
     def _at(self, key: str) -> tuple[Any, str]:
+        """Return the filesystem and the key's path in it. Raises ValueError for what is no key."""
         if not key or any(part in ("", ".", "..") for part in key.split("/")):
             raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
         filesystem, root = self._root()
@@ -335,7 +341,7 @@ def _all_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(filesystem: Any) -> Iterator[Any]:
-    """Yield it, and what it is a cache or a view of."""
+    """Yield a filesystem, and those that it is a cache or a view of, one beneath the other."""
     while isinstance(filesystem, fsspec.AbstractFileSystem):  # pyarrow's have another filesystem beneath
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
@@ -359,7 +365,7 @@ def _is_no_answer(cause: BaseException) -> TypeGuard[Exception]:
 
 
 def _hides_errors(filesystem: Any) -> bool:
-    """Return whether its `find` is fsspec's own, for which a server that cannot be reached is an empty folder."""
+    """Return whether `find` is fsspec's own, which takes a server that cannot be reached for an empty folder."""
     if isinstance(filesystem, AsyncFileSystem):
         return type(filesystem)._find is AsyncFileSystem._find
     # Of the instance: one that caches another's files has that one's.
@@ -367,7 +373,7 @@ def _hides_errors(filesystem: Any) -> bool:
 
 
 def _found_by_walking(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
-    """Return what `find` would, or the first error. Raises FileNotFoundError where nothing is there."""
+    """List all files as `find` does, but raise the first error. Raises FileNotFoundError where nothing is there."""
     found, folders = {}, []
     for info in filesystem.ls(path, detail=True):
         if info["type"] == "directory" and info["name"].rstrip("/") != path.rstrip("/"):

@@ -179,6 +179,7 @@ class LocalStorage:
         """Do nothing: nothing is held open."""
 
     def _stat(self, key: str) -> os.stat_result:
+        """Look up the object's file. Raises Missing where there is none, or it is no plain file."""
         try:
             return _check_plain(key, self._path(key).stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -209,6 +210,7 @@ class LocalStorage:
             raise error
 
     def _path(self, key: str) -> Path:
+        """Return the file of a key. Raises ValueError for what is no key."""
         parts = key.split("/")
         if not key or any(part in ("", ".", "..") for part in parts) or "\0" in key:
             raise ValueError(f"{key!r} is not a key: keys are relative and stay below the run's folder")
@@ -238,14 +240,14 @@ class LocalStorage:
 
 
 def _check_plain(key: str, found: os.stat_result) -> os.stat_result:
-    """Return what was found, if it is a plain file. Raises Missing."""
+    """Return `found`, a file's status, if it is a plain file. Raises Missing, which says what it is instead."""
     if not stat.S_ISREG(found.st_mode):
         raise Missing(key, f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a plain file")
     return found
 
 
 def _is_being_written(path: Path) -> bool:
-    """Return whether its writer lives: clocks are set, and a file that looks old may be under way."""
+    """Return whether a temporary file's writer lives. Clocks are set: one that looks old may be under way."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
         try:
@@ -287,6 +289,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _fsync_folder(folder: Path) -> None:
+    """Make a folder's entries survive a power cut, where its filesystem can do that."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

@@ -175,7 +175,7 @@ class ObstoreStorage:
         self._s3fs.close()
 
     def _ranges(self, key: str, start: int, length: int, take: Callable[[int, Any], Any]) -> Sequence[Any] | None:
-        """Return what `take` makes of each range and where it begins, from the first one wanted on; see `joined`."""
+        """Read ranges at once; return what `take` makes of each and of its place, or None as `joined` does."""
         _check(key)
         if not length:
             return []
@@ -196,6 +196,7 @@ class ObstoreStorage:
             return joined(list(pool.map(lambda pair: one(*pair), wanted)), wanted)
 
     def _do(self, key: str | None, act: Callable[[Any], T]) -> T:
+        """Call `act` with the store, and raise obstore's errors as Missing, AlreadyThere or ServerRefused."""
         if key is not None:
             _check(key)
         try:
@@ -213,12 +214,14 @@ class ObstoreStorage:
             raise
 
     def _store(self) -> Any:
+        """Return obstore's client, made at its first use in this process."""
         if self._opened is None:
             _used_in.add(os.getpid())
             self._opened = self._stores.S3Store(self._bucket, prefix=self._prefix or None, **self._config)
         return self._opened
 
     def _forked(self) -> bool:
+        """Return whether a parent of this process has used obstore, and this one has not: its threads are not here."""
         return bool(_used_in) and os.getpid() not in _used_in
 
 

@@ -32,7 +32,7 @@ def in_ranges(filesystem: Any, path: str, start: int, length: int) -> list[bytes
 
 
 def ranges(start: int, length: int) -> list[tuple[int, int]]:
-    """Return where each begins and ends. Pure."""
+    """Return where each range of RANGE_BYTES at most begins and ends. Pure."""
     end = start + length
     return [(first, min(first + RANGE_BYTES, end)) for first in range(start, end, RANGE_BYTES)]
 
@@ -47,7 +47,7 @@ def joined(parts: list[SizedT], wanted: Sequence[tuple[int, int]]) -> list[Sized
 
 
 def one_range(filesystem: Any, path: str, start: int, length: int) -> bytes:
-    """Return what `in_ranges` does, in no more than one request, from a server that knows ranges."""
+    """Read a range in one request; return its bytes, fewer at the object's end. The server must know ranges."""
     try:
         data: bytes = filesystem.cat_file(path, start=start, end=start + length)
     except Exception as error:

@@ -60,7 +60,7 @@ def read_again(read: Callable[P, T]) -> Callable[P, T]:
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T:
-    """Return what `ask` returns, or raise what it raises. Raises TimeoutError where it does neither in time.
+    """Call `ask` in a thread, and return or raise what it does. Raises TimeoutError where it does neither in time.
 
     It is left to itself then, in a thread that ends with the process at the latest, and so are those in which its
     client looks names up.

@@ -25,6 +25,7 @@ def redact(url: str) -> str:
 
 
 def _without_users(text: str) -> str:
+    """Remove `user:password@` from every URL in a text."""
     return _URL.sub(lambda found: found[0][_user_ends(found[0]) :], text)
 
 
@@ -40,7 +41,7 @@ def _user_ends(rest: str) -> int:
 
 
 def _users(text: str) -> list[str]:
-    """Return what stands between `://` and `@` in a text."""
+    """Return the `user:password` of every URL in a text."""
     return [rest[: end - 1] for rest in _URL.findall(text) if (end := _user_ends(rest))]
 
 
@@ -61,13 +62,13 @@ class Scrubber:
 
 
 def _without_user(rest: str) -> str:
-    """Return what follows a URL's `://` without `user:password@`."""
+    """Return the part of a URL behind its `://`, with `***` for a user and password."""
     end = _user_ends(rest)
     return "***@" + rest[end:] if end else rest
 
 
 def _of_url(url: str) -> set[str]:
-    """Return what a URL holds in confidence: users, passwords, a query."""
+    """Return all confidential parts of a URL: users, passwords, a query."""
     users = _users(url)
     parts = {part for user in users for part in (*user.split(":"), *user.split(":", 1))}
     return {*users, *parts, *_QUERY.findall(_without_users(url))}

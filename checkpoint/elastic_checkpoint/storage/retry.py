@@ -160,12 +160,14 @@ class RetryingStorage:
         self._inner.close()
 
     def _is_there(self, key: str, data: Buffer) -> bool:
+        """Return whether the object is there, with these bytes."""
         try:
             return self.size(key) == memoryview(data).nbytes and self.get(key) == data
         except Missing:
             return False
 
     def _call(self, operation: str, key: str, act: Callable[[], T]) -> T:
+        """Do an operation, as often as it takes. Raises StorageError, and the answers AlreadyThere and Missing."""
         answered = self._tried(operation, key, act)
         if isinstance(answered, _Answer):
             try:
@@ -175,6 +177,7 @@ class RetryingStorage:
         return answered
 
     def _tried(self, operation: str, key: str, act: Callable[[], T]) -> T | _Answer:
+        """Do as `_call` does, but return an answer instead of raising it."""
         attempts: MutableSequence[str] = []
         begun_s = time.monotonic()
 
@@ -212,6 +215,7 @@ class RetryingStorage:
     def _failed(
         self, operation: str, key: str, attempts: Sequence[str], next_step: str | None, *, hopeless: bool
     ) -> StorageError:
+        """Return the error of an operation that was given up, with its last attempts and what to do next."""
         first = len(attempts) - len(attempts[-_SHOWN:]) + 1
         shown = "\n".join(f"  attempt {first + i}  {text}" for i, text in enumerate(attempts[-_SHOWN:]))
         within_s = max(self._retry_s, self._answer_s or 0.0) if operation in _QUICK else self._retry_s

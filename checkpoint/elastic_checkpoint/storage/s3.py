@@ -37,7 +37,7 @@ def list_objects(filesystem: Any, path: str, root: str) -> dict[str, int]:
 
 
 def _of_s3(list_objects: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `list_objects` returns, if it is a listing. Raises OSError for anything else."""
+    """Call `list_objects`, and return the server's answer if it is a listing. Raises OSError for anything else."""
     try:
         answer = list_objects()
     except OSError as error:
@@ -58,6 +58,7 @@ def _headers(response: Any) -> dict[str, str]:
 
 
 def _no_s3(headers: Mapping[str, str]) -> OSError:
+    """Return the error for an answer with these headers, which no S3 server gives."""
     kind, size = headers.get("content-type", "no content type"), headers.get("content-length", "unknown")
     return OSError(
         f"what answers is no S3 server: instead of a listing came {kind}, {size} bytes, as from a login page, a "
@@ -73,9 +74,11 @@ def leave_retries_to_us(filesystem: Any) -> None:
 
 
 def is_s3(filesystem: Any) -> bool:
+    """Return whether this filesystem serves s3:// URLs."""
     return "s3" in protocols(filesystem)
 
 
 def protocols(filesystem: Any) -> tuple[str, ...]:
+    """Return the names under which fsspec knows a filesystem; some have one, and some several."""
     protocol = filesystem.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)

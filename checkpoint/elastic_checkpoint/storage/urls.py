@@ -20,7 +20,7 @@ _ALONE = re.compile(r"[a-z]+")  # what fsspec takes for a protocol in a chain, t
 
 
 class Refusal(NamedTuple):
-    """Why no storage can be opened; what: was given, without credentials; advice: what to do next."""
+    """The reason why no storage can be opened; what: was given, without credentials; advice: what to do next."""
 
     what: str
     found: str
@@ -83,12 +83,14 @@ def unknown_protocol(url: str) -> str | None:
 
 
 def _known() -> list[str]:
+    """Return the protocols that fsspec has a filesystem for, installed or not."""
     from fsspec import available_protocols, registry  # the latter has what this process itself has registered
 
     return sorted({*available_protocols(), *registry})
 
 
 def _protocols(url: str) -> Iterator[str]:
+    """Yield the protocols in a URL, or in a chain of such."""
     for part in url.split("::"):
         name, separator, _ = part.partition("://")
         if separator or _ALONE.fullmatch(part):
@@ -96,6 +98,7 @@ def _protocols(url: str) -> Iterator[str]:
 
 
 def _without_package(url: str, shown: str) -> Refusal | None:
+    """Return a refusal if a package is missing that one of the URL's protocols needs."""
     from fsspec import get_filesystem_class, registry
     from fsspec.registry import known_implementations
 
@@ -115,7 +118,7 @@ def _without_package(url: str, shown: str) -> Refusal | None:
 
 
 def _typo(text: str) -> Refusal | None:
-    """Return one slash too few, or no colon."""
+    """Return a refusal if a path begins as a URL does, but with a slash too few, or without the colon."""
     found = _LIKE_A_PROTOCOL.match(text)
     if found is None or found[1] not in _known():
         return None
@@ -130,7 +133,7 @@ def _typo(text: str) -> Refusal | None:
 
 
 def _to_nowhere(path: str) -> Refusal | None:
-    """Return a link on the way to the folder, to what is not there: nothing can be made behind it."""
+    """Return a refusal if nothing can be made there: for a user who is not there, or behind a link to nowhere."""
     if path.startswith("~") and os.path.expanduser(path) == path:
         user = path.partition("/")[0]
         return _cannot(

@@ -179,7 +179,7 @@ class Fault(ABC):
         return self.sentence.format_map(_Facts(self))
 
     def possible(self, scene: Scene) -> bool:
-        """Return whether there is, in this worker at this moment, what it would hit."""
+        """Return whether this worker has, at this moment, what the fault would hit."""
         return True
 
     @abstractmethod

@@ -14,7 +14,7 @@ from elastic.errors import ConfigError
 
 @dataclass(frozen=True)
 class Plan:
-    """What will go wrong in a drill. `str` says it in one line; JSON carries it to the workers and into the record."""
+    """The faults of a drill. `str` says them in one line; JSON carries them to the workers and into the record."""
 
     faults: tuple[Fault, ...] = ()
     seed: int | None = None

@@ -87,7 +87,7 @@ class Flip(SpoiltCheckpoint):
 
 @dataclass(frozen=True)
 class LoseCheckpoint(SpoiltCheckpoint):
-    """What the newest checkpoint's commit names is gone, its first object. See SpoiltCheckpoint."""
+    """The first object that the newest checkpoint's commit names is gone. See SpoiltCheckpoint."""
 
     kind = "lose_checkpoint"
     sentence = "an object of the newest checkpoint is gone"

@@ -223,6 +223,7 @@ def _network(holder: int) -> str:
 
 
 def _run(*command: str, stdin: str | None = None) -> str:
+    """Return what a command prints. Raises ElasticError if it fails, with what it said."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     if done.returncode:
         raise ElasticError(f"{' '.join(command)}: {done.stderr or done.stdout}")

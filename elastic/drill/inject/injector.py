@@ -99,6 +99,7 @@ class Injector(Observer):
         return given
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
+        """Record what is to be seen at this moment, put on the hooks of faults within it, and strike what is due."""
         self._run = run
         while self._unhook:
             self._unhook.pop()()

@@ -36,6 +36,7 @@ def fault_from(name: str, text: str) -> Fault:
 
 
 def _fault(name: str, text: str) -> Fault:
+    """Return the fault of this name that its text describes. Raises ConfigError, which says what is wrong with it."""
     kind, of_worker = NAMED[name].kind, NAMED[name].flag.of_worker
     who, at, moment = text.partition("@")
     shape = "WORKER@step=N" if of_worker else "@step=N"
@@ -104,5 +105,6 @@ def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
 
 
 def _order(fault: Fault) -> tuple[int, bool, float]:
+    """Return the key that sorts faults by step and phase, those of a view behind those of the step."""
     when = fault.when
     return when.step or 0, when.phase in BEFORE_STEPS, order_in_step(when.phase)

@@ -99,6 +99,7 @@ class CompileCache:
             self._phases.has_compiled()
 
     def _ended(self) -> None:
+        """Note that something was compiled, if there is a storage to keep it in."""
         self._compiled = self._storage is not None
 
     def _load(self) -> None:

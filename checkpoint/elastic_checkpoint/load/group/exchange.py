@@ -42,7 +42,7 @@ _RECEIVED_AT_ONCE = 2  # memory for so many is had beside those that are read
 
 @dataclass
 class ReadPlan:
-    """What one rank does.
+    """The plan of what one rank reads, sends and gets.
 
     sends   in each round, the run that it reads, and the ranks that get it
     gets    (round, rank that reads, run), in order of the rounds
@@ -57,6 +57,7 @@ class ReadPlan:
 
     @classmethod
     def of(cls, message: Message) -> ReadPlan:
+        """Return the plan that rank 0's message holds."""
         return cls(
             [(_run(run), ranks) for run, ranks in message["sends"]],
             [(round_, reader, _run(run)) for round_, reader, run in message["gets"]],
@@ -110,7 +111,7 @@ def _ahead(pool: ThreadPoolExecutor, storage: Storage, manifest: Manifest, runs:
 
 
 class _Round:
-    """What a rank does in a round. Whatever fails is kept, and the rank goes on as the others expect.
+    """One rank's part in the rounds. Whatever fails is kept, and the rank goes on as the others expect.
 
     failure  the first one
     """
@@ -125,6 +126,7 @@ class _Round:
         return data
 
     def fill(self, run: Run, data: bytes) -> None:
+        """Fill in what this rank wants of a run that it has read."""
         self._guarded(lambda: self._wanted.fill(run, data))
 
     def pass_on(
@@ -150,6 +152,7 @@ class _Round:
             sent.wait()
 
     def _take(self, reader: int, run: Run, sent: Sent) -> None:
+        """Wait for a run from another rank, verify it, and fill it in."""
         data = sent.wait().numpy().data
 
         def verified() -> None:
@@ -164,6 +167,7 @@ class _Round:
         self._guarded(verified)
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns; None where it raises, which is kept if it is the first failure."""
         try:
             return act()
         except BaseException as error:
@@ -175,6 +179,7 @@ _COLUMNS = ("counts", "objects", "starts", "offsets", "sizes")
 
 
 def packed(manifest: Manifest) -> bytes:
+    """Return a manifest as it goes to the other ranks, without what only people read."""
     table = manifest.table
     columns = [getattr(table, name) for name in _COLUMNS]
     head = to_json(
@@ -191,7 +196,7 @@ def packed(manifest: Manifest) -> bytes:
 
 
 def unpacked(data: Buffer, id: CommitId) -> Manifest:
-    """Return the manifest without what only people read."""
+    """Return the manifest that `packed` has packed."""
     view = memoryview(data)
     at = 8 + int.from_bytes(view[:8], "little")
     head = json.loads(bytes(view[8:at]))

@@ -42,7 +42,7 @@ _RUN_BYTES = 2**25  # that are read, and sent, in one go, where chunks are small
 
 
 def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: LoadRules) -> Loaded:
-    """Return the step that was loaded. Collective.
+    """Load one checkpoint into the state on all ranks, and return its step. Collective.
 
     raises  the same on all ranks: what the search raises, StateMismatch, StorageError, CheckpointError for lost ranks;
             nothing was touched then, unless an object refuses
@@ -75,7 +75,7 @@ def load_together(channel: RankChannel, storage: Storage, state: Tree, rules: Lo
 
 
 class _Candidates:
-    """What rank 0 would load.
+    """The checkpoints that may be loaded, by rank 0's search.
 
     newest            the newest commit of all, when one was chosen; and
     manifest, packed  of the one that was chosen; on rank 0
@@ -92,7 +92,10 @@ class _Candidates:
         return self._search.newest
 
     def next(self, steps: list[int | None]) -> list[Message]:
-        """Return the answer for all ranks."""
+        """Choose the newest whole checkpoint; return the answer for each rank.
+
+        Raises as the search does, and CheckpointError if the ranks load different steps.
+        """
         if any(step != self._step for step in steps):
             raise CheckpointError(f"the ranks load different steps: {steps}\n  state  nothing was changed")
         self.manifest = self._search.first_whole(self._checked)
@@ -103,6 +106,7 @@ class _Candidates:
         self._search.reject(id, CorruptCheckpoint(why, commit=str(id)))
 
     def _checked(self, id: CommitId) -> Manifest:
+        """Read a manifest, and see that all objects are there. Raises CorruptCheckpoint."""
         manifest = read_manifest(self._storage, id)
         check_sizes(self._storage, manifest)  # before anything is allocated for it
         return manifest
@@ -178,7 +182,7 @@ def _resolved(
 
 
 def _as_here(manifest: Manifest, sharded: dict[str, torch.Tensor], wanted: Wanted) -> dict[str, torch.Tensor]:
-    """Return what was read, as DTensors where no more is wanted than this rank's part of one; the rest without data."""
+    """Return all tensors: those read, as DTensors where only this rank's part is wanted, and the rest without data."""
     read = {name: like(sharded[name], part) if name in sharded else part for name, part in wanted.tensors.items()}
     return {name: read[name] if name in read else _empty(stored) for name, stored in manifest.tensors.items()}
 
@@ -214,6 +218,7 @@ def _wants(
 
 
 def _same_part(one: Any, other: Any) -> bool:
+    """Return whether two DTensors are cut in the same way, so that this rank has the same part of both."""
     return one is other or (one.placements, one.device_mesh) == (other.placements, other.device_mesh)
 
 
@@ -230,12 +235,13 @@ def _leaves(tree: Tree) -> Iterator[object]:
 
 
 def _first_damage(said: list[Message]) -> list[Message]:
+    """Return, for each rank, the first damage that any of them has found; None: nobody has."""
     found = [f"{message['damage']} (rank {rank})" for rank, message in enumerate(said) if message["damage"]]
     return [{"damage": found[0] if found else None}] * len(said)
 
 
 def _assign_reads(said: list[Message], manifest: Manifest) -> list[Message]:
-    """Return who reads what, and for whom, on rank 0: each run whoever of those who want it has fewest bytes so far."""
+    """Return each rank's ReadPlan, as rank 0 decides; who wants a run and has fewest bytes so far reads it."""
     damaged = _first_damage(said)
     if damaged[0]["damage"] is not None:
         return damaged

@@ -109,7 +109,7 @@ class _Transfer:
 
 
 def _transfers(stored: StoredTensor, box: Box, into: torch.Tensor) -> Iterator[_Transfer]:
-    """Yield what of the pieces lies in the box, each into its part of `into`, which is the box."""
+    """Yield the parts of a tensor's pieces that lie in the box, each on its way into its part of `into`."""
     if not into.numel():
         return
     begin = np.array(box[0], np.int64)
@@ -125,4 +125,5 @@ def _transfers(stored: StoredTensor, box: Box, into: torch.Tensor) -> Iterator[_
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a contiguous tensor of this shape."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
