@@ -67,10 +67,8 @@ class Agent:
 
 @dataclass
 class Running:
-    """An agent that runs: its actor, and the exit status that is to come."""
-
     actor: Any
-    status: Any  # a future of Ray's
+    status: Any  # to come: the agent's exit status
     is_leaving: bool = False
 
 

@@ -89,10 +89,7 @@ class Drill:
         self._begun_s = time.monotonic()
 
     def run(self) -> Findings:
-        """Run the script without faults and with them, show what was found, and return it.
-
-        Raises CannotRun, ConfigError.
-        """
+        """Run the script without faults and with them; show and return the findings. Raises CannotRun, ConfigError."""
         options = self._options
         self.location.check()
         worth_keeping = options.keep
@@ -236,10 +233,7 @@ class Drill:
         return cluster, events
 
     def _faulted(self, plan: DrillPlan, *, total: int) -> tuple[WatchedRun, list[Event], list[Violation]]:
-        """Run the script with faults, launched again whenever they end it.
-
-        Returns the run, its events, and violations that no event shows.
-        """
+        """Run the script with faults, launched again when they end it. Return also violations that no event shows."""
         self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}{_on_nodes(plan)}")
         cluster = self._cluster(FAULTED, workers=plan.workers, plan=plan)
         late: str | None = None

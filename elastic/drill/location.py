@@ -37,10 +37,7 @@ class StorageRoot:
 
     @classmethod
     def asked(cls, url: str, options: Sequence[StorageOption]) -> StorageRoot:
-        """Return the root that the command line names.
-
-        Raises ConfigError, which does not show what may be confidential, unless it is an object store's URL.
-        """
+        """Return the root that a command line names. Raises ConfigError, which shows nothing that may be a secret."""
         if "://" not in url or url.startswith(("file://", "local://", "memory://", "faulty://")):
             raise ConfigError(
                 f"--storage {redact(url)}: expected the URL of an object store, such as s3://bucket/folder; for a "

@@ -42,10 +42,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a drill, by which a kind tells how many workers are left.
-
-    of_a_node: workers of each node   resume_workers: in all, after everything was lost
-    """
+    """The sizes of a drill: its nodes, the workers of each node, and the workers in all after everything was lost."""
 
     nodes: int
     of_a_node: int

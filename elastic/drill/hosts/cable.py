@@ -41,7 +41,6 @@ def main() -> None:
 
 
 def _tap(name: str) -> int:
-    """Make a TAP device, and return the descriptor that its frames are read from and written to."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP_WITHOUT_HEADER))
     return end

@@ -231,6 +231,5 @@ def _run(*command: str, stdin: str | None = None) -> str:
 
 
 def end(process: Node) -> None:
-    """Kill a process, and wait for its end."""
     process.kill()
     process.wait(WITHIN_S)

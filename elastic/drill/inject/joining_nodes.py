@@ -38,10 +38,7 @@ class JoiningNodes:
         self._stand_ready(faults, happened)
 
     def look(self, faults: Sequence[Fault], happened: Collection[int]) -> list[Node]:
-        """Start or call the nodes whose Join has happened since the last look, and return them.
-
-        Workers that waited for a node that has come, or has ended, are let go.
-        """
+        """Return the nodes that join since the last look; let workers go on whose node has come, or has ended."""
         found = []
         for index in set(happened) - self._joined:
             fault = faults[index]

@@ -215,10 +215,7 @@ def _records(done: Application) -> Iterator[Violation]:
 def _coverage(
     lineage: SurvivingSteps, dataset_length: int, length: int, batch_size: int, last_batch: str, each: str
 ) -> Iterator[Violation]:
-    """Check that each step has the size, and each epoch the examples, that it should, by the arithmetic of sizes.
-
-    It asks nothing else: which examples a step reads is what is being judged.
-    """
+    """Check each step's size and each epoch's examples by sizes alone: what a step reads is what is being judged."""
     per_epoch = length - length % batch_size if last_batch == "drop" else length
     steps_per_epoch = -(-per_epoch // batch_size)
     applied: dict[int, Counter[int]] = defaultdict(Counter)

@@ -65,10 +65,7 @@ def sound_events(events: Sequence[Event], lineage: SurvivingSteps, known: Mappin
 
 
 def unnamed(events: Sequence[Event], faults: Sequence[Fault]) -> Iterator[Violation]:
-    """Yield a violation for each misleading fault that others' errors found without naming its worker and host.
-
-    Only in views of as many workers as it takes to tell: two others agree there.
-    """
+    """Yield violations for misleading faults that others found without naming worker and host, if two others agree."""
     errors = [event for event in events if event["event"] == "error"]
     for struck in events:
         fault = _fault(struck, faults)

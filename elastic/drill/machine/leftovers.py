@@ -66,7 +66,6 @@ class Snapshot:
 
 
 def _names(folder: Path) -> frozenset[str]:
-    """Return the names in a folder; none where it is absent."""
     with contextlib.suppress(FileNotFoundError):
         return frozenset(os.listdir(folder))
     return frozenset()

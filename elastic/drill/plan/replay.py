@@ -68,10 +68,7 @@ class Replay:
 
 
 def from_first(trace: Trace, nodes: int) -> Trace:
-    """Return the part of a trace that a run with room for so many nodes sees once it has them all.
-
-    Raises ConfigError where the fleet never has so many machines at once.
-    """
+    """Return what a run with room for so many nodes sees of a trace, once it has them all. Raises ConfigError."""
     seen = trace.limited(nodes)
     t_s = 0.0
     for seconds, there in seen.stretches():

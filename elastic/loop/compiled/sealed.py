@@ -33,7 +33,6 @@ def unseal(sealed: bytes, *, key: bytes, path: str) -> bytes:
 
 
 def _code(content: bytes, key: bytes, path: str) -> bytes:
-    """Return the HMAC-SHA256 of the path's length, the path and the content."""
     code = hmac.new(key, len(path.encode()).to_bytes(8, "big"), "sha256")
     code.update(path.encode())
     code.update(content)
