@@ -347,7 +347,7 @@ class Cluster:
     # looking
 
     def events(self) -> list[Event]:
-        """Return everything that has been recorded so far, of all launches."""
+        """Return the events that all launches have recorded so far."""
         return read_events(self.evidence)
 
     @property

@@ -30,7 +30,7 @@ _STRANDED_S = 10.0  # so long after the run's end who takes part in it has ended
 
 
 class WatchedRun:
-    """One run of a drill, with what the drill does to it from outside.
+    """One run of a drill while it runs, with all that the drill does to it from outside.
 
     left_behind  what it left on the machine, in words
     overdue      workers that were killed because they had not left within their grace

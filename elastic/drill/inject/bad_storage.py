@@ -38,7 +38,7 @@ def behind_faults(
 
 
 def summary(record: Path) -> str:
-    """Return what went wrong with storage, in words: how often, by operation and fault."""
+    """Return how often storage went wrong, in words, by operation and fault."""
     found = Counter((one["operation"], _DID[one["fault"]]) for one in _struck(record))
     words = [f"{counted(count, _NAMES[name])} {did}" for (name, did), count in sorted(found.items())]
     return ", ".join(words) or "nothing failed"

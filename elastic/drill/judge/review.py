@@ -97,7 +97,7 @@ def _stored(storage: Storage, id: CommitId) -> StoredCheckpoint:
 def end_violations(
     *, exit_code: int = 0, output: str = "", left_behind: Sequence[str] = (), late: str | None = None
 ) -> list[Violation]:
-    """Return what is wrong with the end of a run, beside what it recorded.
+    """Return the violations that the end of a run shows by itself, beside its events.
 
     exit_code    of its last launch
     output       what that printed

@@ -52,7 +52,7 @@ class Holdings:
         self._given_up += collectives_given_up([event])
 
     def after_step(self, *, generation: int, world_size: int, rank: int) -> dict[str, int] | None:
-        """Return what is to be recorded now, if it is time for a look."""
+        """Look at what this worker holds, and return it to be recorded; None: it is not time for a look."""
         if generation != self._generation:
             self._generation, self._steps = generation, 0
         self._steps += 1
@@ -63,7 +63,7 @@ class Holdings:
         return found
 
     def at_the_end(self, *, generation: int, world_size: int, rank: int) -> dict[str, int]:
-        """Return what is held once the group of the view before has ended, which it does in the background."""
+        """Return what this worker holds once the last view's group has ended, which it does in the background."""
         deadline = time.monotonic() + _SETTLED_S
         kept = OF_A_GROUP * self._given_up
         first = _comparable(self._looks, {"generation": generation, "world_size": world_size})

@@ -32,7 +32,7 @@ class Node(Protocol):
 
 
 class NodeHosting(Protocol):
-    """What starts the nodes of one run, in all its launches."""
+    """The place where the nodes of one run are, which starts them in all its launches."""
 
     @property
     def endpoint(self) -> str:

@@ -35,7 +35,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, folder: Path) -> Snapshot:
-        """Return what there is now. folder: the drill's, whose tmp/ is the launch's TMPDIR."""
+        """Return the names that there are now. folder: the drill's, whose tmp/ is the launch's TMPDIR."""
         return cls(_names(SHARED_MEMORY), _names(folder / "tmp"))
 
     def new(self, folder: Path, pids: Collection[int], *, killed: bool = False) -> list[str]:
@@ -72,7 +72,7 @@ def _names(folder: Path) -> frozenset[str]:
 
 
 def _next_worker_removes(path: Path) -> bool:
-    """Return whether the next worker removes it: a folder for sockets that nobody holds any more."""
+    """Return whether the next worker removes what lies there: a folder for sockets that nobody holds any more."""
     if not path.name.startswith(OF_LOADERS):
         return False
     try:

@@ -14,7 +14,7 @@ _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer
 
 
 def faults_from(asked: Mapping[str, Sequence[str]]) -> tuple[Fault, ...]:
-    """Return all that `--name text` asks for, in order.
+    """Return the faults that the command line asks for by `--name text`, in order.
 
     What happens to the network lasts until the next --heal, if there is one, unless it says seconds=.
     """
@@ -68,7 +68,7 @@ def _ranks(who: str, *, of_worker: bool) -> tuple[int, ...]:
 
 
 def _facts(moment: str, extra: Sequence[str]) -> dict[str, str]:
-    """Return what stands behind the @, by name; `extra` are the kind's own facts. Raises ConfigError."""
+    """Return the facts behind the @, by name; `extra` are the names of the kind's own. Raises ConfigError."""
     known = ("step", "phase", "share", *extra)
     facts: dict[str, str] = {}
     for part in moment.split(","):

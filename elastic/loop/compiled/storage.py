@@ -88,7 +88,7 @@ class CompiledStorage:
         return [f"{path}: {why}" for path, why in (*self._unusable.items(), *self._unread.items())]
 
     def read(self) -> Generator[list[Piece], None, None]:
-        """Yield what there is for this kind of machine, one object after the other, the youngest first.
+        """Yield the pieces that there are for this kind of machine, object by object, the youngest first.
 
         Raises CheckpointError.
         """
