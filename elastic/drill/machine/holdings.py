@@ -63,7 +63,7 @@ class Holdings:
         return found
 
     def at_the_end(self, *, generation: int, world_size: int, rank: int) -> dict[str, int]:
-        """Return what this worker holds once the last view's group has ended, which it does in the background."""
+        """Wait until the group of the view before has ended, in the background; return what this worker holds."""
         deadline = time.monotonic() + _SETTLED_S
         kept = OF_A_GROUP * self._given_up
         first = _comparable(self._looks, {"generation": generation, "world_size": world_size})
