@@ -1,4 +1,4 @@
-"""Bytes that lie where others may write, and that only those who know the run's secret can have put there.
+r"""Bytes that lie where others may write, and that only those who know the run's secret can have put there.
 
     elastic sealed 1\n   HMAC-SHA256 of (purpose, path, content)   content
 
