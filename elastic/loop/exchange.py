@@ -193,6 +193,7 @@ class Exchange:
         """Compare all that ranks hold, before a save; all call it together. Raises as `_compare_replicas`."""
         if self._group.world_size == 1:
             return
+        self._step = step
         with self.buffers.untouched():
             self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
             when = f"after step {step - 1}" if step else "before the first step"
@@ -207,6 +208,9 @@ class Exchange:
         own = {"apart": sorted(self._replica.apart), **self._said_settings()}
         known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
         if len({one["digest"] for one in known}) > 1:
+            weights = {name: one for name, one in self._replica.parts().items() if of_memory([name])}
+            # Where these are alike, nothing that another rate has made is in anybody's state.
+            unapplied = unapplied or len({*gather_bytes(self._group, digest_of(weights).encode())}) == 1
             all_know(self._group)
             for other in range(len(known)):  # ahead of what they hold: a rate that is another one is the reason
                 self._check_alike(known, other, f"{state}; what was saved before stays\n", unapplied=unapplied)

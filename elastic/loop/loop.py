@@ -33,7 +33,7 @@ from elastic.loop.plain.loop import PlainLoop
 from elastic.loop.plain.mean_over import targets_in
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
-from elastic.loop.recovery import BREAKING, Recovery
+from elastic.loop.recovery import BREAKING, GRACE_S, Recovery
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps
@@ -154,10 +154,17 @@ class Loop:
         """End this worker's part in the run as the script leaves its with-block, with this error or in order."""
         session, orderly = self.session, False
         try:
+            leaves = self.step.leaves if self.step is not None else None
+            if leaves is not None and (error is None or isinstance(error, Exception)):
+                orderly = True  # all is saved; the script left its loop by itself, or failed in a body for nothing
+                if error is not None:
+                    self._context.console.warn(
+                        f"the batch that was passed once more on leaving raised {type(error).__name__}: {error}\n"
+                        "  state  all is saved; a resume has nothing to compare its first share with\n"
+                        "  next   nothing, if it does not raise on a resume"
+                    )
+                leaves(None)
             if error is None:
-                if self.step is not None and self.step.leaves is not None:  # the script left the loop by itself
-                    orderly = True
-                    self.step.leaves(None)
                 if self._state.in_loop:
                     self._broke_off_or_refused()
                 elif self._others_break and self._recovery.all_break():
@@ -240,21 +247,22 @@ class Loop:
             if not step.applied:
                 raise self._left_open(step)
             self._leave_step()
+            ended_s = time.monotonic()
             if self._boundary.cross():
-                yield from self._leave(next_step, time.monotonic() - began_s)
+                yield from self._leave(next_step, began_s, ended_s)
         self._finish()
         state.in_loop = False
         session.seed(end_seed(plan.seed))
 
-    def _leave(self, next_step: Callable[[], AnyStep], step_s: float) -> Iterator[AnyStep]:
+    def _leave(self, next_step: Callable[[], AnyStep], began_s: float, ended_s: float) -> Iterator[AnyStep]:
         """Leave with all workers, once everything is saved. Raises SystemExit.
 
         The coordinator is handed one more batch, for nothing: what the next step's first share gives is left for
-        whoever resumes.
+        whoever resumes. began_s, ended_s: of the last step
         """
-        session, departure = self.session, self._recovery.departure
-        by_s, saver = departure.by_s, session.restorer.saver
-        in_time = by_s is None or by_s - time.monotonic() > _FIRST_SHARE * step_s + RECORD_S
+        session, departure, saver = self.session, self._recovery.departure, self.session.restorer.saver
+        by_s = departure.by_s if departure.by_s is not None else ended_s + GRACE_S  # nobody says, and most wait so long
+        in_time = by_s - time.monotonic() > _FIRST_SHARE * (ended_s - began_s) + RECORD_S
         departure.tell_all_is_saved()
         if session.first_is_passed and in_time and saver is not None and session.view_group.rank == 0:
             driver = next_step()

@@ -30,7 +30,7 @@ from elastic.membership.worker.missing import seen_missing, sentence
 from elastic.preemption.process_notices import ProcessNotices
 
 _QUICK = 1 / 3  # of the time from SIGTERM to SIGKILL
-_GRACE_S = 30.0  # torchrun's, where nobody says another
+GRACE_S = 30.0  # torchrun's, where nobody says another
 _ASKED_S = 1.0
 _REGROUPED = "regroup"
 BREAKING, _ALL_BREAK = "break", "all break"
@@ -291,7 +291,7 @@ class Recovery:
         """Return whether a save is likely to be done before the launcher, which ends all workers, kills this one."""
         grace_s = self._context.launch.grace_s
         likely_s = saver.likely_s(self._state.step)
-        return (likely_s or 0.0) < _QUICK * (_GRACE_S if grace_s is None else grace_s)
+        return (likely_s or 0.0) < _QUICK * (GRACE_S if grace_s is None else grace_s)
 
     def _tell_lost(self, lost: PeerLost, missing: Sequence[int] = ()) -> None:
         self._context.events.emit(

@@ -165,14 +165,15 @@ def test_a_finished_run_that_is_made_longer_is_told_of_other_data(
     assert "step 7, read once more, gives other values" in capsys.readouterr().err
 
 
-def train_by_count(url: Path, *, until: int | None = None, rates: bool = True) -> str:
+def train_by_count(url: Path, *, until: int | None = None, rates: bool = True, save_every: int = 3) -> str:
     """The weights' digest; a rate for the next step follows from how many steps this process has seen."""
     elastic.seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seen = 0
-    with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=Own(), batch_size=6,
-                                                  virtual_workers=3, epochs=2, save_every=3) as run:  # fmt: skip
+    given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": save_every}
+    data = Own()
+    with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **given) as run:
         for step in run:
             for x, y in step:
                 if step.index == until:
@@ -183,8 +184,11 @@ def train_by_count(url: Path, *, until: int | None = None, rates: bool = True) -
     return elastic_checkpoint.digest(model)
 
 
-def test_a_rate_that_a_count_sets_for_the_next_step_is_refused_before_that_step(tmp_path: Path) -> None:
-    """The first step behind the save has the rate that was saved; the next one has that of the count."""
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_a_rate_that_a_count_sets_for_the_next_step_is_refused_before_it_is_saved(
+    tmp_path: Path, save_every: int
+) -> None:
+    """The first step behind the save has the rate that was saved; the next one would have that of the count."""
     whole = train_by_count(tmp_path / "whole", rates=False)
     train_by_count(tmp_path / "honest", until=5, rates=False)
     assert notes(tmp_path / "honest")[3].settings
@@ -192,8 +196,8 @@ def test_a_rate_that_a_count_sets_for_the_next_step_is_refused_before_that_step(
 
     train_by_count(tmp_path / "run", until=5)
     commits = sorted((tmp_path / "run" / "commits").iterdir())
-    with pytest.raises(IdentityMismatch, match="step 4 begins with optimizers, or schedules, set otherwise"):
-        train_by_count(tmp_path / "run")
+    with pytest.raises(IdentityMismatch, match="behind step 3 optimizers, or schedules, are set otherwise"):
+        train_by_count(tmp_path / "run", save_every=save_every)
     assert sorted((tmp_path / "run" / "commits").iterdir()) == commits
 
 
@@ -204,7 +208,13 @@ class Counts:
 
 
 def train_until_told(
-    url: Path | str, *, tell: int | None = None, counts: bool = False, steps: bool = False, **changes: Any
+    url: Path | str,
+    *,
+    tell: int | None = None,
+    counts: bool = False,
+    steps: bool = False,
+    fails: bool = False,
+    **changes: Any,
 ) -> str:
     """The weights' digest, or what the run was refused for; told to leave in the step `tell`."""
     elastic.seed(0)
@@ -214,9 +224,11 @@ def train_until_told(
     kept = Counts()
 
     def loss_of(step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if fails and tell is not None and step > tell:
+            raise ValueError("no more")
         if step == tell:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.2)  # a thread reads it; should that be late, the run leaves a step later
+            time.sleep(1.0 if fails else 0.2)  # a thread reads it; should that be late, the run leaves a step later
         return F.cross_entropy(model(x), y, reduction="sum" if steps else "mean") * (1 + counts * kept.seen)
 
     try:
@@ -284,3 +296,20 @@ def test_all_workers_are_refused_who_resume_after_an_orderly_leave(
     assert (
         returned(run_ranks(told_in_rank, resume, port, str(tmp_path / "honest"), None, False, {})) == [whole] * resume
     )
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_body_that_fails_on_leaving_fails_nothing(tmp_path: Path, steps: bool) -> None:
+    """All is saved by then."""
+    assert train_until_told(tmp_path / "run", tell=0, steps=steps, fails=True) == "left with 0"
+    whole = train_until_told(tmp_path / "whole", steps=steps)
+    assert train_until_told(tmp_path / "run", steps=steps) == whole
+
+
+def test_a_coordinator_without_a_share_of_the_next_step_passes_its_first_one(tmp_path: Path, port: int) -> None:
+    """The last batch of an epoch is a short one, of one share."""
+    short = {"batch_size": 10, "virtual_workers": 2}
+    (whole,) = returned(run_ranks(told_in_rank, 1, port, str(tmp_path / "whole"), None, False, short))
+    assert returned(run_ranks(told_in_rank, 2, port, str(tmp_path / "run"), 1, False, short)) == ["left with 0"] * 2
+    assert any(note.first_gradients for note in notes(tmp_path / "run").values())
+    assert returned(run_ranks(told_in_rank, 2, port, str(tmp_path / "run"), None, False, short)) == [whole] * 2

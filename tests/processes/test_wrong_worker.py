@@ -114,5 +114,6 @@ def test_who_joins_and_sets_another_rate_is_not_let_in(tmp_path: Path, workers: 
     output = trained(tmp_path / "run", *flags, "--joins", "--unhurried", workers, workers=workers)
     assert "elastic.errors.NotLetIn: this worker is not let in: the workers' optimizers, or schedules" in output
     assert f"rank {workers - 1} (on {HERE}) holds other settings" in output
+    assert "resuming" not in output
     assert "wrong 4 times in this place" in output
     assert digest(output) == digest(trained(tmp_path / "whole", *flags, workers=workers))

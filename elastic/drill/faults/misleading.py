@@ -174,7 +174,7 @@ class OtherRate(MisleadingFault):
     kind = "other_rate"
     sentence = "the learning rate of worker {worker} alone is twice as high"
     flags = (Flag("other-rate", "one worker's learning rate is another one than the others'"),)
-    found_as = ("CollectiveMismatch",)
+    found_as = ("CollectiveMismatch", "NotLetIn")
     usual_phase = "applied"
 
     def strike(self, scene: Scene) -> None:

@@ -76,9 +76,11 @@ class Boundary:
     def cross(self) -> bool:
         """Do what the exchange agreed on; return whether all workers leave here, and all is saved.
 
-        Raises as `reach`, and SystemExit on workers that leave here alone, or cannot save.
+        Raises IdentityMismatch, as `reach`, and SystemExit on workers that leave here alone, or cannot save.
         """
         session, state, recovery = self._session, self._state, self._recovery
+        if session.repeats:
+            session.restorer.check_settings(state.step, session.exchange.digest_of_settings)
         self.reach()
         if state.finished:
             return False

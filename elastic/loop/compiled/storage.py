@@ -34,7 +34,7 @@ BYTES_MAX = 256 << 20  # of one kind of machine
 OBJECTS_MAX = 64  # each is a request
 _LISTED_MAX = 256  # a listing may be anyone's
 _RETRY_S = 10.0
-_NAME = re.compile(r"[0-9]{8}-[0-9a-f]{32}")
+_NAME = re.compile(r"[0-8][0-9]{7}-[0-9a-f]{32}")  # no stranger's name takes the last number
 
 
 class NoRoom(Exception):

@@ -105,7 +105,7 @@ class PlainStep(ScriptStep):
         while not self._done:
             exchange = step.ready()
             self._comes_again = False
-            self._idle = not exchange.assignment.batches
+            self._idle = not exchange.assignment.batches and step.leaves is None
             try:
                 yield from self._for_nothing(exchange) if self._idle else step.batches(exchange, self)
             except PeerLost as lost:  # found before a batch was handed out

@@ -291,8 +291,10 @@ class StateRestorer:
         if self.saver is not None and found is not None:
             self.saver.note(found)
 
-    def begins(self, step: int, digest_of_settings: Callable[[], int]) -> None:
-        """Note what optimizers are set to as the second step behind a save begins, and compare it behind a resume.
+    def check_settings(self, step: int, digest_of_settings: Callable[[], int]) -> None:
+        """Note what optimizers are set to behind the first step after a save, and compare it behind a resume.
+
+        step  how many are applied: nothing is saved of them before this was asked
 
         Raises IdentityMismatch where it is not what it was there before.
         """

@@ -342,7 +342,6 @@ class StepInHand:
         self.sums, self.count, self.for_nothing = {}, 0, False
         self._compare_with_end()
         trained = exchange.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None)
-        self.session.restorer.begins(self.index, exchange.digest_of_settings)
         exchange.gradients.look_at(None)
         self.check = self.session.cross_check(self.plan) if self.leaves is None else CrossCheck()
         self.session.body.begin(self.index, trained)
@@ -416,6 +415,8 @@ class StepInHand:
 
         It does not if a peer had applied it before the exchange failed here; then its state and sums came from there.
         """
+        if self.leaves is not None:  # the peers have left
+            self.leaves(None)
         self.session.body.end(self.index)
         self.session.body.give_up(self.index)
         exchange.buffers.restore()  # of a share that was broken off

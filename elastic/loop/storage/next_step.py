@@ -9,8 +9,8 @@ those that the run had.
 Each share's batch is digested as the loop's body gets it, and the digests travel with the step's sums, so that they are
 the same at any world size (in fast mode, at the same one). The step's gradients are the same there anyway, in exact
 mode, and where kernels give the same bits each time; and so are the weights after its update, in which whatever an
-optimizer, a schedule or a callback keeps beside its state shows; what it sets for the update that comes next, in what
-optimizers are set to as the step behind that one begins. The coordinator writes them beside the commit once that is
+optimizer, a schedule or a callback keeps beside its state shows; what the script sets behind it for the next update,
+in what optimizers are set to then. The coordinator writes them beside the commit once that is
 there, too, in a thread of its own. A run that is lost before has nothing to compare.
 
 Where all workers leave in order, nobody computes that step. Once everything is saved the coordinator passes its first
@@ -46,7 +46,7 @@ class NextStep:
     batches    into which these were put
     gradients  digest of what all shares together gave; 0: there is none to compare
     weights    digest of the parameters once it is applied; likewise
-    settings   digest of what optimizers and schedules are set to as the step behind it begins; likewise
+    settings   digest of what optimizers and schedules are set to behind it, after the script's own code; likewise
     first_batch, first_gradients  digests of its first share's first micro-batch and of what that gave; likewise
     """
 
@@ -120,15 +120,15 @@ class NextStep:
         )
 
     def check_settings(self, found: int, *, where: str) -> None:
-        """Raise IdentityMismatch where the step behind this one begins with optimizers, or schedules, set otherwise."""
+        """Raise IdentityMismatch where optimizers, or schedules, are set otherwise behind this step."""
         if found == self.settings:
             return
         raise IdentityMismatch(
-            f"step {self.step + 1} begins with optimizers, or schedules, set otherwise than before the run was ended: "
+            f"behind step {self.step} optimizers, or schedules, are set otherwise than before the run was ended: "
             f"digest {found:x} here, {self.settings:x} there\n"
             "  found  the script, a schedule or a callback sets a rate by something that the run was not handed (a "
             "count in a\n         variable or an attribute, a best loss), or the script's own code is another one\n"
-            f"  state  step {self.step} is applied as it was before; what is saved in {where} is whole\n"
+            f"  state  the step is applied in memory alone; what is saved in {where} is as it was\n"
             "  next   set rates from run.step_index, run.sums or run.evaluate, or hand over what they are made of "
             "(extra=, a\n         callback's own state); a script that is meant to be another: "
             f"Run(accept=[{SCRIPT!r}]), `elastic run\n         --accept={SCRIPT}`, or ELASTIC_ACCEPT={SCRIPT}",

@@ -227,7 +227,7 @@ class Saver:
         self._notes.computed(step)
 
     def note_settings(self, step: int, digest: Callable[[], int]) -> None:
-        """Write beside it, too, what optimizers and schedules are set to as the step behind that one begins."""
+        """Write beside it, too, what optimizers and schedules are set to behind that step."""
         if (noted := self._notes.newest) is not None and noted.step == step - 1 and noted.shares:
             self._notes.computed(replace(noted, settings=digest()))
 
