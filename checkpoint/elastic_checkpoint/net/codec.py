@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
@@ -58,7 +59,13 @@ T = TypeVar("T", bound=Facts)
 
 def by_word(kinds: Any) -> dict[str, type[Tagged]]:
     """Return the types of a union, or the one type, by the words that they say."""
-    return {str(kind.__struct_config__.tag): kind for kind in get_args(kinds) or (kinds,)}
+    types: tuple[type[Tagged], ...] = get_args(kinds) or (kinds,)
+    for kind in types:
+        # msgspec looks annotations up as the first message comes: here once for all forks, and never in a thread that
+        # hears something as the interpreter ends, which showed a traceback there.
+        with suppress(msgspec.ValidationError):
+            msgspec.convert({}, kind)
+    return {str(kind.__struct_config__.tag): kind for kind in types}
 
 
 def as_message(said: Facts) -> Message:
