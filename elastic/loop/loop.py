@@ -54,8 +54,6 @@ from elastic.state.randomness import before_seed, end_seed, start_seed
 
 AnyStep = TypeVar("AnyStep", Step, PlainStep)
 
-_FIRST_SHARE = 3  # times a step: what must be left of a notice for one share, as long as a step's first one may take
-
 
 class Loop:
     """The training loop of one worker: entered once, then iterated over, then left.
@@ -262,7 +260,7 @@ class Loop:
         """
         session, departure, saver = self.session, self._recovery.departure, self.session.restorer.saver
         by_s = departure.by_s if departure.by_s is not None else ended_s + GRACE_S  # nobody says, and most wait so long
-        in_time = by_s - time.monotonic() > _FIRST_SHARE * (ended_s - began_s) + RECORD_S
+        in_time = by_s - time.monotonic() > ended_s - began_s + RECORD_S  # a share takes no longer than a step
         departure.tell_all_is_saved()
         if session.first_is_passed and in_time and saver is not None and session.view_group.rank == 0:
             driver = next_step()
