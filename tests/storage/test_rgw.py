@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,14 +64,14 @@ def test_bad_credentials_are_refused_at_once_with_advice_and_not_shown(
 
 def test_killed_tests_leave_no_ceph_behind(rgw: S3Server) -> None:
     """A gateway that outlived each aborted run would fill the machine."""
-    before = set(Path(tempfile.gettempdir()).glob("rgw-*"))
     with subprocess.Popen(
         [sys.executable, "-c", STARTS_ONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as tests:
         assert tests.stdout is not None
         guardian, *daemons = (psutil.Process(int(pid)) for pid in tests.stdout.readline().split())
         assert {"ceph-mon", "ceph-osd", "radosgw"} <= {daemon.name() for daemon in daemons}
-        [folder] = set(Path(tempfile.gettempdir()).glob("rgw-*")) - before
+        [folder] = {Path(daemon.environ()["CEPH_CONF"]).parent for daemon in daemons}
+        assert folder.is_dir()
         tests.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs([guardian, *daemons], timeout=60)
         assert alive == []
