@@ -9,7 +9,7 @@ import pytest
 from elastic.drill.machine.hosting import free_port
 from elastic.errors import ConfigError
 from elastic.launch.net import addresses
-from elastic.launch.net.addresses import Chosen, choose, others, port_range
+from elastic.launch.net.addresses import Chosen, choose, port_range
 from elastic_checkpoint.linux import first_ephemeral_port
 from elastic_checkpoint.net import listener
 from elastic_checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
@@ -67,11 +67,6 @@ def test_the_way_to_the_rendezvous_decides(towards: str, address: str, interface
     assert chosen(towards) == Chosen(address, interface, why)
 
 
-def test_a_machine_without_a_route_has_its_first_address() -> None:
-    assert chosen("head", routes={}) == Chosen("10.0.0.5", "eth0", "its first; the machine has no route")
-    assert choose("", None, known={"lo": ["127.0.0.1"]}, route=lambda _: "127.0.0.1").address == "127.0.0.1"
-
-
 @pytest.mark.parametrize(
     ("asked", "address", "interface"),
     [
@@ -93,11 +88,6 @@ def test_what_is_nothing_of_this_machine_is_refused_with_what_it_has(asked: str)
     assert "docker0" not in str(refused.value)
     with pytest.raises(ConfigError, match="docker0: this interface has no address"):
         chosen("head", "docker0")
-
-
-def test_people_are_told_what_else_there_is() -> None:
-    assert str(chosen("head")) == "10.0.0.5 (eth0, the way to head)"
-    assert others(chosen("head"), MACHINE) == ["192.168.7.5 (ib0)"]
 
 
 @pytest.mark.parametrize("text", ["", "7000", "7000:7010", "7010-7000", "0-10", "7000-70000", "a-b", "-7000-7010"])

@@ -108,28 +108,6 @@ def test_every_sequence_is_delivered_in_order_and_within_its_bounds(
     assert [reading.next(turns) for _ in range(len(left) + 1)] == [*left, None]
 
 
-@given(st.permutations(range(1, 1 + MOST)), st.integers(0, MOST))
-def test_what_is_under_way_is_not_read_again(again: list[int], arrived: int) -> None:
-    """A peer is lost while this worker waits for data: the rest of its shares is still what it needs."""
-    reading = Reading()
-    reading.redirect(range(10))
-    assert reading.next(itertools.repeat(0)) == 0
-    for _ in range(arrived):
-        reading.arrive(0)
-    reading.redirect(again)
-    assert [reading.next(itertools.repeat(0)) for _ in again] == again
-    assert [reading.read.count(name) for name in again] == [1] * MOST
-
-
-def test_the_same_examples_of_another_epoch_are_read() -> None:
-    """They are augmented differently."""
-    reading = Reading()
-    reading.redirect([1])
-    reading.ahead.redirect([request(1, epoch=1)])
-    reading.submit()
-    assert reading.read == [1, 1]
-
-
 class Stored:
     """Stands in for loader processes: reads when it is asked for a result, the latest submission first."""
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,19 +178,6 @@ def test_slight_is_what_padding_and_dropping_explain(loaders: list[DataLoader[An
     assert kinds(audit(loaders, epochs=1)) == found
 
 
-def test_a_batch_that_is_filled_up_from_the_next_epoch_is_slight() -> None:
-    """What that epoch then lacks was read already."""
-    report = audit([ElasticLoader(DATASET, 20, rank=rank, world_size=3, last_batch="carry") for rank in range(3)])
-    assert kinds(report) == ["overlap?", "repeats?", "gap?"]
-
-
-def test_two_examples_in_common_before_the_last_batches_are_not_slight() -> None:
-    """As few as padding would be, in a place where none is."""
-    orders = [[0, 1, *range(10, 28)], [0, 1, *range(30, 48)]]
-    loaders = [DataLoader(DATASET, batch_size=8, sampler=order) for order in orders]
-    assert kinds(audit(loaders, epochs=1, allow=("unshuffled", "gap"))) == ["overlap"]
-
-
 def own(dataset: Any, **options: Any) -> DataLoader[Any]:
     """A rank's, that reads all of a data set of its own."""
     usual: dict[str, Any] = {"batch_size": 4, "generator": torch.Generator().manual_seed(0), "shuffle": True}
@@ -236,39 +221,6 @@ def test_the_same_examples_in_other_data_sets_are_found() -> None:
     copies = audit([own(TensorDataset(torch.arange(40))) for _ in range(2)], epochs=1)
     assert kinds(copies) == ["same_data"]
     assert str(copies).startswith("2 ranks, indices of 80 examples: found")
-
-
-def test_examples_of_one_data_set_that_its_only_rank_does_not_read_are_a_gap() -> None:
-    datasets = [TensorDataset(torch.arange(rank * 40, rank * 40 + 40)) for rank in range(2)]
-    loaders = [own(dataset, shuffle=False, sampler=range(rank * 20, 40)) for rank, dataset in enumerate(datasets)]
-    assert "20 of 80 examples are read by no rank" in str(audit(loaders, epochs=1))
-
-
-class Augmented(TensorDataset):
-    """Examples that are other ones each time."""
-
-    def __init__(self, first: int, draw: Callable[[], float]) -> None:
-        super().__init__(torch.arange(first, first + 40))
-        self.draw, self.reads = draw, 0
-
-    def __getitem__(self, index: int) -> Any:
-        self.reads += 1
-        return self.tensors[0][index] + self.draw()
-
-
-@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(()).item(), np.random.rand])
-def test_augmentation_does_not_hide_whether_data_sets_are_the_same(draw: Callable[[], float]) -> None:
-    before = random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    assert kinds(audit([own(Augmented(0, draw)) for _ in range(2)], epochs=1)) == ["same_data"]
-    loaders = [own(Augmented(rank * 40, draw)) for rank in range(2)]
-    report = audit(loaders)
-    assert kinds(report) == []
-    assert str(report) == (
-        "2 ranks, indices within each data set and digests across them, of 80 examples: nothing found"
-    )
-    assert [loader.dataset.reads for loader in loaders] == [0, 0]  # type: ignore[attr-defined]
-    after = random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    assert before == after
 
 
 def test_examples_that_cannot_be_compared_are_said_not_to_be() -> None:
@@ -345,141 +297,6 @@ def test_a_sampler_s_place_stays() -> None:
     assert len(list(loader.sampler)) == 91
 
 
-class Order:
-    """Of 40 examples, another one each epoch; what `draw` draws from is the sampler's."""
-
-    count = 0
-
-    def __init__(self, held: Any, draw: Callable[[Any], Iterator[int]]) -> None:
-        self.held, self.draw = held, draw
-
-    def __iter__(self) -> Iterator[int]:
-        return self.draw(self.held)
-
-    def __len__(self) -> int:
-        return 40
-
-
-class Slotted:
-    __slots__ = ("epoch",)
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.epoch += 1
-        return iter(random.Random(self.epoch).sample(range(40), 40))
-
-    def __len__(self) -> int:
-        return 40
-
-
-class Holder:
-    """Something else that a sampler asks for its order."""
-
-    def __init__(self) -> None:
-        self.generators = {"order": torch.Generator().manual_seed(0)}
-
-
-def permuted(generator: torch.Generator) -> Iterator[int]:
-    return iter(torch.randperm(40, generator=generator).tolist())
-
-
-def counted() -> Callable[[Any], Iterator[int]]:
-    """A closure's own count."""
-    epoch = 0
-
-    def draw(held: Any) -> Iterator[int]:
-        nonlocal epoch
-        epoch += 1
-        return iter(random.Random(epoch).sample(range(40), 40))
-
-    return draw
-
-
-def counted_by_the_class(held: Any) -> Iterator[int]:
-    held.count += 1
-    return iter(random.Random(held.count).sample(range(40), 40))
-
-
-def shuffled_in_place(order: Any) -> Iterator[int]:
-    if isinstance(order, torch.Tensor):
-        order.copy_(order[torch.randperm(40, generator=torch.Generator().manual_seed(0))])
-    else:
-        random.Random(0).shuffle(order)
-    return iter([int(i) for i in order])
-
-
-def rotated(order: deque[int]) -> Iterator[int]:
-    order.rotate(7)
-    order.append(order.popleft())
-    return iter(list(order))
-
-
-OF_THE_MODULE = random.Random(0)
-
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "Python's generator": lambda: Order(random.Random(0), lambda one: iter(one.sample(range(40), 40))),
-    "NumPy's generator": lambda: Order(np.random.default_rng(0), lambda one: iter(one.permutation(40).tolist())),
-    "NumPy's RandomState": lambda: Order(np.random.RandomState(0), lambda one: iter(one.permutation(40).tolist())),
-    "a list in place": lambda: Order(list(range(40)), shuffled_in_place),
-    "an array in place": lambda: Order(np.arange(40), shuffled_in_place),
-    "a tensor in place": lambda: Order(torch.arange(40), shuffled_in_place),
-    "a deque in place": lambda: Order(deque(range(40)), rotated),
-    "a dict's": lambda: Order({"order": torch.Generator().manual_seed(0)}, lambda held: permuted(held["order"])),
-    "a helper's": lambda: Order(Holder(), lambda held: permuted(held.generators["order"])),
-    "a slot": Slotted,
-    "a closure's count": lambda: Order(None, counted()),
-    "a class's count": lambda: Order(Order, counted_by_the_class),
-    "a module's generator": lambda: Order(None, lambda held: iter(OF_THE_MODULE.sample(range(40), 40))),
-}
-
-
-@pytest.mark.parametrize("kind", SAMPLERS)
-def test_wherever_a_sampler_keeps_its_place_the_order_stays(kind: str) -> None:
-    """A run must not depend on whether it was audited, and the audit sees both epochs as they would have been."""
-    made = Order.count, OF_THE_MODULE.getstate()
-    unaudited: DataLoader[Any] = DataLoader(range(40), batch_size=8, sampler=SAMPLERS[kind]())  # type: ignore[arg-type]
-    expected = [batch.tolist() for _ in range(2) for batch in unaudited]
-    Order.count = made[0]
-    OF_THE_MODULE.setstate(made[1])
-    audited: DataLoader[Any] = DataLoader(range(40), batch_size=8, sampler=SAMPLERS[kind]())  # type: ignore[arg-type]
-    assert kinds(audit(audited)) == []
-    assert [batch.tolist() for _ in range(2) for batch in audited] == expected
-
-
-def test_what_set_epoch_changes_is_put_back_in_its_place() -> None:
-    """It holds the samplers themselves: it takes effect on what is audited, and on nothing afterwards."""
-
-    class Data(TensorDataset):
-        epoch = 0
-
-    dataset, calls, asked = Data(torch.arange(40)), [], {"epoch": -1}
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, 2, 0)
-    loader = DataLoader(dataset, batch_size=5, sampler=sampler)
-
-    def announce(epoch: int) -> None:
-        calls.append(epoch)
-        dataset.epoch = asked["epoch"] = epoch
-        sampler.set_epoch(epoch)
-
-    sampler.set_epoch(9)
-    expected = list(sampler)
-    assert kinds(audit(loader, set_epoch=announce, epochs=3, allow=("gap",))) == []
-    assert list(sampler) == expected
-    assert (sampler.epoch, dataset.epoch, asked, calls) == (9, 0, {"epoch": -1}, [])
-
-
-def test_a_data_set_that_a_sampler_holds_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be as large as the memory."""
-    monkeypatch.setattr("elastic.data.audit_state.BYTES_MAX", 40 * 8)
-    dataset = TensorDataset(torch.arange(10**6))
-    sampler = Order((dataset, dataset.tensors[0], torch.arange(40)), lambda held: shuffled_in_place(held[2]))
-    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
-    assert kinds(audit(loader, allow=("gap",))) == []
-    assert sampler.held[2].tolist() == list(range(40))
-
-
 class Once:
     """A sampler whose numbers come from a generator that has begun."""
 
@@ -515,59 +332,6 @@ def test_what_gives_its_values_once_is_refused_before_it_is_read(make: Callable[
         assert next(loader.sampler.numbers) == 42 * 7 % 40
 
 
-def test_a_place_that_is_not_found_is_said() -> None:
-    """In a global variable, say, or in a library that is not Python: never in silence."""
-    globals()["place"] = 0
-
-    def draw(held: Any) -> Iterator[int]:
-        globals()["place"] += 1
-        return iter(random.Random(globals()["place"]).sample(range(40), 40))
-
-    loader: DataLoader[Any] = DataLoader(range(40), batch_size=8, sampler=Order(None, draw))  # type: ignore[arg-type]
-    report = audit(loader)
-    assert kinds(report) == ["changed"]
-    with pytest.raises(AuditFailed, match="the loaders are changed now"):
-        report.check()
-    assert kinds(audit(loader, allow=("changed",))) == []
-
-
-def test_a_stream_s_own_generator_and_file_stay(tmp_path: Path) -> None:
-    (tmp_path / "lines").write_bytes(b"".join(b"%d\n" % i for i in range(99)))
-
-    class Lines(IterableDataset[Any]):
-        def __init__(self) -> None:
-            self.random, self.file = random.Random(0), (tmp_path / "lines").open("rb", buffering=0)
-
-        def __iter__(self) -> Iterator[Any]:
-            yield from (float(line) + self.random.random() for line in self.file)
-
-    dataset = Lines()
-    with dataset.file:
-        loader = DataLoader(dataset, batch_size=4)
-        audit(loader, epochs=1, batches=5)
-        assert dataset.file.tell() == 0
-        assert dataset.random.getstate() == random.Random(0).getstate()
-        assert len(list(loader)) == 25
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda i: torch.full((3,), i, dtype=torch.bfloat16) if i < 90 else torch.full((3,), -i, dtype=torch.bfloat16),
-        lambda i: {"text": f"example {i}", "label": i, "image": np.full((2, 2), i)},
-        lambda i: (i, (float(i), str(i))),
-        lambda i: i,
-    ],
-    ids=["bfloat16", "dict", "tuples", "numbers"],
-)
-def test_examples_are_told_apart_in_batches_of_any_shape(make: Callable[[int], Any]) -> None:
-    """Ranks whose batches hold the same examples in other company."""
-    overlapping = [DataLoader(Stream(first, 1, make), batch_size=4) for first in (0, 2)]
-    report = audit(overlapping, epochs=1)
-    assert kinds(report) == ["overlap"]
-    assert "62 of 66 examples" in str(report)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -581,20 +345,6 @@ def test_examples_are_told_apart_in_batches_of_any_shape(make: Callable[[int], A
 def test_what_cannot_be_audited_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         audit(**arguments)
-
-
-def test_the_same_loader_twice_is_no_two_ranks() -> None:
-    loader = DataLoader(DATASET)
-    with pytest.raises(ConfigError, match="one loader twice"):
-        audit([loader, loader])
-
-
-def test_most_of_the_data_is_never_slight() -> None:
-    """A batch of each rank may be as large as the dataset."""
-    loaders = [
-        DataLoader(TensorDataset(torch.arange(10)), batch_size=8, sampler=range(rank, rank + 8)) for rank in (0, 1)
-    ]
-    assert kinds(audit(loaders, epochs=1, allow=("unshuffled", "gap"))) == ["overlap"]
 
 
 def test_of_a_large_dataset_the_beginning_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic.events import schema
 from elastic.events.log import EventLog
 from elastic.loop.storage.save_schedule import SaveSchedule
 from elastic.plan.cadence import AT_RISK_MAX_S, PRIOR_S, SLACK, Bound, Losses, daly_s, decide, waste, young_s
@@ -96,12 +95,6 @@ def test_the_reason_names_what_the_interval_follows_from() -> None:
     assert found.reason == "every 3 min 34 s: a save stalls 700 ms, a full loss every 9 h 6 min"
     assumed = decide(stall_s=0.7, durable_s=5.0, losses=Losses())
     assert assumed.reason.endswith("a full loss every 4 h, as is assumed until there is one")
-
-
-def test_a_save_is_durable_long_before_the_next_begins() -> None:
-    found = decide(stall_s=0.04, durable_s=300.0, losses=Losses())
-    assert (found.seconds, found.bound) == (SLACK * 300.0, Bound.UPLOAD)
-    assert found.reason == "every 10 min: a save takes 5 min until it is durable"
 
 
 def test_no_more_than_half_an_hour_is_at_risk_unless_a_save_takes_longer_itself() -> None:
@@ -228,11 +221,3 @@ def test_a_time_of_day_is_that_of_its_zone(zone_and_t: tuple[str, float]) -> Non
     assert not one.passed(t, t + 86_399)
     assert one.passed(t + 1, t + 86_400)
     assert one.passed(t + 1, t + 40 * 86_400)
-
-
-def test_an_interval_is_an_event_that_the_schema_knows() -> None:
-    clocked = Clocked("auto", Losses(2, HOUR))
-    assert not clocked.schedule.is_due()
-    (told,) = clocked.emitted
-    assert (told["losses"], told["observed_s"], told["seconds"]) == (2, HOUR, 60.0)
-    assert schema.SaveInterval.event_name == "save_interval"

@@ -59,15 +59,6 @@ def test_what_an_agent_saw_is_moved_by_its_own_clock() -> None:
     assert found["t"] == pytest.approx(events[at]["t"], abs=0.3)
 
 
-def test_events_of_a_later_version_are_moved_whatever_they_say() -> None:
-    events = happened(b=20.0)
-    at = next(index for index, event in enumerate(events) if event["worker"].startswith("b-"))
-    new = {**events[at], "event": "a_new_event", "since": "noon", "saved_t": None, "died_t": 1.0}
-    moved = aligned([*events[: at + 1], new, *events[at + 1 :]], offsets(events))
-    (found,) = [event for event in moved if event["event"] == "a_new_event"]
-    assert found == {**new, "t": pytest.approx(new["t"] - 20.0, abs=0.3)}
-
-
 def test_a_host_that_is_late_once_and_clocks_that_hardly_differ_are_left_alone() -> None:
     assert offsets(happened()) == {}
     assert offsets(happened(b=LEAST_S / 2, c=-LEAST_S / 4)) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.plan.communication import Link, efficiency, exposed_s, hierarchical_s, reduce_scatter_s, ring_s
+from elastic.plan.communication import Link, efficiency, exposed_s, hierarchical_s, ring_s
 
 GRADIENTS = 2e9  # 1 B parameters in fp16
 NODE, NETWORK = Link(300e9, 1e-6), Link(12.5e9, 5e-6)
@@ -26,16 +26,6 @@ def test_eight_nodes_of_eight_cross_the_network_with_an_eighth_each() -> None:
     assert took_s == pytest.approx(2 * 7 / 8 * (2e9 / 300e9 + 0.25e9 / 12.5e9) + 14e-6 + 70e-6)
     assert (f"{1e3 * took_s:.2f}", f"{100 * efficiency(took_s, COMPUTE_S):.1f}") == ("46.75", "84.2")
     assert f"{1e3 * ring_s(GRADIENTS, 64, NETWORK):.2f}" == "315.63"
-
-
-def test_one_worker_reduces_nothing_and_one_node_is_a_ring() -> None:
-    assert ring_s(GRADIENTS, 1, NETWORK) == 0
-    assert hierarchical_s(GRADIENTS, 1, 8, NODE, NETWORK) == ring_s(GRADIENTS, 8, NODE)
-    assert hierarchical_s(GRADIENTS, 8, 1, NODE, NETWORK) == ring_s(GRADIENTS, 8, NETWORK)
-
-
-def test_a_reduce_scatter_is_half_of_an_all_reduce() -> None:
-    assert reduce_scatter_s(GRADIENTS, 8, NODE) == pytest.approx(ring_s(GRADIENTS, 8, NODE) / 2)
 
 
 def test_computing_hides_what_travels_while_it_lasts() -> None:

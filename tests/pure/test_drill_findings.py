@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.data.example_digest import digest_of
 from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Slow, Terminate
-from elastic.drill.inject.recording_dataset import RecordingDataset, dataset_source
-from elastic.drill.judge.contents import conflicts
 from elastic.drill.judge.verdict import Verdict
 from elastic.drill.plan.drill_plan import DrillPlan
-from elastic.drill.report import source_hints
 from elastic.drill.report.costs import Cost, costs
 from elastic.drill.report.diagnosis import Diagnosis, diagnose
 from elastic.drill.report.findings import PROMISES, Findings
-from elastic.drill.report.follow import Follow
 from elastic.drill.report.show import show
 from elastic.events.event import Event
-from elastic.events.log import EventLog
 from tests.kit.story import Story
 
 BUGGY = Path(__file__).parents[1] / "kit" / "programs"
@@ -70,15 +64,6 @@ def test_a_dataset_that_depends_on_the_rank_is_told_from_one_that_counts_and_one
     assert "no seed of the run decides" in only(diagnose(baseline, faulted, script=None)).what
 
 
-def test_equal_runs_have_no_diagnosis() -> None:
-    def content(index: int, *_: int) -> int:
-        return index
-
-    baseline, faulted = told(9, content=content), told(1, 2, 3, content=content)
-    assert list(conflicts(faulted, baseline)) == []
-    assert diagnose(baseline, faulted, script=None) == []
-
-
 def test_weights_without_a_seed_lead_to_where_the_model_is_made() -> None:
     def content(index: int, *_: int) -> int:
         return index
@@ -106,67 +91,6 @@ def test_sums_that_differ_over_equal_examples_are_the_loop_s() -> None:
     assert "the loop's body" in found.what
     assert "step 2 is the first" in found.seen
     assert any(line.text == "reads += 1" for line in found.look)
-
-
-@pytest.mark.parametrize(
-    ("program", "find", "text"),
-    [
-        ("rank_sampler", source_hints.rank, 'random.Random(7 + int(os.environ.get("LOCAL_RANK", "0")))'),
-        ("global_counter", source_hints.counters, "reads += 1"),
-        ("rank_sampler", source_hints.randomness, ".shuffle(order)"),
-    ],
-)
-def test_suspicious_lines_are_found_in_the_source(program: str, find: Any, text: str) -> None:
-    assert any(text in line.text for line in find(str(BUGGY / f"{program}.py")))
-
-
-LOOP = """
-import random
-import torch
-
-SEEN = {}
-
-
-class Points:
-    def __init__(self):
-        self.kept = {}
-        self.kept[0] = 1
-
-    def __getitem__(self, index):
-        drawn = torch.Generator().manual_seed(index)
-        words = {"red", "green"}
-        self.kept[index] = torch.randn(4, generator=drawn)
-        return self.kept[index] + list(words).index("red")
-
-
-def mix(batch, means):
-    SEEN[len(SEEN)] = batch
-    return torch.randn(4, generator=torch.Generator().manual_seed(int(time.time())))
-
-
-def main():
-    model = torch.nn.Linear(4, 1)
-    means = [p.clone() for p in model.parameters()]
-    with elastic.Run("run", model=model, dataset=Points()) as run:
-        for step in run:
-            mix(step, means)
-"""
-
-
-def test_lines_that_are_sound_are_no_leads(tmp_path: Path) -> None:
-    """A generator seeded from the index, and what __init__ fills, once stood first among the lines to look at."""
-    file = str(tmp_path / "loop.py")
-    Path(file).write_text(LOOP)
-    getitem = 1 + LOOP[: LOOP.index("def __getitem__")].count("\n")
-
-    assert [line.text for line in source_hints.counters(file, getitem)] == [
-        "self.kept[index] = torch.randn(4, generator=drawn)"
-    ]
-    assert source_hints.randomness(file, getitem) == []
-    assert [line.text for line in source_hints.hashed(file, getitem)] == ['words = {"red", "green"}']
-    assert any("time.time()" in line.text for line in source_hints.randomness(file))
-    of_the_loop = source_hints.without(source_hints.counters(file), file, getitem)
-    assert [line.text for line in of_the_loop] == ["SEEN[len(SEEN)] = batch"]
 
 
 def test_an_exception_of_the_script_s_own_is_told_with_the_line_that_raises_it(tmp_path: Path) -> None:
@@ -199,27 +123,6 @@ def test_what_the_run_refused_is_told_in_its_words_and_not_guessed_from_the_weig
     assert found.next == "extra="
 
 
-def test_a_cache_that_worker_0_fills_as_before_is_not_called_a_matter_of_the_rank(tmp_path: Path) -> None:
-    file = tmp_path / "loop.py"
-    file.write_text(LOOP)
-    getitem = 1 + LOOP[: LOOP.index("def __getitem__")].count("\n")
-    where = {"event": "dataset", "dataset": "Points", "file": str(file), "line": getitem, "worker": "w9", "t": 0.0}
-
-    def content(index: int, step: int, rank: int, read: int) -> int:
-        return index + 100 * rank
-
-    found = only(diagnose([where, *told(9, content=content)], told(1, 2, content=content), script=str(file)))
-
-    assert "a counter, a cache" in found.what
-    assert [line.text for line in found.look] == ["self.kept[index] = torch.randn(4, generator=drawn)"]
-
-
-def test_a_source_that_is_none_has_no_suspects(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("def (")
-    assert source_hints.rank(str(tmp_path / "broken.py")) == []
-    assert source_hints.counters(str(tmp_path / "absent.py")) == []
-
-
 def test_a_loss_costs_the_step_in_flight_and_the_time_to_the_next() -> None:
     story = Story().launch(4).train(2).read()
     died = len(story.events)
@@ -245,62 +148,6 @@ def test_every_invariant_of_the_judge_belongs_to_one_promise() -> None:
     promised = [invariant for names in PROMISES.values() for invariant in names]
     assert len(promised) == len(set(promised))
     assert listed <= set(promised)
-
-
-def test_events_are_followed_as_they_are_written(tmp_path: Path) -> None:
-    follow = Follow(tmp_path)
-    assert follow.new() == []
-    log = EventLog(tmp_path, worker_id="w1")
-    log.emit_named("one")
-    log.emit_named("two")
-    assert [event["event"] for event in follow.new()] == ["one", "two"]
-    with (tmp_path / "events" / "w1.jsonl").open("a") as file:
-        file.write('{"t": 1, "worker": "w1", "ev')
-    assert follow.new() == []
-    log.emit_named("three")
-    log.close()
-    assert follow.new() == []  # its line began in the torn one's
-    assert follow.new() == []
-
-
-def test_a_digest_tells_contents_apart_and_gives_up_on_what_it_does_not_know() -> None:
-    import numpy as np
-    import torch
-
-    one = (torch.arange(3), {"label": 1, "name": "x"}, np.float32(2))
-    same = (torch.arange(3), {"label": 1, "name": "x"}, np.float32(2))
-    others = [
-        (torch.arange(3).float(), {"label": 1, "name": "x"}, np.float32(2)),
-        (torch.tensor([0, 1, 3]), {"label": 1, "name": "x"}, np.float32(2)),
-        (torch.arange(3), {"label": 2, "name": "x"}, np.float32(2)),
-        (torch.arange(3), {"label": 1, "name": "x"}, np.float32(3)),
-        torch.tensor(1, dtype=torch.bfloat16),
-        None,
-        [],
-    ]
-    digests = [digest_of(other) for other in others]
-    assert digest_of(one) == digest_of(same)
-    assert digest_of(one) not in digests
-    assert len(set(digests)) == len(others)
-    assert None not in digests
-    assert digest_of(object()) is None
-
-
-def test_where_a_dataset_s_code_stands_is_known() -> None:
-    from torch.utils.data import Subset
-
-    class Mine:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> int:
-            return index
-
-    mine: Any = Mine()
-    found = dataset_source(Subset(mine, [0, 2])).facts()
-    assert found["dataset"].endswith("Mine")
-    assert found["file"] == str(Path(__file__).absolute())
-    assert RecordingDataset(mine)[2].example == 2
 
 
 def test_a_node_has_joined_when_a_worker_of_its_own_agent_applies_a_step() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,25 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from elastic.drill.end import unexplained_status
 from elastic.drill.faults import (
     NAMED,
     At,
     Cut,
     Fault,
     Heal,
-    Join,
     LoseHost,
     LosePackets,
     Partition,
     SlowNetwork,
 )
-from elastic.drill.faults.host_faults import HostFault, NetworkFault
+from elastic.drill.faults.host_faults import HostFault
 from elastic.drill.folder import DrillFolder
 from elastic.drill.hosts.hosts import Hosts, Outcome
 from elastic.drill.hosts.on_hosts import OnHosts, left_behind_on
 from elastic.drill.plan.draw import draw_faults
-from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
+from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import Options, parse
 from elastic.drill.watched_run import WatchedRun
 from elastic.errors import ConfigError
@@ -100,33 +97,10 @@ def test_what_hosts_cannot_do_is_refused_before_anything_starts(text: str, says:
         asked(text)
 
 
-def test_what_happens_to_the_network_lasts_until_the_next_heal() -> None:
-    """Where one follows, and no time is given; the drill ends it only where it has a time."""
-    said = "--cut 0@step=9 --partition 1@step=10 --lose-packets 2@step=11,seconds=4 --heal @step=12 --cut-out 0@step=13"
-    faults = [fault for fault in asked(f"--hosts 4 {said}").asked.faults if isinstance(fault, NetworkFault)]
-    assert [fault.lasts_s(30.0) for fault in faults] == [None, None, 4.0, 6.0]
-    assert faults[0].in_words() == "the host of worker 0 is cut off until the next heal"
-    assert faults[1].in_words().endswith("apart until the next heal: the host of worker 1 is one side")
-
-
-def test_a_cut_that_ends_does_not_wake_a_host_that_has_lost_its_power() -> None:
-    hosts = Recorded()
-    run = SimpleNamespace(hosts=hosts, hosts_of=lambda *_: [2, 3])
-    Partition((1, 2), NOW).end({}, cast(Any, run), ())
-    assert hosts.done == [("heal", 3)]
-
-
 def test_a_machine_without_hosts_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic.drill.plan.options.missing", lambda: "needs ip: apt-get install iproute2")
     with pytest.raises(ConfigError, match="--hosts needs ip: apt-get install iproute2"):
         asked("--hosts 2 --cut 1@step=3")
-
-
-def test_who_joins_makes_up_for_a_host_that_is_lost_for_good() -> None:
-    faults = (Join(NOW), LoseHost(0, NOW, "crash"), LoseHost(0, NOW, "power"))
-    assert DrillPlan(workers=2, nodes=2, hosts=True, faults=faults).joining() == 1
-    with pytest.raises(ConfigError, match="choose one"):
-        DrillPlan(workers=2, nodes=2, hosts=True, storage=StorageFaults(torn=0.1))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -213,25 +187,7 @@ def test_the_drill_strikes_the_hosts_of_the_workers_that_a_fault_names(tmp_path:
     ]
 
 
-def test_a_host_that_is_lost_takes_its_agent_along_and_one_that_was_cut_off_does_not() -> None:
-    placed: list[Event] = [{"event": "placed", "worker": "h1-2-t", "agent": 100}]
-    fault: Event = {"event": "fault", "worker": "h1-2-t", "index": 0}
-
-    def status(struck: Fault) -> int:
-        plan = DrillPlan(workers=2, nodes=2, hosts=True, faults=(struck,))
-        return unexplained_status({100: -signal.SIGKILL, 101: 0}, [*placed, fault], plan)
-
-    assert status(LoseHost(0, NOW, "power")) == 0
-    assert status(Cut(0, NOW, "both")) == -signal.SIGKILL
-
-
 def test_what_a_killed_worker_s_loaders_leave_is_the_next_worker_s_to_remove() -> None:
     outcome = Outcome(0, ("/var/tmp/elst-x", "/dev/shm/torch_3_4", "/var/tmp/torchinductor_root", "/var/tmp/mine"))
     assert left_behind_on(3, outcome, killed=True) == ["/var/tmp/mine of h3"]
     assert len(left_behind_on(3, outcome)) == 3
-
-
-def test_a_semaphore_that_a_kill_left_half_made_is_nobody_s() -> None:
-    outcome = Outcome(0, ("/dev/shm/sem.Ab3xYz", "/dev/shm/sem.mp-k2ibyev9"))
-    assert left_behind_on(3, outcome, killed=True) == []
-    assert len(left_behind_on(3, outcome)) == 2

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.drill.machine import leftovers
-from elastic.drill.machine.holdings import OF_A_GROUP, Holdings, here, leaks
+from elastic.drill.machine.holdings import OF_A_GROUP, leaks
 from elastic.drill.machine.leftovers import Snapshot
 from elastic.events.event import Event
 
@@ -31,11 +30,6 @@ def test_the_folder_of_a_killed_worker_s_loaders_is_the_next_worker_s_to_remove(
     os.close(held)
     (temporary / "forgotten").touch()
     assert before.new(tmp_path, [], killed=True) == ["temporary file forgotten"]
-
-
-def test_what_was_there_before_is_nobody_s(tmp_path: Path) -> None:
-    (tmp_path / "tmp" / "old").mkdir(parents=True)
-    assert Snapshot.take(tmp_path).new(tmp_path, []) == []
 
 
 def test_shared_memory_is_the_launch_s_where_it_names_one_of_its_processes(
@@ -106,33 +100,3 @@ def test_a_collective_that_a_misled_worker_was_not_in_may_be_kept() -> None:
     events = [look(1, 4, 9), look(1, 4, 9), lost, look(2, 4, 11, last=True)]
     assert leaks(events, misled={(0, 1)}) == []
     assert leaks(events) != []
-
-
-def test_what_the_script_comes_to_hold_by_itself_shows_without_faults() -> None:
-    """A data set that opens its files one by one is no leak."""
-    faulted = [look(1, 2, 5), look(1, 2, 5), look(2, 2, 8, last=True)]
-    assert leaks(faulted, [look(1, 1, 3, rank=0), look(1, 1, 6, rank=0, last=True)]) == []
-    assert leaks(faulted, [look(1, 1, 3, rank=0), look(1, 1, 5, rank=0, last=True)]) != []
-
-
-@pytest.mark.parametrize(("shares", "leaked"), [([1, 3], False), ([3, 4], True)])
-def test_a_worker_that_carries_another_share_may_read_another_stream(shares: list[int], leaked: bool) -> None:
-    """Five workers have eight shares: as rank 2 it had one, and has two as rank 1."""
-    formed = [
-        {"t": 0.0, "event": "view_formed", "worker": "w1", "generation": generation, "shares": of}
-        for generation, of in ((1, [3, 4]), (2, shares))
-    ]
-    held = [look(1, 5, 11, rank=2), look(1, 5, 11, rank=2), look(2, 5, 11, descriptors=32, last=True)]
-    assert bool(leaks([*formed, *held])) == leaked
-
-
-def test_a_worker_looks_at_itself_less_and_less_often() -> None:
-    """A long run is not to be slowed down by its drill, and a view of few steps is to be seen."""
-    worker = Holdings()
-    seen = [step for step in range(1, 40) if worker.after_step(generation=1, world_size=2, rank=0) is not None]
-    assert seen == [1, 2, 4, 8, 16, 32]
-    assert worker.after_step(generation=2, world_size=2, rank=0) is not None
-    before = here()
-    with socket.socket():
-        assert here()["sockets"] == before["sockets"] + 1
-    assert worker.at_the_end(generation=2, world_size=2, rank=0) == here()

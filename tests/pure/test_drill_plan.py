@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,11 @@ from elastic.drill.faults import (
     Hold,
     Join,
     Kill,
-    KillAgent,
     KillAll,
     KillChild,
     KillTogether,
     Slow,
     Terminate,
-    due,
 )
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
@@ -77,14 +73,6 @@ def test_a_drawn_plan_is_a_function_of_its_arguments_and_comes_back_from_json(se
     assert DrillPlan.from_json(plan.to_json()) == plan
 
 
-def test_seeds_draw_different_plans_and_each_kind_in_turn() -> None:
-    plans = {draw_faults(seed, kinds=("kill", "stop", "leave"), rate=0.05, **SIZES) for seed in range(50)}
-
-    assert len(plans) == 50
-    for faults in plans:
-        assert Counter(type(fault).__name__ for fault in faults) == {"Kill": 2, "Stop": 2, "Terminate": 2}
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
     """A fault whose worker never comes holds up all that follow, and the drill has tested less than it says."""
@@ -106,28 +94,6 @@ def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
             assert fault.when.phase in OF_THE_SCRIPT
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_orphans_are_not_struck_in_their_last_steps(seed: int) -> None:
-    """One that is stopped would stay: its agent is dead, and its own deadline stands still with it."""
-    faults = draw_faults(seed, kinds=("kill-agent", "stop"), rate=0.2, **SIZES)
-
-    for fault, after in pairwise(faults):
-        if isinstance(fault, KillAgent):
-            assert after.when.step >= fault.when.step + 3  # type: ignore[operator]  # none is None
-
-
-def test_a_node_is_drawn_to_join_while_there_is_time_to_come() -> None:
-    for seed in range(100):
-        faults = draw_faults(seed, kinds=("kill", "leave", "join"), rate=0.05, **SIZES)
-        assert all(at < len(faults) // 2 for at, fault in enumerate(faults) if isinstance(fault, Join))
-
-
-def test_a_plan_of_few_steps_has_one_fault_at_least() -> None:
-    for steps in (1, 2, 6):
-        faults = draw_faults(1, kinds=("kill",), rate=0.01, **{**SIZES, "steps": steps})
-        assert [type(fault) for fault in faults] == [Kill]
-
-
 def test_the_soak_holds_the_run_twice_and_spares_the_coordinator_in_between() -> None:
     plan = soak(3, 60)
     first, last = [at for at, fault in enumerate(plan.faults) if isinstance(fault, Hold)]
@@ -135,17 +101,6 @@ def test_the_soak_holds_the_run_twice_and_spares_the_coordinator_in_between() ->
     assert plan == soak(3, 60)
     assert last == len(plan.faults) - 1
     assert all(fault.worker != 0 or isinstance(fault, Join) for fault in plan.faults[first + 1 : last])
-
-
-def test_faults_that_may_come_later_wait_for_their_turn() -> None:
-    """Whatever the timing, a replay strikes in the plan's order."""
-    plan = DrillPlan(faults=(Kill(2, At(5, "forward", later=True)), Kill(1, At(6, "data", later=True)))).for_workers()
-    here: dict[str, Any] = {"share": 0, "here": ()}
-
-    assert due(plan, "forward", step=4, rank=2, done=(), **here) == []
-    assert due(plan, "forward", step=7, rank=2, done=(), **here) == [0]
-    assert due(plan, "data", step=6, rank=1, done=(), **here) == []
-    assert due(plan, "data", step=9, rank=1, done=(0,), **here) == [1]
 
 
 def test_named_faults_become_a_plan_in_order(script: str) -> None:
@@ -182,21 +137,6 @@ def test_a_plan_is_printed_a_line_for_each_fault(script: str) -> None:
         "   1  step 30   backward of share 3 SIGKILL to worker 2",
         "   2  step 70   update       SIGKILL to everything, agents included",
     ]
-
-
-def test_what_follows_the_dashes_is_the_script_s(script: str) -> None:
-    options = asked("train.py runs/x --kill 1@step=3 -- --seed 7 --kill yes")
-    assert options.args == ("runs/x", "--seed", "7", "--kill", "yes")
-    assert len(options.asked.faults) == 1
-
-
-def test_without_a_fault_named_faults_are_drawn(script: str) -> None:
-    """`elastic drill train.py` is a drill."""
-    options = asked("train.py --seed 5")
-    assert options.kinds == ("kill", "stop", "leave", "lose-all")
-    assert options.plan(120) == options.plan(120)
-    assert len(options.plan(120).faults) == 6
-    assert asked("train.py").asked.seed is not None
 
 
 def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: Path) -> None:
@@ -301,12 +241,6 @@ def test_a_drill_that_loses_all_sees_to_it_that_something_was_saved(
     plan = with_saves(asked(f"train.py {text}").plan(steps), steps=steps, saved=saved)
     assert plan.save_every == every
     assert DrillPlan.from_json(plan.to_json()) == plan
-
-
-def test_who_says_how_often_is_saved_is_left_to_it(script: str) -> None:
-    assert asked("train.py --lose-all @step=3").saves
-    assert not asked("train.py --lose-all @step=3 --save-every script").saves
-    assert asked("train.py --lose-all @step=3 --save-every script").asked.save_every is None
 
 
 PLAN = DrillPlan(seed=1, faults=(Kill(1, At(3, "data", later=True)),))

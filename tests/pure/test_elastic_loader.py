@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -181,24 +179,6 @@ def test_an_iteration_goes_on_where_the_last_one_broke_off() -> None:
     assert sorted(i for batch in loader for i in batch.tolist()) == list(range(40))
 
 
-def test_a_second_iteration_ends_the_first() -> None:
-    loader = ElasticLoader(Rows(40), 4)
-    old, new = iter(loader), iter(loader)
-    next(new)
-    with pytest.raises(RuntimeError, match="a newer one of the same loader has begun"):
-        next(old)
-
-
-def test_a_loader_that_is_gone_is_counted_no_more() -> None:
-    loader = ElasticLoader(Rows(40), 4)
-    next(iter(loader))
-    gone = weakref.ref(loader)
-    del loader
-    gc.collect()
-    assert gone() is None
-    step()
-
-
 STATE = ElasticLoader(Rows(40), 4).state_dict()
 
 
@@ -310,34 +290,6 @@ def test_trainers_leave_it_alone_and_cannot_skip_through_it() -> None:
             iter(DataLoader(Rows(40), batch_sampler=sampler))
     with pytest.raises(AttributeError, match="'ElasticLoader' object has no attribute 'nothing'"):
         loader.nothing  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_it_has_what_frameworks_read_of_a_data_loader() -> None:
-    """As it was given, or DataLoader's own defaults; and what one sets, as Lightning does, counts."""
-    data, generator = Rows(40), torch.Generator()
-    given: dict[str, Any] = {"num_workers": 2, "collate_fn": list, "generator": generator, "prefetch_factor": 3}
-    given |= {"persistent_workers": True, "timeout": 9, "worker_init_fn": max, "multiprocessing_context": None}
-    loader = ElasticLoader(data, 4, **given)
-    assert {name: getattr(loader, name) for name in given} == given
-    plain, alike = ElasticLoader(data, 4), DataLoader(data, 4)
-    for name in vars(alike).keys() | {"multiprocessing_context"}:
-        if not name.startswith("_") and name not in ("sampler", "batch_sampler"):
-            assert getattr(plain, name) == getattr(alike, name), name
-    assert ElasticLoader(data, 4, last_batch="drop").drop_last
-    loader.worker_init_fn = print
-    assert vars(loader.data_loader)["worker_init_fn"] == print
-
-
-@pytest.mark.parametrize("last_batch", ["short", "drop", "carry"])
-def test_its_samplers_are_as_long_as_what_they_stand_for(last_batch: LastBatch) -> None:
-    for loader in ranks(3, 41, 8, last_batch=last_batch):
-        for epoch in range(2):
-            of_epoch = list(loader.shares(epoch))
-            assert (loader.epoch, len(loader.batch_sampler)) == (epoch, len(of_epoch))
-            assert len(loader.sampler) == sum(map(len, of_epoch))
-            assert loader.batch_sampler.batch_size == len(of_epoch[0])
-            for _ in loader:
-                step()
 
 
 def test_a_data_set_with_a_state_of_its_own_is_refused_and_the_advice_works() -> None:

@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic.errors import CollectiveFailed, PeerLost
-from elastic.group.fingerprint import Fingerprint, Kind, announce, mismatch
-from elastic.group.form import LocalGroup, failed
-
-COUNTS = st.integers(0, 1 << 40)
-PRINTS = st.builds(
-    Fingerprint,
-    kind=st.sampled_from(Kind),
-    step=COUNTS,
-    ordinal=st.integers(0, 1000),
-    batches=st.tuples(COUNTS, COUNTS),
-    site=st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), max_size=40),
-)
-
-
-@given(PRINTS)
-def test_a_fingerprint_travels_whole(fingerprint: Fingerprint) -> None:
-    data = fingerprint.packed()
-    assert len(data) == len(Fingerprint(kind=Kind.STEP, step=0).packed())
-    assert Fingerprint.unpacked(data) == fingerprint
-
-
-def test_of_a_place_that_is_deep_in_folders_the_end_is_told() -> None:
-    site = "/a/" + "deep/" * 60 + "train.py:41"
-    told = Fingerprint.unpacked(Fingerprint(kind=Kind.STEP, step=1, site=site).packed()).site
-    assert told.endswith("/deep/train.py:41")
+from elastic.group.fingerprint import Fingerprint, Kind, mismatch
+from elastic.group.form import failed
 
 
 def test_where_ranks_were_called_from_may_differ() -> None:
@@ -64,14 +39,6 @@ def test_the_error_names_every_rank_and_its_place_in_the_script() -> None:
     assert "train.py:15\n" in text
     assert "  ranks 1-3: step 3, at train.py:10\n" in text
     assert "3 steps applied" in text
-
-
-def test_a_worker_on_its_own_meets_itself() -> None:
-    """So nothing can be found out there: with one worker the coordinator is all of them."""
-    announced = announce(LocalGroup(), Kind.EVALUATION, step=3, ordinal=1, batches=(1, 1))
-    announced.look()
-    announced.check()
-    assert announced.all_meet()
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"

@@ -8,7 +8,6 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ import pytest
 from rich.console import Console
 
 from elastic.__main__ import main
-from elastic.events.account import Account
 from elastic.events.compaction import Compaction, forget
 from elastic.events.event import Event
 from elastic.events.log import EventLog
-from elastic.events.words import percent, seconds, size
+from elastic.events.words import percent, seconds
 from elastic.report import sentences
-from elastic.report.charts import lanes, stretches, thinned
+from elastic.report.charts import thinned
 from elastic.report.page import page
 from elastic.report.report import report
 from elastic.report.summary import summary
@@ -126,13 +124,6 @@ def test_everything_drawn_is_said_to_those_who_cannot_see_it() -> None:
     assert all(said)
 
 
-def test_a_page_can_be_made_of_the_least_that_a_run_leaves() -> None:
-    """Reports are read when something went wrong at once, too."""
-    started = {"t": 5.0, "worker": "w0", "event": "run_started", "age_s": 0.0}
-    for events in ([started], [{**started, "event": "error", "error": "ConfigError: no"}], Story().launch(1).events):
-        assert Parsed(page("run", events)).open == []
-
-
 def long_run(workers: int, steps: int, view: int) -> list[Event]:
     """So many steps of so many workers, of which one is lost every `view` steps; old records are folded."""
     names = [f"host-{rank}-0" for rank in range(workers)]
@@ -198,17 +189,6 @@ def test_one_worker_goes_on_and_times_count_from_one_origin() -> None:
     assert at in page("run", story.events, found)
 
 
-def test_bars_that_change_all_the_time_are_made_few_and_cover_their_time() -> None:
-    account = Account("w", 0.0, 0.0)
-    for second in range(1, 5001):
-        account.take(float(second), rest="productive" if second % 5 else "redone")
-    assert len(list(stretches(account, 0.0))) == len(account.stretches) == 2000
-    few = list(stretches(account, 50.0))
-    assert len(few) <= 100
-    assert {part for _, _, part in few} == {"productive"}
-    assert [few[0][0], *(end for _, end, _ in few)] == [*(begin for begin, _, _ in few), 5000.0]
-
-
 def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it_no_longer_knows() -> None:
     events = long_run(4, 400, 100)
     found = report(events)
@@ -220,40 +200,6 @@ def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it
     own = [event for event in events if event["worker"] == "host-0-0"]
     others = [event for event in events if event["worker"] != "host-0-0"]
     assert report(sorted([*forget(own, 6), *others], key=lambda event: float(event["t"]))).forgotten
-
-
-def test_who_begins_after_another_ended_is_drawn_in_its_place() -> None:
-    spans = {"a": (0.0, 5.0), "b": (0.0, 9.0), "c": (5.5, 9.0), "d": (6.0, 7.0)}
-    places = lanes(Account(name, begin, end) for name, (begin, end) in spans.items())
-    assert [[account.worker for account in place] for place in places] == [["a", "c"], ["b"], ["d"]]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((0.0, "0 s"), (0.0004, "0.4 ms"), (0.085, "85 ms"), (1.0, "1.0 s"), (9.96, "10 s"), (61.0, "61 s")),
-        *((120.0, "2 min"), (320.0, "5 min 20 s"), (3600.0, "1 h"), (11520.0, "3 h 12 min"), (180000.0, "2 d 2 h")),
-    ],
-)
-def test_seconds_have_the_digits_that_matter(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("say", "value", "text"),
-    [
-        *(
-            (percent, v, t)
-            for v, t in ((0.0, "0 %"), (0.00001, "0.1 %"), (0.5, "50.0 %"), (0.99999, "99.9 %"), (1.0, "100 %"))
-        ),
-        *(
-            (size, v, t)
-            for v, t in ((0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (20_000_000, "20 MB"), (2.5e12, "2.50 TB"))
-        ),
-    ],
-)
-def test_shares_and_sizes(say: Callable[[float], str], value: float, text: str) -> None:
-    assert say(value) == text
 
 
 def test_a_curve_is_made_short_and_keeps_its_extremes() -> None:
@@ -306,8 +252,3 @@ def test_the_command_writes_the_page_and_prints_stable_facts(
     assert "Where the workers' time went" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path)]) == 2
     assert "not written" in capsys.readouterr().err
-
-
-def test_the_command_prints_the_table_of_events(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--schema"]) == 0
-    assert "### `step_applied`" in capsys.readouterr().out

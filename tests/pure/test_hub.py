@@ -14,17 +14,6 @@ from elastic.membership.succession.node_report import NodeReport
 from tests.kit.stage import MID_STEP, Stage, trains
 
 
-def test_a_run_starts_when_all_its_workers_are_ready() -> None:
-    stage = Stage(4)
-    stage.begin("A0 A1 A2")
-    assert stage.view is None
-    assert stage.begin("A3").view == "A0 A1 A2 A3"
-
-    message = next(order.message for order in stage.orders if order.message["say"] == "view")
-    assert message["generation"] == 1
-    assert (message["nodes"], message["local_ranks"], message["one_node"]) == (["A"] * 4, [0, 1, 2, 3], True)
-
-
 def test_a_start_does_not_wait_for_one_that_hangs() -> None:
     stage = Stage(2, start_s=120)
     stage.begin("A0")
@@ -32,47 +21,11 @@ def test_a_start_does_not_wait_for_one_that_hangs() -> None:
     assert stage.later(2).view == "A0"
 
 
-def test_a_killed_worker_is_replaced_and_comes_back_at_a_boundary() -> None:
-    stage = trains(4)
-    stage.killed("A2")
-    assert (stage.to("start"), stage.to("broken"), stage.only("start")["local_rank"]) == ("A", "A0 A1 A3", 2)
-    assert stage.over("A0 A1").view is None
-    assert stage.over("A3").view == "A0 A1 A3"
-    assert stage.begin("A2").to("regroup") == "A0 A1 A3"
-    assert stage.later(1).orders == []
-    assert stage.over("A0 A1 A3", BOUNDARY, step=8).view == "A0 A1 A3 A2'"
-    assert stage.hub.generation == 3
-
-
 def test_a_lost_peer_is_told_by_those_who_notice_before_its_agent_does() -> None:
     stage = trains(4)
     assert stage.over("A1").to("broken") == "A0 A2 A3"
     assert stage.over("A0 A3").orders == []
     assert stage.killed("A2").view == "A0 A1 A3"
-
-
-def test_the_first_survivor_coordinates_after_a_lost_coordinator() -> None:
-    stage = trains(4)
-    stage.killed("A0")
-    assert stage.over("A3 A2 A1").view == "A1 A2 A3"
-    stage.begin("A0")
-    assert stage.over("A1 A2 A3", BOUNDARY).view == "A1 A2 A3 A0'"
-
-
-def test_two_killed_at_once_make_one_view() -> None:
-    stage = trains(4)
-    stage.killed("A1")
-    assert stage.killed("A3").to("start") == "A"
-    assert stage.over("A0 A2").view == "A0 A2"
-
-
-def test_a_worker_killed_while_a_view_forms_makes_another_one() -> None:
-    stage = trains(4)
-    stage.killed("A1")
-    stage.over("A0 A2 A3")
-    assert stage.killed("A2").to("broken") == "A0 A3"
-    assert stage.over("A0 A3").view == "A0 A3"
-    assert stage.hub.generation == 3
 
 
 def test_a_view_says_who_is_not_in_it_and_was_not_lost() -> None:
@@ -128,15 +81,6 @@ def test_a_hub_that_takes_over_looks_through_the_view_once_however_many_nodes_re
     assert looks[0] == looks[1]
 
 
-def test_when_all_are_killed_their_replacements_start_from_storage_together() -> None:
-    stage = trains(3)
-    for id in ("A0", "A1", "A2"):
-        assert stage.killed(id).to("start") == "A"
-    assert stage.begin("A1").view is None
-    assert stage.begin("A0").view is None
-    assert stage.begin("A2").view == "A0' A1' A2'"
-
-
 def test_newcomers_wait_for_each_other_a_moment() -> None:
     stage = trains(4, gather_s=0.3)
     stage.killed("A1")
@@ -145,19 +89,6 @@ def test_newcomers_wait_for_each_other_a_moment() -> None:
     assert stage.begin("A1").to("regroup") == ""
     assert stage.later(0.2).to("regroup") == ""
     assert stage.later(0.2).to("regroup") == "A0 A3"
-
-
-def test_nobody_joins_in_the_middle_of_a_step() -> None:
-    """A regrouping was asked for, and before the boundary somebody dies."""
-    stage = trains(3)
-    stage.killed("A2")
-    stage.over("A0 A1")
-    assert stage.begin("A2").to("regroup") == "A0 A1"
-    stage.killed("A1")
-    assert stage.over("A0").view == "A0"
-    assert stage.later(1).to("regroup") == "A0"
-    assert stage.begin("A1").to("regroup") == ""
-    assert stage.over("A0", BOUNDARY).view == "A0 A1' A2'"
 
 
 def test_a_newcomer_that_dies_while_it_is_waited_for_costs_one_view() -> None:
@@ -194,26 +125,6 @@ def test_people_are_told_of_spares_once_for_so_many() -> None:
     assert stage.begin("A0").to("status") == ""
     stage.comes("B", 1)
     assert stage.begin("B0").only("status")["text"].startswith("3 workers wait")
-
-
-def test_a_newcomer_with_fewer_shares_puts_no_survivor_out() -> None:
-    stage = trains(3)
-    stage.shares = 1
-    stage.killed("A2")
-    stage.over("A0 A1")
-    stage.begin("A2")
-    assert stage.over("A0 A1", BOUNDARY).view is not None
-    assert stage.view is not None
-    assert stage.view.startswith("A0 A1")
-
-
-def test_ranks_go_node_by_node() -> None:
-    stage = trains(2, nodes=2, nodes_min=1)
-    assert stage.view == "A0 A1 B0 B1"
-    stage.killed("A1")
-    stage.over("A0 B0 B1")
-    stage.begin("A1")
-    assert stage.over("A0 B0 B1", BOUNDARY).view == "A0 A1' B0 B1"
 
 
 def test_a_lost_node_is_gone_with_its_workers_and_with_those_on_their_way() -> None:
@@ -271,17 +182,6 @@ def test_a_run_that_waited_too_long_and_holds_nothing_says_so() -> None:
     stage.later(601)
     stage.later(0.1)
     assert "what was committed is whole, and nobody here is known to hold more" in stage.only("run_is_over")["why"]
-
-
-def test_below_its_minimum_a_run_goes_on_when_a_node_comes() -> None:
-    """The survivors are in the middle of a step: they finish it alone, and then all go on together."""
-    stage = trains(1, nodes=2, nodes_min=2)
-    stage.lost("B")
-    assert stage.over("A0").view is None
-    stage.comes("C", 1)
-    assert stage.begin("C0").view == "A0"
-    assert stage.to("regroup") == "A0"
-    assert stage.over("A0", BOUNDARY).view == "A0 C0"
 
 
 def test_below_its_minimum_a_run_has_saved_what_it_holds_and_then_waits() -> None:
@@ -359,14 +259,6 @@ def test_until_there_is_a_view_the_roster_names_all_who_have_met_and_are_not_los
     assert roster(stage) == list("DB")  # this stage's A listens nowhere
 
 
-def test_a_node_that_comes_later_joins_at_a_boundary() -> None:
-    stage = trains(1, nodes_max=2)
-    stage.comes("B", 2)
-    stage.begin("B0")
-    assert stage.begin("B1").to("regroup") == "A0"
-    assert stage.over("A0", BOUNDARY).view == "A0 B0 B1"
-
-
 def test_a_node_too_many_is_told_that_the_run_is_full_and_disturbs_nobody() -> None:
     stage = trains(1, nodes=2, nodes_max=2)
     assert stage.comes("C", 1).only("full") == {"say": "full", "nodes_max": 2, "nodes": []}
@@ -422,28 +314,6 @@ def test_what_is_put_on_the_board_reaches_the_members_and_nobody_else() -> None:
     stage.worker("A0", "put", generation=1, key="address", value="eA==")
     assert stage.to("board") == "A0 A1"
     assert stage.orders[0].message == {"say": "board", "generation": 1, "entries": {"address": "eA=="}}
-
-
-def test_words_of_an_older_view_change_nothing() -> None:
-    stage = trains(3)
-    stage.killed("A2")
-    stage.over("A0 A1")
-    assert stage.worker("A0", "view_is_over", generation=1, step=1, at=MID_STEP, lost=True).orders == []
-    assert stage.worker("A0", "leaving", generation=1, step=1, lost=True).orders == []
-    assert stage.worker("A0", "put", generation=1, key="k", value="eA==").orders == []
-    stage.worker("A2", "view_is_over", generation=2, step=1, at=MID_STEP, lost=True)
-    assert stage.orders == []
-    stage.killed("A1")
-    assert stage.over("A0").view == "A0"
-
-
-def test_saying_over_twice_is_saying_it_once() -> None:
-    stage = trains(2)
-    stage.killed("A1")
-    assert stage.over("A0").view == "A0"
-    stage.over("A0", lost=True)
-    assert stage.view == "A0"
-    assert stage.hub.generation == 3
 
 
 def test_words_that_nobody_knows_are_refused_and_those_of_nobody_ignored() -> None:

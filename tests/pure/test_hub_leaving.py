@@ -11,15 +11,6 @@ from elastic.membership.rules.next_view import BOUNDARY
 from tests.kit.stage import MID_STEP, trains
 
 
-def test_a_worker_that_leaves_is_released_and_not_replaced() -> None:
-    stage = trains(3)
-    assert stage.leaves("A1").orders == []
-    stage.over("A0", BOUNDARY)
-    stage.over("A2", BOUNDARY)
-    assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
-    assert stage.ends("A1", 0).orders == []
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_leaving_worker_that_is_killed_is_not_replaced(when: str) -> None:
     stage = trains(3)
@@ -79,13 +70,6 @@ def test_one_that_leaves_all_of_a_sudden_breaks_the_view() -> None:
     assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
 
 
-def test_one_that_leaves_is_released_even_if_the_others_cannot_go_on() -> None:
-    stage = trains(1, nodes=2, nodes_min=2)
-    stage.leaves("B0")
-    assert stage.over("A0", BOUNDARY).to("released") == "B0"
-    assert stage.view is None
-
-
 def test_one_that_leaves_is_released_when_the_run_ends() -> None:
     stage = trains(3)
     stage.raises("A0")
@@ -97,14 +81,6 @@ def test_one_that_leaves_is_released_when_the_run_ends() -> None:
     assert stage.over("A1", step=8).to("save") == "A1"
     assert stage.saved("A1", step=8).to("released") == "A2"
     assert stage.to("end") == "A1"
-
-
-def test_when_all_leave_the_run_is_over_and_has_not_failed() -> None:
-    stage = trains(2)
-    stage.leaves("A0", saved=True)
-    assert stage.leaves("A1", saved=True).to("released") == "A0 A1"
-    stage.ends("A0", 0)
-    assert stage.ends("A1", 0).only("run_is_over") == {"say": "run_is_over", "failed": False, "why": ""}
 
 
 def test_one_whose_machine_goes_before_a_boundary_is_not_replaced_and_others_learn_why() -> None:

@@ -117,13 +117,6 @@ def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:
     assert run.said("A", "hub_at") == [{"say": "hub_at", "beacon": BEACON}]
 
 
-def test_what_workers_said_to_the_hub_before_is_not_asked_again() -> None:
-    run = Run("ABC", witness=False)
-    run.over("BC")
-    run.moves("BC", lost="A")
-    assert run.view("B") == "B0 C0"
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_new_hub_goes_on_counting(times: int) -> None:
     """It began anew: a script that fails at one step was started again and again, for as long as hubs were lost."""
@@ -309,15 +302,6 @@ def test_one_that_comes_after_a_failed_run_fails() -> None:
     assert [order.message["failed"] for order in orders if order.message["say"] == "run_is_over"] == [True]
 
 
-def test_what_follows_from_a_bye_is_said() -> None:
-    run = Run("AB", witness=False)
-    run.tell("B", "leaving", worker="B0", generation=1, step=7)
-    run.over("A", at=BOUNDARY)
-    rosters = len(run.said("A", "roster"))
-    run.tell("B", "bye")
-    assert len(run.said("A", "roster")) > rosters
-
-
 def test_one_whose_view_broke_before_it_had_the_state_waits_on_under_the_next_hub() -> None:
     """The view after that did without it. It was no newcomer to the next hub, and waited for ever."""
     run = Run("AB", witness=False)
@@ -363,13 +347,4 @@ def test_a_script_that_begins_a_second_run_without_ending_its_first_is_heard() -
     run.tell("A", "ready", worker="A0", shares=8, identity="one", runs=["one", "other"])
     run.later(200.0)
     assert run.hub.generation == 2
-    assert run.view("A") == "A0"
-
-
-def test_a_worker_that_says_again_that_it_is_ready_stays_where_it_is() -> None:
-    """It does so while it waits, lest the word was lost; by then it may be in a view."""
-    run = Run("A", witness=False)
-    run.tell("A", "ready", worker="A0", shares=8, identity="one")
-    run.later(200.0)
-    assert run.hub.generation == 1
     assert run.view("A") == "A0"

@@ -7,17 +7,14 @@ import os
 import random
 import resource
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.launch.hub.link import HubLink
-from elastic.launch.net import addresses
 from elastic.launch.net.agent_port import HELLO_S, REFUSALS_SHOWN
 from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
@@ -209,19 +206,6 @@ def test_a_stranger_in_whose_place_another_hub_is_asked_is_hung_up_on(secured: S
         assert not silent[-1].ended
 
 
-def test_nodes_that_are_expected_may_all_come_at_once() -> None:
-    """By TLS each is a stranger until it has heard the hub: of 150 that were 50 ms away, 86 were sent away."""
-    with ExitStack() as opened:
-        stand = Stand(opened, SECRET, expected=LEAST + 9)
-        names = [f"node {number}" for number in range(LEAST + 9)]
-        nodes = [stand.connect() for _ in names]
-        stand.turn()
-        for node, name in zip(nodes, names, strict=True):
-            node.say({**HELLO, "node": name})
-        stand.wait_for(lambda: len(stand.hub.others()) == len(names))
-        assert not any(node.ended for node in nodes)
-
-
 def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_changes_nothing(stand: Stand) -> None:
     """A KeyError in the agent's loop ended the run: of all nodes."""
     stand.connect(
@@ -236,22 +220,6 @@ def test_a_node_of_the_run_that_says_nonsense_is_told_once_in_the_log_and_change
     stand.turn(2.0)
     assert sum("third" in line for line in stand.said) == 10
     assert "more of the kind is dropped in silence" in stand.said[-1]
-
-
-def test_the_hubs_own_name_is_nobody_elses(stand: Stand) -> None:
-    late = stand.connect({"say": "hello", "node": "first", "run": NONCE, "slots": 1})
-    stand.wait_for(lambda: late.ended)
-    assert b"is here already" in late.heard
-    assert stand.hub.others() == []
-
-
-def test_a_node_that_comes_again_is_one_that_lost_its_connection(stand: Stand) -> None:
-    """It may know of that before we do. Who says hello knows what only agents of the run know."""
-    first = stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
-    stand.wait_for(lambda: stand.hub.others() == ["second"])
-    stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
-    stand.wait_for(lambda: first.ended)
-    assert stand.hub.others() == ["second"]
 
 
 def test_whoever_knows_the_run_learns_where_its_hub_is(stand: Stand) -> None:
@@ -297,26 +265,6 @@ def test_an_agent_without_a_descriptor_left_does_not_spin_and_hears_who_waited(s
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     stand.hub.tick(time.monotonic())
     stand.wait_for(lambda: stand.hub.others() == ["x"])
-
-
-def test_those_who_come_together_are_taken_in_together() -> None:
-    """One in each turn, behind all that the others of a large run said in it: after a takeover the last came late."""
-    with ExitStack() as opened:
-        stand = Stand(opened, None, expected=20)
-        for number in range(20):
-            stand.connect({**HELLO, "node": f"node {number}"})
-        stand.turn_once()  # they are accepted,
-        stand.turn_once()  # and heard
-        assert len(stand.hub.others()) == 20
-
-
-def test_many_nodes_may_wait_at_an_agents_port() -> None:
-    """All of a run come at once to the one that takes over; who finds no room tries again after a second, and two."""
-    with addresses.listen("127.0.0.1", None) as listener:
-        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-        (room,) = struct.unpack_from("I", info, 28)  # tcpi_sacked, which is the backlog of a socket that listens
-    (bound,) = map(int, Path("/proc/sys/net/core/somaxconn").read_text().split())
-    assert room == min(4096, bound)
 
 
 def test_what_all_workers_of_a_node_are_told_travels_once(stand: Stand) -> None:

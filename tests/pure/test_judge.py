@@ -106,16 +106,6 @@ def test_a_save_counts_whoever_goes_on_from_memory_after_it(saves: tuple[bool, b
     assert "durable" in verdict_on(story.launch(2).train(STEPS).finish().events).broken()
 
 
-@pytest.mark.parametrize("last_batch", ["short", "drop", "carry"])
-@pytest.mark.parametrize("steps", [1, 3, 4, 7, 10, 11])
-def test_every_rule_for_the_last_batch_is_known(last_batch: str, steps: int) -> None:
-    """Wherever a run stops in an epoch, the examples that are due by then are known from sizes alone."""
-    story = Story(last_batch=last_batch).launch(3).train(steps).finish()
-    verdict = judge(story.events, dataset_length=20, batch_size=6, last_batch=last_batch, steps=steps)
-
-    assert verdict.ok, str(verdict)
-
-
 def changed(events: list[Event], kind: str, where: dict[str, Any], **facts: Any) -> list[Event]:
     """The same events, with these facts in every one of `kind` that `where` describes; there must be one."""
     hit = [e["event"] == kind and all(e.get(name) == fact for name, fact in where.items()) for e in events]
@@ -203,11 +193,6 @@ def all_workers_skip_a_step() -> tuple[list[Event], dict[str, Any]]:
     return without(events, "weights", step=3), {}
 
 
-@breaks("position")
-def a_worker_joins_without_loading_the_state() -> tuple[list[Event], dict[str, Any]]:
-    return without(undisturbed().events, "loaded", worker="w3"), {}
-
-
 @breaks("lineage", "finished")
 def a_claim_loads_a_step_that_its_source_never_reached() -> tuple[list[Event], dict[str, Any]]:
     story = Story().launch(4).train(4)
@@ -267,11 +252,6 @@ def of_another_side(told: list[Event]) -> Event:
     return {**newest, "worker": "w9", "workers": ["w9"], "shares": [0, 4], "rank": 0, "world_size": 1}
 
 
-@breaks("view")
-def the_blocks_of_a_view_overlap() -> tuple[list[Event], dict[str, Any]]:
-    return changed(undisturbed().events, "view_formed", {"worker": "w2"}, shares=[1, 3]), {}
-
-
 @breaks("shares", "batch", "coverage")
 def a_share_is_read_by_two_workers() -> tuple[list[Event], dict[str, Any]]:
     events = undisturbed().events
@@ -280,30 +260,15 @@ def a_share_is_read_by_two_workers() -> tuple[list[Event], dict[str, Any]]:
     return changed(consistent(events), "step_applied", {"worker": "w2", "step": 2}, shares=[1, 3]), {}
 
 
-@breaks("shares", "batch", "coverage")
-def a_share_is_left_out() -> tuple[list[Event], dict[str, Any]]:
-    return consistent(without(undisturbed().events, "reads", step=1, share=2)), {}
-
-
 @breaks("shares")
 def a_worker_reads_outside_its_block() -> tuple[list[Event], dict[str, Any]]:
     return changed(undisturbed().events, "step_applied", {"worker": "w2", "step": 2}, shares=[3, 4]), {}
-
-
-@breaks("shares", "record")
-def nobody_watched_what_was_read() -> tuple[list[Event], dict[str, Any]]:
-    return without(undisturbed().events, "reads"), {}
 
 
 @breaks("batch")
 def a_step_of_an_epoch_under_way_is_too_small() -> tuple[list[Event], dict[str, Any]]:
     events = Story().launch(4).train(2).finish().events
     return consistent(changed(events, "reads", {"step": 1, "share": 3}, indices=[10])), {"steps": 2, "reference": None}
-
-
-@breaks("batch")
-def a_step_counts_as_the_next_epoch_s() -> tuple[list[Event], dict[str, Any]]:
-    return changed(undisturbed().events, "step_applied", {"step": 3}, epoch=1), {}
 
 
 @breaks("batch")
@@ -336,20 +301,9 @@ def one_worker_s_weights_drift() -> tuple[list[Event], dict[str, Any]]:
     return changed(undisturbed().events, "weights", {"step": 3, "worker": "w1"}, digest="other"), {}
 
 
-@breaks("agreement", "state")
-def one_worker_loads_another_state() -> tuple[list[Event], dict[str, Any]]:
-    return changed(restarted().events, "loaded", {"worker": "w5"}, digest="other"), {}
-
-
 @breaks("state")
 def a_save_holds_another_state_than_training_had() -> tuple[list[Event], dict[str, Any]]:
     return changed(undisturbed().events, "saved", {"step": 4}, digest="other"), {}
-
-
-@breaks("state")
-def a_checkpoint_holds_another_step_than_it_says() -> tuple[list[Event], dict[str, Any]]:
-    last, before = stored(8, 6)
-    return undisturbed().events, {"checkpoints": [last, replace(before, digest="weights after 5")]}
 
 
 @breaks("repeat")
@@ -374,19 +328,9 @@ def the_last_worker_leaves_with_what_nobody_has_saved() -> tuple[list[Event], di
     return story.launch(2).train(STEPS).finish().events, {}
 
 
-@breaks("durable")
-def all_leave_and_nobody_saves() -> tuple[list[Event], dict[str, Any]]:
-    return Story().launch(3).train(3).leave(0).leave(2).leave(1).launch(2).train(STEPS).finish().events, {}
-
-
 @breaks("finished")
 def no_worker_finishes() -> tuple[list[Event], dict[str, Any]]:
     return without(undisturbed().events, "finished"), {}
-
-
-@breaks("finished")
-def a_run_finishes_early() -> tuple[list[Event], dict[str, Any]]:
-    return Story().launch(4).train(STEPS - 1).finish().events, {"reference": None}
 
 
 @breaks("finished")
@@ -395,32 +339,10 @@ def one_worker_finishes_with_other_weights() -> tuple[list[Event], dict[str, Any
 
 
 @breaks("redone")
-def more_is_redone_than_allowed() -> tuple[list[Event], dict[str, Any]]:
-    return restarted().events, {"redone_max": 5}
-
-
-@breaks("redone")
-def a_step_is_done_again_though_nobody_was_lost() -> tuple[list[Event], dict[str, Any]]:
-    story = Story().launch(4).train(2).read()
-    return story.regroup([0, 1, 2, 3]).train(STEPS).finish().events, {}
-
-
-@breaks("redone")
 def survivors_do_more_than_the_step_in_flight_again() -> tuple[list[Event], dict[str, Any]]:
     """They agreed on the state before step 4, though two of them had applied it."""
     story = Story().launch(4).train(4).read().apply([0, 1]).read([0, 1]).undo()
     return story.regroup([0, 1, 2], behind=(0, 1)).train(STEPS).finish().events, {}
-
-
-@breaks("redone")
-def a_step_is_begun_twice_in_one_view() -> tuple[list[Event], dict[str, Any]]:
-    events = undisturbed().events
-    read = next(e for e in events if e["event"] == "reads" and e["step"] == 2 and e["share"] == 1)
-    applied = [{**e, "attempt": 1} if (e["step"], e["worker"]) == (2, "w1") else e for e in events if "step" in e]
-    changed_ones = iter(applied)
-    events = [next(changed_ones) if "step" in e else e for e in events]
-    again = {**read, "attempt": 1}
-    return [e for event in events for e in ([read, again] if event == again else [event])], {}
 
 
 @breaks("restarted")
@@ -451,24 +373,6 @@ def an_example_is_another_one_than_in_the_undisturbed_run() -> tuple[list[Event]
     return [other if e is read else e for e in events], {"reference": events}
 
 
-@breaks("coverage")
-def a_drawn_example_is_applied_in_place_of_another() -> tuple[list[Event], dict[str, Any]]:
-    """With replacement, an example that comes twice is no sign; that the undisturbed run applied another one is."""
-    events = live().events
-    read = next(e for e in events if e["event"] == "reads" and e["step"] == 1 and e["indices"])
-    other = {**read, "indices": [(read["indices"][0] + 1) % 20, *read["indices"][1:]]}
-    return consistent([other if e is read else e for e in events]), {"each": "any", "reference": events}
-
-
-@breaks("coverage")
-def an_example_of_a_sample_is_applied_twice() -> tuple[list[Event], dict[str, Any]]:
-    """Of an order that leaves examples out; that some are missing is no sign there."""
-    events = undisturbed().events
-    read = next(e for e in events if e["event"] == "reads" and e["step"] == 1 and e["indices"])
-    other = {**read, "indices": [0, *read["indices"][1:]]}
-    return consistent([other if e is read else e for e in events]), {"each": "at most once"}
-
-
 def passed_over(*, first: int | None = None) -> Story:
     """The undisturbed run of a script whose step 5 is bad."""
     return Story().launch(4).train(5).read().pass_over(first=first).train(STEPS).finish()
@@ -493,19 +397,6 @@ def a_step_that_was_passed_over_is_applied_after_a_restart() -> tuple[list[Event
 def a_rollback_forgets_what_it_took_back() -> tuple[list[Event], dict[str, Any]]:
     events = changed(passed_over(first=4).events, "finished", {}, passed_over=[[5, 6]])
     return events, {"reference": passed_over(first=4).events}
-
-
-@breaks("reference")
-def a_good_step_is_passed_over() -> tuple[list[Event], dict[str, Any]]:
-    return passed_over().events, {}
-
-
-@breaks("passed")
-def a_resume_does_not_know_what_was_passed_over() -> tuple[list[Event], dict[str, Any]]:
-    story = Story(save_every=1).launch(4).train(5).read().pass_over().train(7)
-    story.launch(2).train(STEPS).finish()
-    events = [{k: v for k, v in e.items() if e["event"] != "loaded" or k != "passed_over"} for e in story.events]
-    return events, {"reference": passed_over().events}
 
 
 @breaks("checkpoint")

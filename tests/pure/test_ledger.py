@@ -104,14 +104,6 @@ def assert_stretches_cover(account: Account) -> None:
     assert all(a == b for a, b in zip(edges[::2], edges[1::2], strict=True))
 
 
-def test_an_undisturbed_worker() -> None:
-    worker = Worker("a", 3.0, claim=1, generation=1).begins()
-    worker.steps(0, 4, wait_s=0.25, data_s=0.125).then("finished", 2.0, step=4, digest="d", wait_s=0.5, save_s=1.0)
-    known = {"starting": 3, "forming": 2, "loading": 1, "exchange_wait": 1, "data_wait": 0.5, "save_stall": 1.5}
-    assert parts(worker) == {**known, "productive": 3.0}
-    assert ledger(worker.events).goodput == pytest.approx(4.5 / 12)
-
-
 def test_a_drill_that_notes_something_first_takes_no_time_away() -> None:
     """Its observer tells where a worker is placed before the worker enters its run; the start is still the worker's."""
     worker = Worker("a", 3.0, claim=1).then("placed", agent=1).then("run_started", 0.5, age_s=3.5)
@@ -216,13 +208,6 @@ def test_a_launch_that_nobody_went_on_from_was_in_vain() -> None:
     assert [found[name].parts["redone"] for name in "abc"] == [2.0, 2.0, 0.0]
 
 
-def test_a_step_that_only_the_dead_had_applied_was_in_vain() -> None:
-    dead = Worker("dead", 3.0, claim=1, generation=1).begins().steps(0, 2)
-    alive = Worker("alive", 3.0, claim=1, generation=1).begins().steps(0, 1).at(generation=2).steps(1, 2)
-    found = ledger(together(dead, alive)).workers
-    assert [found[name].parts["redone"] for name in ("dead", "alive")] == [1.0, 0.0]
-
-
 def test_a_coordinator_that_takes_a_claim_of_its_own_goes_on_with_the_launch() -> None:
     """The others still name the claim that the launch began with; and a restart may go on from either's checkpoint."""
     first = Worker("a", 3.0, claim=1, generation=1).begins().steps(0, 2)
@@ -231,25 +216,6 @@ def test_a_coordinator_that_takes_a_claim_of_its_own_goes_on_with_the_launch() -
     assert parts(first, other)["productive"] == 8.0
     restarted = Worker("c", 43.0, claim=3, generation=1).begins(step=3, from_claim=2)
     assert parts(first, other, restarted)["redone"] == 2.0
-
-
-def test_waiting_for_nodes_is_idle() -> None:
-    worker = (
-        Worker("a", 1.0).then("run_started", age_s=1.0).then("view_formed", 9.0, workers=[], shares=[0, 1], idle_s=8.0)
-    )
-    assert parts(worker) == {"starting": 1.0, "idle": 8.0, "forming": 1.0}
-
-
-def test_leaving_in_order_loses_nothing() -> None:
-    worker = Worker("a", 3.0, claim=1).begins().steps(0, 2)
-    worker.then("notice", signal="SIGTERM").then("left", 1.0, step=2, save_s=0.25, wait_s=0.5)
-    assert parts(worker) == {
-        "starting": 3.0,
-        "forming": 2.5,
-        "loading": 1.0,
-        "productive": 2.25,
-        "save_stall": 0.25,
-    }
 
 
 @given(st.integers(0, 30), st.integers(0, 30))

@@ -14,9 +14,9 @@ import pytest
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.sources.azure import Azure
 from elastic.preemption.sources.cloud import Cloud
-from elastic.preemption.sources.ec2 import ACTION, Ec2
+from elastic.preemption.sources.ec2 import Ec2
 from elastic.preemption.sources.gcp import Gcp
-from elastic.preemption.sources.metadata import MetadataService, Unanswered
+from elastic.preemption.sources.metadata import MetadataService
 from elastic.preemption.sources.registry import KINDS
 from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
 from tests.kit.metadata import FAULTS, SAYS, Fault, MetadataServer
@@ -112,14 +112,6 @@ def test_a_service_that_fails_is_a_failure_in_words_and_is_heard_again_afterward
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_an_address_where_nobody_listens_is_a_failure(cloud: str) -> None:
-    with MetadataServer() as gone:
-        pass
-    with pytest.raises(SourceFailed, match="ConnectionRefusedError"):
-        CLOUDS[cloud](gone, LONG_S).look()
-
-
-@pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_look_at_a_service_that_hangs_ends_when_nobody_wants_it_any_more(server: MetadataServer, cloud: str) -> None:
     source, ended = CLOUDS[cloud](server, LONG_S), threading.Event()
     server.fault = "hang"
@@ -144,20 +136,6 @@ def test_no_proxy_of_the_environment_is_used(server: MetadataServer, monkeypatch
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     server.interrupt()
     assert only(ec2(server).look()).kind is Kind.LEAVE
-
-
-def test_a_service_that_keeps_the_connection_open_is_not_waited_for(server: MetadataServer) -> None:
-    """Keep-alive is this server's way as soon as one asks for it."""
-    service = MetadataService(server.endpoint)
-    answer = service.ask("GET", ACTION, {"Connection": "keep-alive"}, within_s=LONG_S)
-    assert answer.status == 401
-
-
-def test_nothing_is_asked_after_an_abort(server: MetadataServer) -> None:
-    service = MetadataService(server.endpoint)
-    service.abort()
-    with pytest.raises(Unanswered, match="nobody asks any more"):
-        service.ask("GET", ACTION, {}, within_s=LONG_S)
 
 
 PARTLY: dict[tuple[str, str], Callable[[MetadataServer], object]] = {
@@ -223,21 +201,6 @@ def test_whatever_ec2_does_to_the_instance_it_says_by_name(server: MetadataServe
     assert action[:4] in only(ec2(server).look()).why
 
 
-def test_an_action_that_nobody_knows_is_an_interruption(server: MetadataServer) -> None:
-    """EC2 names an action only where it takes the instance, whatever it is called next year."""
-    server.interrupt(action="dance")
-    notice = only(ec2(server).look())
-    assert (notice.kind, notice.why) == (Kind.LEAVE, "EC2 interrupts this Spot Instance (action dance)")
-
-
-def test_an_action_that_is_no_word_is_a_failure(server: MetadataServer) -> None:
-    server.interrupt()
-    assert server._action is not None
-    server._action["action"] = 7
-    with pytest.raises(SourceFailed, match="action=7; expected a word, as terminate"):
-        ec2(server).look()
-
-
 def test_a_recommendation_to_rebalance_is_a_hint_beside_or_before_the_interruption(server: MetadataServer) -> None:
     source = ec2(server)
     server.rebalance()
@@ -281,16 +244,6 @@ def test_a_preemption_is_heard_as_soon_as_it_is_said(server: MetadataServer) -> 
     assert 0 < left_s(only(heard)) <= 30
 
 
-def test_a_server_that_has_nothing_new_answers_in_time_and_is_asked_about_the_host(server: MetadataServer) -> None:
-    source = gcp(server, wait_s=1)
-    source.look()
-    server.gcp("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
-    notice = only(source.look())
-    assert (notice.kind, notice.by_s) == (Kind.HINT, None)
-    server.gcp("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
-    assert only(source.look()).kind is Kind.LEAVE
-
-
 def test_whoever_answers_without_googles_flavor_is_not_google(server: MetadataServer) -> None:
     answering_as_ec2 = Gcp(MetadataService(server.endpoint), within_s=LONG_S)
     server.fault = "503"
@@ -331,11 +284,6 @@ def test_an_event_that_makes_no_sense_hides_no_other(server: MetadataServer, str
 def test_what_azure_plans_is_a_notice_or_a_hint(server: MetadataServer, kind: str, says: Kind) -> None:
     server.event(kind, server.vm, in_s=600)
     assert only(azure(server).look()).kind is says
-
-
-def test_an_event_that_has_started_leaves_no_time(server: MetadataServer) -> None:
-    server.event("Preempt", server.vm, in_s=None)
-    assert left_s(only(azure(server).look())) == 0
 
 
 def test_azures_deadline_counts_by_azures_clock(server: MetadataServer) -> None:

@@ -12,11 +12,10 @@ from functools import partial
 
 import pytest
 
-from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.signals import SignalNotices
-from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
+from elastic.preemption.sources.source import Source, SourceFailed
 from elastic.preemption.watcher import Watcher
 
 LONG_S = 60.0
@@ -113,20 +112,6 @@ def test_a_source_that_hangs_or_fails_delays_no_other_and_is_told_of_once(heard:
     assert here.lines == ["notices from said are not heard, and asked for again: no good"]
 
 
-def test_what_nobody_foresaw_ends_no_source(heard: Callable[..., Heard]) -> None:
-    source = Said()
-
-    def fail() -> Sequence[Notice]:
-        raise ZeroDivisionError("a bug of ours")
-
-    source.says = fail
-    here = heard(source)
-    here.wait_for(lambda: bool(here.lines))
-    source.says = lambda: [notice("a")]
-    here.wait_for(lambda: bool(here.told))
-    assert here.lines == ["notices from said are not heard, and asked for again: ZeroDivisionError: a bug of ours"]
-
-
 def test_a_failure_withdraws_nothing(heard: Callable[..., Heard]) -> None:
     source = Said()
 
@@ -142,26 +127,6 @@ def test_a_failure_withdraws_nothing(heard: Callable[..., Heard]) -> None:
     looks = source.looks
     here.wait_for(lambda: source.looks > looks + 2)
     assert [one.id for one in here.told] == ["a"]
-
-
-def test_what_is_heard_beside_a_failure_is_told_and_withdraws_nothing_nor_is_it_asked_for_less_often(
-    heard: Callable[..., Heard],
-) -> None:
-    """The first one is what the question that failed has said before."""
-    source = Said()
-
-    def fail_partly() -> Sequence[Notice]:
-        raise PartlyFailed("no good", [notice("b")])
-
-    source.says = lambda: [notice("a", Kind.HINT)]
-    here = heard(source)
-    here.wait_for(lambda: bool(here.told))
-    source.says = fail_partly
-    here.wait_for(lambda: len(here.told) == 2)
-    looks = source.looks
-    here.wait_for(lambda: source.looks > looks + 30)  # after so many failures in a row, hours would be between two
-    assert [(one.id, one.withdrawn, bool(one.node)) for one in here.told] == [("a", False, True), ("b", False, True)]
-    assert here.lines == ["some notices from said are not heard, and asked for again: no good"]
 
 
 def test_a_deadline_that_comes_nearer_is_told_and_one_that_is_put_off_or_counted_down_is_not(
@@ -237,15 +202,3 @@ def test_a_signal_that_the_script_has_taken_stays_its_own() -> None:
         assert (taken, told) == ([signal.SIGUSR1], [])
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_handler_that_is_put_there_meanwhile_stays() -> None:
-    pipe = SignalPipe([signal.SIGUSR1])
-    mine = signal.default_int_handler
-    try:
-        signal.signal(signal.SIGUSR1, mine)
-        pipe.restore()
-        assert signal.getsignal(signal.SIGUSR1) is mine
-    finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        pipe.close()

@@ -11,13 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import elastic
 from elastic.errors import ConfigError
 from elastic.loop.leaving.departure import Departure
-from elastic.loop.storage.save_duration import SaveDuration, likely_s, older_left_s, too_late, upload_order
+from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SoonSave
 from elastic.loop.storage.saver import Saver
 from elastic.membership import environment
@@ -29,7 +27,7 @@ from elastic.preemption.sources.metadata import LINK_LOCAL
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
 from elastic.preemption.sources.spoken import spoken
-from elastic_checkpoint import Saving, WriterDied
+from elastic_checkpoint import WriterDied
 
 LONG_S = 60.0
 
@@ -64,12 +62,6 @@ def test_a_deadline_is_a_difference_of_one_clock_and_bounded(
     at_t: float, clock_t: float | None, wall_t: float, left: float
 ) -> None:
     assert by_clock_s(at_t, clock_t=clock_t, wall_t=wall_t, now_s=50.0, at_most_s=120.0) == 50.0 + left
-
-
-def test_a_notice_says_how_long_is_left() -> None:
-    assert notice("a", by_s=130.0).sentence(100.0) == "why a, in 30 s"
-    assert notice("a", by_s=130.0).left_s(200.0) == 0.0
-    assert notice("a").sentence(100.0) == "why a"
 
 
 @pytest.mark.parametrize(
@@ -153,17 +145,6 @@ def test_a_save_that_may_come_too_late_is_said_before_it_begins_and_once(
     assert [[one in line for one in words] for line in said] == [[True, True]] * told
 
 
-def test_with_the_notice_it_is_said_that_a_save_may_come_too_late() -> None:
-    """When it begins, a step and the wait for the others later, may be too late to order anything."""
-    looked: list[object] = []
-    departure: Any = SimpleNamespace(notice="SIGTERM", _noticed=False, by_s=None, _look_at_time=looked.append)
-    departure._context = SimpleNamespace(events=SimpleNamespace(emit=[].append))
-    departure._session = SimpleNamespace(restorer=SimpleNamespace(saver="the saver"))
-    Departure.tell_notice(departure)
-    Departure.tell_notice(departure)
-    assert looked == ["the saver"]
-
-
 @pytest.mark.parametrize(
     ("took_s", "under_way_s", "likely"),
     [
@@ -200,38 +181,6 @@ def test_what_is_being_uploaded_gives_way_where_only_the_newest_is_done_in_time(
     assert order.newest_first == newest_first
     assert why in order.why
     assert order.both == (why.startswith(("both", "not known")))
-
-
-@given(
-    older_s=st.floats(0.0, 1e4), newest_s=st.floats(0.0, 1e4), left_s=st.floats(-10.0, 1e4), sooner_s=st.floats(0, 1e4)
-)
-def test_nothing_is_given_up_for_what_would_come_too_late_and_what_was_given_up_for_never_waits_for_less_time(
-    older_s: float, newest_s: float, left_s: float, sooner_s: float
-) -> None:
-    order = upload_order(older_s, newest_s, left_s)
-    if order.newest_first:
-        assert newest_s < left_s < older_s + newest_s
-        assert upload_order(older_s + sooner_s, newest_s, left_s).newest_first
-
-
-def test_how_long_an_older_save_is_uploaded_yet() -> None:
-    assert older_left_s(7.0, 5.0, 20.0) == 7.0
-    assert older_left_s(None, 5.0, 20.0) == 15.0
-    assert older_left_s(None, 30.0, 20.0) == 30.0, "it is overdue"
-    assert older_left_s(None, 5.0, None) is None
-
-
-def test_a_save_that_stores_nothing_more_does_not_seem_to_be_done_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled upload had no time left to go, and neither gave way nor was it said to come too late."""
-    at = {"now_s": 0.0}
-    monkeypatch.setattr("elastic_checkpoint.save.handle.time.monotonic", lambda: at["now_s"])
-    saving, left_s = Saving(1), []
-    for now_s, stored in ((0.0, 0), (10.0, 50), (14.0, None), (40.0, None)):
-        at["now_s"] = now_s
-        if stored is not None:
-            saving.has_stored(stored, of=100)
-        left_s.append(saving.likely_left_s)
-    assert left_s == [None, 10.0, 6.0, 40.0]
 
 
 def test_a_save_that_goes_too_slowly_for_its_deadline_is_said() -> None:
@@ -345,16 +294,6 @@ def test_auto_is_what_the_machine_has_and_what_is_named_beside_it(tmp_path: Path
     assert names("") == []
 
 
-def test_a_command_is_the_rest_of_the_setting() -> None:
-    assert names("ec2, azure:acknowledge ,slurm:300,file:/a,command:test -e /b && echo leave 3, gcp") == [
-        "ec2",
-        "azure",
-        "slurm",
-        "file",
-        "command",
-    ]
-
-
 @pytest.mark.parametrize(
     "setting",
     [
@@ -394,13 +333,6 @@ def test_how_long_a_signal_gives_is_the_launchers_word_or_the_users(
     environ: dict[str, str], seconds: float | None
 ) -> None:
     assert environment.grace_s(environ, b"torchrun\0train.py\0") == seconds
-
-
-@pytest.mark.parametrize("flag", ["--shutdown-timeout=45", "--shutdown_timeout\0" + "45"])
-def test_torchruns_flag_goes_before_its_variable(flag: str) -> None:
-    environ = {"TORCHELASTIC_RUN_ID": "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}
-    command = f"python\0torchrun\0{flag}\0train.py\0".encode()
-    assert environment.grace_s(environ, command) == 45.0
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "inf"])
@@ -495,3 +427,10 @@ def test_one_process_alone_hears_a_file_and_who_leaves_by_when(tmp_path: Path) -
         assert preemption.deadline_s is not None
         assert 0 < preemption.deadline_s <= 90
         assert preemption.who == os.uname().nodename
+
+
+@pytest.mark.parametrize("flag", ["--shutdown-timeout=45", "--shutdown_timeout\0" + "45"])
+def test_torchruns_flag_goes_before_its_variable(flag: str) -> None:
+    environ = {"TORCHELASTIC_RUN_ID": "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}
+    command = f"python\0torchrun\0{flag}\0train.py\0".encode()
+    assert environment.grace_s(environ, command) == 45.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import tracemalloc
 from collections import Counter
@@ -114,10 +113,6 @@ def test_every_example_comes_up_once_an_epoch(name: str, length: int) -> None:
     assert per_epoch(plan(order, dataset_length=length)) == [Counter(range(length))] * 4
 
 
-def test_sequential_is_the_datasets_order() -> None:
-    assert np.concatenate(visits(plan(Sequential(), epochs=2))).tolist() == [*range(LENGTH)] * 2
-
-
 def test_what_is_drawn_comes_up_in_proportion_to_its_weight() -> None:
     """Among 200,000 draws; an example of weight 0 never does."""
     order = plan(Weighted(WEIGHTS, replacement=True, per_epoch=200_000)).epoch_order
@@ -128,43 +123,6 @@ def test_what_is_drawn_comes_up_in_proportion_to_its_weight() -> None:
     assert not counts[~some].any()
     assert within_chance(counts[some], expected[some])
     assert not within_chance(counts[some], np.full(some.sum(), order.length / some.sum())), "nothing was weighted"
-
-
-def test_draws_of_neighbouring_positions_and_epochs_are_independent() -> None:
-    """With equal weights, all pairs of examples follow each other equally often."""
-    order = plan(Weighted(np.ones(LENGTH), replacement=True, per_epoch=10**6)).epoch_order
-    one, other = (order.at(epoch, np.arange(order.length))[1] // 10 for epoch in (0, 1))
-    for first, second in ((one[:-1], one[1:]), (one[:-2], one[2:]), (one, other)):
-        pairs = np.bincount(first * 15 + second, minlength=225)
-        assert within_chance(pairs, np.full(225, len(first) / 225))
-
-
-def test_a_sample_is_what_drawing_one_after_the_other_gives() -> None:
-    """Two of four examples: the chance of every pair is known."""
-    weights = [1.0, 2.0, 3.0, 4.0]
-    order = plan(Weighted(weights, replacement=False, per_epoch=2), dataset_length=4).epoch_order
-    samples = [tuple(order.at(epoch, np.arange(2))[1].tolist()) for epoch in range(20_000)]
-    found = Counter(tuple(sorted(sample)) for sample in samples)
-    chance = {
-        (i, j): weights[i] * weights[j] / 10 * (1 / (10 - weights[i]) + 1 / (10 - weights[j]))
-        for i, j in itertools.combinations(range(4), 2)
-    }
-
-    counts, expected = np.array([found[pair] for pair in chance]), np.array([*chance.values()]) * len(samples)
-    assert within_chance(counts, expected)
-    assert found.total() == counts.sum(), "an example came up twice"
-    ascending = sum(first < second for first, second in samples)
-    assert abs(ascending - len(samples) / 2) < 4 * math.sqrt(len(samples)) / 2, "the heavier one should not come first"
-
-
-def test_weights_are_looked_up_exactly_at_their_edges() -> None:
-    """Zeros at either end and in between: a draw may meet an edge, and must not fall on one of them."""
-    weights = [0.0, 0.0, 1.0, 0.0, 2.0**-60, 0.0]
-    drawn = plan(Weighted(weights, replacement=True, per_epoch=1000), dataset_length=6).epoch_order
-    sampled = plan(Weighted(weights, replacement=False, per_epoch=2), dataset_length=6).epoch_order
-
-    assert set(drawn.at(0, np.arange(1000))[1].tolist()) == {2}
-    assert sorted(sampled.at(0, np.arange(2))[1].tolist()) == [2, 4]
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=12))
@@ -207,16 +165,6 @@ def test_a_bucketed_batch_is_of_similar_lengths_and_other_company_in_every_epoch
     met = [{tuple(sorted(batch.tolist())) for batch in visits(run)[at : at + 100]} for at in (0, 100, 200)]
     assert not met[0] & met[1]
     assert not met[1] & met[2]
-
-
-def test_what_fills_no_bucketed_batch_is_another_part_in_every_epoch() -> None:
-    """Under "drop" the longest examples would never be trained on."""
-    run = plan(Bucketed(np.arange(LENGTH)), last_batch="drop", epochs=40)
-    left_out = [frozenset(range(LENGTH)) - set(applied) for applied in per_epoch(run)]
-
-    assert {len(some) for some in left_out} == {LENGTH % BATCH}
-    assert len(set(left_out)) > 5
-    assert all(max(some) - min(some) < LENGTH % BATCH for some in left_out), "it is no batch of similar length"
 
 
 def test_the_numbers_of_all_orders_are_pinned() -> None:

@@ -64,11 +64,6 @@ def test_what_an_example_draws_depends_on_nothing_but_itself(kind: str) -> None:
     assert read(Drawn(Jitter(make(), draw)), 4, epoch=1) != together[:1]
 
 
-def test_generators_of_one_dataset_draw_different_numbers() -> None:
-    ((one, other),) = read(Drawn(*(Jitter(*_new("numpy's")) for _ in range(2))), 4)
-    assert one != other
-
-
 @pytest.mark.parametrize("wrap", [lambda data: Subset(data, range(20)), lambda data: ConcatDataset([data])])
 def test_they_are_found_behind_what_holds_a_dataset(wrap: Callable[[Any], Any]) -> None:
     data = wrap(Drawn(Jitter(*_new("Python's"))))

@@ -68,19 +68,6 @@ def test_version_1_is_these_numbers() -> None:
     ]
 
 
-def test_words_are_splitmix64s() -> None:
-    """The published sequence, and not merely one of our own: its first number from 0, as Java and others give it."""
-    assert int(random_words(0, np.arange(1))[0]) == 0xE220A8397B1DCDAF
-
-
-def test_chunks_are_cut_where_nobody_sees_it() -> None:
-    """What does not fit the processor's cache is computed in pieces."""
-    permutation = Permutation(10**6, 3)
-    positions = np.arange(20_000)
-
-    assert (permutation.at(positions) == [permutation.at(positions[i : i + 1])[0] for i in range(20_000)]).all()
-
-
 @pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_all_orders_of_few_examples_are_equally_likely(length: int) -> None:
@@ -107,27 +94,6 @@ def test_short_orders_look_random(length: int) -> None:
 def test_long_orders_look_random(length: int) -> None:
     """A window of half a million positions: each is uniform, neighbours are unrelated, and so are epochs."""
     assert max(found_in_large(length).values()) < 5
-
-
-@pytest.mark.parametrize(
-    ("rounds", "found", "length"),
-    [(2, "difference", 300), (4, "difference", 300), (2, "neighbours", 10**6), (4, "distance", 10**6)],
-)
-def test_a_weaker_network_would_be_found(monkeypatch: pytest.MonkeyPatch, rounds: int, found: str, length: int) -> None:
-    """Or the tests above say nothing: with fewer rounds each of the statistics finds what it is there for."""
-    monkeypatch.setattr("elastic.data.permutation.ROUNDS", rounds)
-    monkeypatch.setattr("elastic.data.permutation.ROUNDS_SMALL", rounds)
-    statistics = found_in_large(length) if length >= LENGTH_SMALL else found_in_small(length)
-
-    assert statistics[found] > 8, statistics
-
-
-def test_keys_that_move_only_the_start_would_be_found() -> None:
-    """Epochs that are rotations of each other: what `epochs` is there for."""
-    order = Permutation(10**6, 1).at(np.arange(2**19))
-
-    assert of_epochs(order, np.roll(order, 1), 10**6)["distance of epochs"] < 5  # unrelated, position by position
-    assert of_epochs(order, (order + 1000) % 10**6, 10**6)["distance of epochs"] > 100
 
 
 def found_in_small(length: int) -> dict[str, float]:
@@ -191,18 +157,6 @@ def spread(values: NDArray[np.int64], length: int, cells: int) -> float:
     return (float(((counts - expected) ** 2 / expected).sum()) - (cells - 1)) / math.sqrt(2 * (cells - 1))
 
 
-def test_an_order_takes_less_than_a_kilobyte() -> None:
-    """The table of a short one, too."""
-    for length in (TABLE_MAX, TABLE_MAX + 1, 10**12):
-        Permutation(length, 1)
-        tracemalloc.start()
-        orders = [Permutation(length, key) for key in range(100)]
-        held = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-
-        assert held / len(orders) < 1000
-
-
 def test_memory_does_not_grow_with_the_dataset() -> None:
     """A trillion examples would need 8 TB of indices."""
     tracemalloc.start()
@@ -225,16 +179,6 @@ def test_what_lies_outside_is_refused() -> None:
         Permutation(0, 0)
     with pytest.raises(ValueError, match="length from 1"):
         Permutation(LENGTH_MAX + 1, 0)
-
-
-def test_shapes_are_kept_and_arguments_untouched() -> None:
-    """A plan asks for (shares, examples) blocks as well as for lists, and for none at all."""
-    positions = np.arange(12).reshape(3, 4)
-    values = Permutation(12, 5).at(positions)
-
-    assert values.shape == (3, 4)
-    assert (positions == np.arange(12).reshape(3, 4)).all()
-    assert Permutation(12, 5).at(np.array([], dtype=np.int64)).shape == (0,)
 
 
 def chi_square_excess(counts: NDArray[np.int64]) -> float:

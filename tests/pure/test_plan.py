@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.data.data_plan import DataPlan, LastBatch, share_sizes
+from elastic.data.data_plan import DataPlan, LastBatch
 from elastic.errors import ConfigError
 from elastic.loop.assignment import blocks
 
@@ -138,28 +137,6 @@ def test_blocks_cover_all_shares_once_in_near_equal_contiguous_runs() -> None:
             assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
 
-def test_idle_ranks_have_no_share_and_the_others_have_them_near_equally() -> None:
-    for shares in range(10):
-        for world_size in range(1, 6):
-            for idle in (set(some) for count in range(world_size) for some in combinations(range(world_size), count)):
-                dealt = blocks(shares, world_size, idle)
-
-                assert [share for block in dealt for share in block] == list(range(shares))
-                assert all(not dealt[rank] for rank in idle)
-                assert [len(dealt[rank]) for rank in range(world_size) if rank not in idle] == [
-                    len(block) for block in blocks(shares, world_size - len(idle))
-                ]
-
-
-def test_a_short_batch_fills_the_fewest_shares() -> None:
-    """1,797 digits leave 5 after seven batches of 256: one share of 5, not five of 1."""
-    assert PLAN.steps_per_epoch == 8
-    assert PLAN.step(7).sizes == (5,)
-    assert share_sizes(23, 256, 24) == (7, 8, 8)
-    assert share_sizes(256, 256, 24) == (10, 11, 11) * 8
-    assert share_sizes(25, 25, 24) == (1,) * 23 + (2,)
-
-
 def test_an_epoch_differs_from_the_next_and_from_another_seeds() -> None:
     """One order for all epochs would show every model the same neighbours."""
     first, again = PLAN.step(0).indices.tolist(), PLAN.step(0).indices.tolist()
@@ -233,11 +210,3 @@ def test_a_plan_that_cannot_work_is_refused_with_the_way_out(wrong: dict[str, An
 def test_the_plan_is_the_same_in_every_version() -> None:
     """A checkpoint holds (seed, epoch, step) and trusts that they mean the same examples for ever."""
     assert PLAN.step(9).examples(5).indices.tolist() == [1592, 1195, 1396, 41, 489, 513, 1795, 648, 1091, 1067, 159]
-
-
-def test_all_shares_of_a_step_are_cut_into_the_same_number_of_pieces() -> None:
-    """65 examples in 2 shares of 32 and 33: one piece and two would make BatchNorm's counter disagree."""
-    plan = DataPlan(dataset_length=130, batch_size=65, virtual_workers=2, seed=0, micro_batch_size=32, epochs=1)
-    step = plan.step(0)
-    assert sorted(step.sizes) == [32, 33]
-    assert [len(step.micro_batches(share)) for share in range(2)] == [2, 2]

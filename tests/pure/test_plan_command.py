@@ -16,9 +16,8 @@ from elastic.errors import ConfigError
 from elastic.plan import figures, scaling, trace, units
 from elastic.plan.communication import Link
 from elastic.plan.job import Job
-from elastic.plan.policies import IN_WORDS, OURS, TORCHRUN, USES
+from elastic.plan.policies import OURS, TORCHRUN, USES
 from elastic.plan.simulation import PARTS
-from tests.kit.html import figures_of
 
 JOB = ["--parameters", "1B", "--gradients", "fp16", "--batch-time", "16s", "--nodes", "8", "--per-node", "8"]
 JOB += ["--inside", "300GB/s:1us", "--across", "100Gbit/s:5us", "--adapters", "8"]
@@ -63,17 +62,6 @@ def test_a_plan_has_the_textbooks_all_reduces(capsys: pytest.CaptureFixture[str]
     assert sizes[63]["balance"] == 64 / (63 * 2)
 
 
-def test_an_adapter_that_a_nodes_workers_share_gives_each_its_part() -> None:
-    one, eight = job(adapters=1).communication_s(64), job(adapters=8).communication_s(64)
-    assert one - eight == pytest.approx(2 * 7 / 8 * 0.25e9 * (8 - 1) / 12.5e9)
-
-
-def test_computing_hides_communication_as_far_as_it_overlaps() -> None:
-    assert job().step_s(64) == pytest.approx(0.25 + 0.04675, abs=1e-5)
-    assert job(overlap=0.5).step_s(64) == 0.25
-    assert job(overlap=0.1).step_s(64) == pytest.approx(0.25 + 0.02175, abs=1e-5)
-
-
 def test_the_knee_is_where_a_worker_more_gains_less_than_it_costs() -> None:
     """With a network a hundred times slower, two nodes are slower than one: the knee is one node."""
     slow = scaling.sizes(job(across=Link(0.125e9, 5e-6), adapters=1))
@@ -110,22 +98,6 @@ def test_a_plan_says_how_often_to_save_what_it_takes_and_what_it_costs(capsys: p
     assert spot["seconds"] > calm["seconds"]
     twice = planned(capsys, *prices, "--steps", "200k")
     assert twice["spot"]["seconds"] == pytest.approx(2 * spot["seconds"])
-
-
-def test_quantities_as_people_write_them_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """2.01k is 2009.9999999999998 to a computer, machines may last for more than a year, and a price may be .92."""
-    found = planned(capsys, "--steps", "2.01k", "--spot-price", ".92", "--price", "3.", "--lifetime", "400d")
-    assert found["spot"]["cost"] == pytest.approx(0.92 * found["spot"]["node_hours"])
-    with pytest.raises(ConfigError, match="expected a price"):
-        units.price(".")
-
-
-def test_dear_requests_and_little_patience_change_how_often_to_save(capsys: pytest.CaptureFixture[str]) -> None:
-    free = planned(capsys, "--spot-price", "3")["save_every"]
-    dear = planned(capsys, "--spot-price", "3", "--save-price", "1")["save_every"]
-    assert dear["seconds"] > free["seconds"]
-    assert planned(capsys, "--at-risk", "2min")["save_every"]["bound"] == "at_risk"
-    assert planned(capsys, "--upload", "10MB/s")["save_every"]["bound"] == "upload"
 
 
 def test_what_changes_how_often_to_save_changes_what_the_run_takes_and_costs_too(
@@ -169,13 +141,6 @@ def test_a_simulation_compares_the_policies_on_every_recorded_fleet(capsys: pyte
     said = capsys.readouterr().out
     assert "gcp-oobleck-2023" in said
     assert "aws" not in said
-
-
-def test_a_drawn_fleet_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--lifetime", "2h", "--replaced", "10min", "--seed"]
-    first, again, other = (planned(capsys, *argv, seed)["fleet"] for seed in ("3", "3", "4"))
-    assert first == again != other
-    assert first["trace"] == "drawn with seed 3"
 
 
 @pytest.mark.parametrize(
@@ -343,26 +308,3 @@ def test_where_no_file_can_be_written_nothing_is_measured(capsys: pytest.Capture
     for file in (tmp_path, tmp_path / "nowhere" / "here.json"):
         assert "nothing was measured" in refused(capsys, "plan", f"--measure={file}")
     assert "expected 1 to 256" in refused(capsys, "plan", "--measure=here.json", "--workers=100000")
-
-
-@pytest.mark.parametrize("command", [["plan"], ["simulate"], ["simulate", "--lifetime", "2h"]], ids=" ".join)
-def test_what_was_planned_or_simulated_is_drawn(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
-) -> None:
-    page = tmp_path / "drawn.html"
-    assert main([*command, *JOB, "--plot", str(page)]) == 0
-    assert capsys.readouterr().out.endswith(f"{page}\n")
-    drawn = figures_of(page.read_text())
-    named = {trace["name"] for figure in drawn for trace in figure["traces"]}
-    if command == ["plan"]:
-        assert named > {"efficiency, %", "speed-up"}
-    else:
-        assert named == set(PARTS)
-        bars = {name.rpartition("  ")[0] for figure in drawn for name in figure["traces"][0]["y"]}
-        assert bars == set(IN_WORDS)
-        for figure in drawn:  # of each policy's time
-            assert max(map(sum, zip(*(trace["x"] for trace in figure["traces"]), strict=True))) <= 100.1
-    assert main([*command, *JOB, "--plot", str(tmp_path / "plan.unknown")]) == 2
-    assert "plan.unknown; expected a file that ends in .html" in capsys.readouterr().err
-    assert main([*command, *JOB, "--plot", str(tmp_path / "no folder" / "drawn.html")]) == 2
-    assert "name a file in a folder that can be written" in capsys.readouterr().err

@@ -79,14 +79,6 @@ def test_who_was_cut_off_notices_it_later_and_that_is_nobodys_detection() -> Non
     )
 
 
-def test_a_step_that_only_the_lost_worker_applied_stops_no_clock() -> None:
-    """Its record is by another host's clock."""
-    told = Told()
-    told.applies("c-1-w", 20, 104.0)
-    told.goes_on(101.0 + NOTICED_S + ON_S, died_t=None)
-    assert told.loss.cost_s == pytest.approx(3.9)
-
-
 @pytest.mark.parametrize(("died_t", "cost_s"), [(104.0, 0.9), (101.0 - 3600, 3.9), (101.0 + 3600, 0.3)])
 def test_a_death_that_an_agent_saw_counts_from_there_and_never_from_before_the_last_step(
     died_t: float, cost_s: float
@@ -114,18 +106,3 @@ def test_a_collective_that_failed_with_nobody_lost_costs_from_step_to_step() -> 
     assert broken.kind == "broken"
     assert broken.cost_s == pytest.approx(4.0)
     assert "4.0 s from step to step (3.0 s until it was noticed, 1.0 s to go on)" in sentences.sentence(broken)
-
-
-def test_a_launch_that_lost_a_peer_is_over_with_its_last_step() -> None:
-    """Under torchrun: half a minute of gloo's waiting is part of what the restart cost."""
-    told = Told()
-    for worker in told.workers[:2]:
-        told.notices(worker, 131.0)
-    told.workers = ["a-2-w", "b-2-w"]
-    for worker in told.workers:
-        told.tell(worker, "view_formed", 135.0, generation=0, workers=told.workers, shares=[0, 1])
-        told.applies(worker, 20, 136.0, generation=0)
-    change = report(sorted(told.events, key=lambda e: float(e["t"]))).view_changes[-1]
-    assert change.kind == "restart"
-    assert change.cost_s == pytest.approx(35.0)
-    assert "35 s after the last progress of the launch before (30 s until it was noticed" in sentences.sentence(change)

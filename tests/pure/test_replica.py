@@ -177,47 +177,7 @@ def test_what_people_can_do_depends_on_what_differs() -> None:
         assert "if run.is_coordinator:" in advice(names)
 
 
-def test_weights_that_hang_there_now_are_compared() -> None:
-    """load_state_dict(assign=True) puts others in the place of those that were found."""
-    one, other = Held(), Held()
-    one.digest(0), other.digest(0)
-    state = {key: value * 2 for key, value in other.teacher.state_dict().items()}
-    other.teacher.load_state_dict(state, assign=True)
-    assert difference([one.parts(), other.parts()]) == ["weight extra.teacher.weight", "weight extra.teacher.bias"]
-    assert one.digest(0) != other.digest(0)
-
-
-@pytest.mark.parametrize(
-    "gone",
-    [
-        lambda weight: weight.untyped_storage().resize_(0),
-        lambda weight: weight.untyped_storage().resize_(8),
-    ],
-    ids=["freed", "cut short"],
-)
-def test_what_lies_nowhere_is_not_looked_at(gone: Callable[[torch.Tensor], object]) -> None:
-    held = Held()
-    gone(held.teacher.weight)
-    gone(held.model[2].weight.data)
-    held.digest(0)
-    assert held.parts()["weight extra.teacher.weight"] == "Parameter"
-
-
 def test_an_extra_state_of_a_module_is_compared_in_the_end() -> None:
     one, other = Held(), Held()
     other.model[2].scale = 2.0
     assert difference([one.parts(), other.parts()]) == ["module state model.2._extra_state"]
-
-
-def test_a_tensor_can_be_resized_after_it_was_looked_at() -> None:
-    """numpy's hand on it would end that."""
-    held = Held()
-    held.digest(0)
-    held.parts()
-    held.model[1].running_mean.resize_(5)
-
-
-def test_what_holds_nothing_is_compared_by_name() -> None:
-    replica = Replica({}, {}, values=True)
-    assert replica.digest(0) == replica.digest(1)
-    assert replica.parts() == {}

@@ -232,23 +232,6 @@ def test_a_clock_that_was_set_back_on_the_way_is_no_reason_to_fail() -> None:
     assert report(events).world_sizes == (2, 2)
 
 
-def test_a_loss_before_the_first_step_of_a_view_is_told_with_its_step() -> None:
-    story = Story().launch(3).train(4).regroup([0, 1], newcomers=1).read().regroup([0, 1]).train(6)
-    assert [change.step for change in report(story.events).view_changes] == [0, 4, 4]
-
-
-def test_days_between_launches_are_no_part_of_the_pace() -> None:
-    """Examples per second are those of a run that runs."""
-    first = Story().launch(2).train(4).events
-    story = Story().launch(2).train(4).launch(2).train(8).finish().events
-    later = [{**event, "t": event["t"] + 3 * 86400.0} for event in story[len(first) :]]
-    facts = dict(summary.facts(report([*story[: len(first)], *later])))
-    assert "3 d 0 h of it between launches" in facts["time"]
-    at_once = dict(summary.facts(report(story)))
-    assert "between launches" not in at_once["time"]
-    assert facts["time"].rpartition(", ")[2] == at_once["time"].rpartition(", ")[2] != "0 examples/s"
-
-
 def test_a_worker_that_was_stopped_is_told_as_such_and_not_only_as_killed() -> None:
     """Its agent's SIGKILL is the remedy, and who looks for the cause should not look for a killer."""
     events = Story().launch(2).train(2).read().regroup([0]).train(4).events

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastic.errors import ConfigError
-from elastic.launch.arguments import parse, parser
+from elastic.launch.arguments import parse
 from elastic.launch.workers.logs import Logs
 
 
@@ -113,18 +113,6 @@ def test_how_long_a_run_waits_for_nodes_may_be_for_ever(script: str) -> None:
         parse(["--wait-for-nodes=nan", script])
 
 
-def test_logs_are_torchruns(script: str, tmp_path: Path) -> None:
-    flags = ["--log-dir", str(tmp_path / "logs"), "--redirects=0:1,1:3", "--tee=2", "--local-ranks-filter=0,2"]
-    logs = parse([*flags, "--role=trainer", script]).logs
-    assert (logs.redirects, logs.tee, logs.shown, logs.role) == ({0: 1, 1: 3}, 2, {0, 2}, "trainer")
-    assert not (tmp_path / "logs").exists()  # made when there is something to write
-
-
-def test_the_way_workers_start_can_be_chosen(script: str) -> None:
-    assert parse(["--start-method=spawn", script]).fresh
-    assert not parse(["--start-method=fork", script]).fresh
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -190,13 +178,6 @@ def test_more_workers_than_an_agent_can_speak_of_are_refused(script: str) -> Non
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no script .*nothing\.py"):
         parse([str(tmp_path / "nothing.py")])
-
-
-def test_help_says_where_a_flag_means_something_else() -> None:
-    text = " ".join(parser().format_help().split())
-    assert text.startswith("usage: elastic run")
-    assert "it counts no worker that was killed from outside" in text
-    assert "Refused: ranks follow from the views" in text
 
 
 def test_torchruns_environment_variables_set_flags_too(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,12 +287,3 @@ def test_two_urls_for_one_run_are_refused_by_the_names_of_both(
     for variable, endpoint in alike.items():
         monkeypatch.setenv("ELASTIC_URL", variable)
         parse([*meet, f"--rdzv-endpoint={endpoint}", script])
-
-
-def test_what_standalone_makes_void_is_known_as_it_was_given(script: str) -> None:
-    """torchrun ignores it, too, and says in its log by what it goes."""
-    rdzv = ["--rdzv-backend=c10d", "--rdzv-id=job", "--rdzv-endpoint=host1:29400,s3://bucket/run,host2"]
-    ignored = parse(["--standalone", "--nnodes=1:4", *rdzv, script]).ignored
-    assert ignored == ("--rdzv-endpoint=host1:29400,host2", "--rdzv-id=job", "--nnodes=1:4")
-    assert parse(["--standalone", "--rdzv-endpoint=s3://bucket/run", script]).ignored == ()
-    assert parse(["--nnodes=1", *rdzv, script]).ignored == ()

@@ -11,7 +11,7 @@ import pytest
 
 from elastic.events import drill_schema, schema
 from elastic.events.declarations import DECLARED, DRILL_EVENTS, EVENTS, problems, table
-from elastic.events.event import ABSENT, TypedEvent
+from elastic.events.event import TypedEvent
 
 PACKAGE = Path(__file__).parents[2] / "elastic"
 FOLDED = {"Folded"}  # by compaction.py, which emits nothing
@@ -49,19 +49,6 @@ def test_only_tests_and_observers_of_theirs_emit_what_is_not_declared() -> None:
     assert [where for where in calls if not where.startswith("log.py:")] == []
 
 
-def test_an_event_is_its_facts_in_their_order_without_those_that_are_absent() -> None:
-    event = schema.SaveFailed(step=4, error="full", saved_step=ABSENT, in_a_row=2)
-    assert (event.event_name, list(event.facts().items())) == (
-        "save_failed",
-        [("step", 4), ("error", "full"), ("in_a_row", 2)],
-    )
-    assert {fact.name: fact.kind for fact in DECLARED["hang"].facts} == {
-        "lost": "str",
-        "step": "int|null",
-        "stuck_s": "float|null",
-    }
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -77,10 +64,6 @@ def test_an_event_is_its_facts_in_their_order_without_those_that_are_absent() ->
 def test_a_record_that_differs_from_what_is_declared_is_told(change: dict[str, Any], said: list[str]) -> None:
     record = {"t": 1.0, "worker": "w0", "event": "staged", "step": 4, "seconds": 0.5}
     assert problems({**record, **change}) == said
-
-
-def test_a_missing_fact_is_told() -> None:
-    assert problems({"t": 1.0, "worker": "w0", "event": "staged", "step": 4}) == ["staged: seconds is missing"]
 
 
 def test_the_table_for_people_has_every_event_and_every_fact() -> None:

@@ -72,11 +72,6 @@ def test_what_a_module_may_look_for_must_have_happened_before_it_is_imported(sta
     assert lines(f"import os, sys, config\n{statement}\nimport model\n") == [1]
 
 
-def test_a_script_that_does_not_compile_imports_nothing() -> None:
-    assert lines("import os\nthis is no python\n") == []
-    assert lines("import os\nreturn 3\n") == []
-
-
 def test_a_module_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "imports_probe"
     package.mkdir()
@@ -92,11 +87,6 @@ def test_a_module_is_found_without_running_it(tmp_path: Path, monkeypatch: pytes
         "imports_probe",
         str(package / "__main__.py"),
     )
-
-
-@pytest.mark.parametrize("command", [["train.py", "-m", "x"], ["-m", "pkg.train", "--lr", "1"], ["train.py"]])
-def test_a_script_survives_the_way_over_a_command_line(command: list[str]) -> None:
-    assert Script.of_command(command).command() == command
 
 
 def test_python_looks_beside_the_script_that_a_link_points_to(tmp_path: Path) -> None:

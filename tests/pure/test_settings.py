@@ -54,12 +54,6 @@ def test_a_state_that_has_travelled_is_set_alike() -> None:
     assert difference(settings(here), settings(there)) == []
 
 
-def test_parameters_are_no_settings() -> None:
-    """Even where one is a single number: it is compared by what it is made of."""
-    one, other = (torch.optim.SGD([nn.Parameter(torch.tensor(value))], lr=0.1) for value in (1.0, 2.0))
-    assert digest({"a": one}) == digest({"a": other})
-
-
 def test_what_a_plateau_was_told_is_compared_before_it_lowers_a_rate() -> None:
     """By the loss of a worker's own last share, say: rates went apart epochs later, and at one worker never."""
 

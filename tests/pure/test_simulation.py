@@ -37,12 +37,6 @@ def parts(outcome: Outcome, **expected: float) -> None:
     assert outcome.parts == pytest.approx({**dict.fromkeys(PARTS, 0.0), **expected})
 
 
-def test_a_fleet_that_nothing_happens_to_does_a_step_after_the_other() -> None:
-    found = simulate(trace("0+a", 10), Policy(**SURVIVES, interval_s=math.inf), one_a_second)
-    parts(found, useful=10)
-    assert (found.steps, found.ideal, found.goodput, found.node_s) == (10, 10, 1, 10)
-
-
 def test_survivors_lose_the_step_in_flight_and_their_stall() -> None:
     """At 4.5 s a node goes: half a second of a step is lost, 0.3 s are stalled, 5.2 s are left for 5 steps."""
     policy = Policy(**SURVIVES, loss_s=0.3, interval_s=math.inf)
@@ -57,13 +51,6 @@ def test_a_restart_goes_back_to_the_newest_save_that_was_durable() -> None:
     found = simulate(trace("0+a 0+b 25.5-a", 40.5), policy, one_a_second)
     parts(found, useful=20, lost=10.5, starting=10)
     assert (found.steps, found.restarts, found.saves) == (20, 1, 3)
-
-
-def test_a_save_stops_training_for_its_stall() -> None:
-    policy = Policy(**SURVIVES | {"stall_s": 0.5, "durable_s": 0.5}, interval_s=3.0)
-    found = simulate(trace("0+a", 14), policy, one_a_second)
-    parts(found, useful=12, saving=2)
-    assert (found.steps, found.saves) == (12, 4)
 
 
 def test_when_all_are_lost_the_run_waits_and_goes_on_from_its_save() -> None:
@@ -142,13 +129,6 @@ def walks(interval_by_stall_s: float) -> tuple[int, int]:
     return changes.walks, found.saves
 
 
-def test_a_trace_is_gone_through_as_often_for_many_saves_as_for_few() -> None:
-    """Each save went through it for the best interval, by hindsight: a month of some hundred nodes took minutes."""
-    (few, rare), (many, often) = walks(20.0), walks(0.01)
-    assert often > 10 * max(rare, 1)
-    assert many == few
-
-
 POLICIES = st.builds(
     Policy,
     name=st.just("any"),
@@ -209,36 +189,6 @@ def test_the_traces_of_this_package_are_what_their_page_says() -> None:
     assert {name: (one.most, round(one.length_s / 3600, 1)) for name, one in found.items()} == page
     assert sum(len(change.come) for change in found["aws-p3-2020"].changes) == 177
     assert [name for name, one in found.items() if one.full_losses] == ["gcp-a100-pccheck-2022"]
-
-
-def test_a_spare_takes_the_place_of_who_goes() -> None:
-    seen = trace("0+a 0+b 0+c 5-a 7-b 8+d", 10).limited(2)
-    assert list(seen.stretches()) == [(5, ("a", "b")), (2, ("b", "c")), (1, ("c",)), (2, ("c", "d"))]
-    assert seen.node_s == 19
-    assert seen.seconds_by_size() == {2: 9, 1: 1}
-
-
-def test_of_several_machines_some_may_be_looked_at_alone() -> None:
-    seen = trace("0+a 0+b 2+c 5-a 7-b 7+d", 10)
-    assert list(seen.part(0, 2).stretches()) == [(2, ("a",)), (3, ("a", "c")), (5, ("c",))]
-    assert list(seen.part(1, 2).stretches()) == [(7, ("b",)), (3, ("d",))]
-
-
-def test_a_part_of_a_trace_begins_with_those_who_were_there() -> None:
-    seen = trace("0+a 0+b 5-a 7+c 9-b", 12).window(6, 10)
-    assert list(seen.stretches()) == [(1, ("b",)), (2, ("b", "c")), (1, ("c",))]
-
-
-def test_who_goes_before_being_ready_never_took_part() -> None:
-    seen = trace("0+a 2+b 3-b 5+c", 10).delayed(2)
-    assert list(seen.stretches()) == [(7, ("a",)), (3, ("a", "c"))]
-
-
-def test_a_fleet_drawn_from_a_seed_is_as_large_as_lifetimes_say() -> None:
-    fleet = draw(seed=3, nodes=20, lifetime_s=900, replaced_s=100, length_s=100_000)
-    assert fleet.node_s / fleet.length_s == pytest.approx(18, rel=0.02)
-    assert fleet == draw(seed=3, nodes=20, lifetime_s=900, replaced_s=100, length_s=100_000)
-    assert fleet != draw(seed=4, nodes=20, lifetime_s=900, replaced_s=100, length_s=100_000)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,6 @@ from elastic.state.trained import Trained
 from elastic.state.weights import Weights
 
 
-class Half(nn.Module):
-    """Its buffer is a part of its weight, as a running norm of an embedding may be kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.register_buffer("part", self.weight.detach()[:2])
-
-
 def staging_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Staging:
     trained = Trained({"model": model}, {"optimizer": optimizer}, check=lambda: None)
     return Staging(Weights({"optimizer": optimizer}, trained), lambda: {"model": model})
@@ -58,12 +49,6 @@ def test_weights_and_momentum_are_lent_and_no_buffer() -> None:
     moments = [one["momentum_buffer"] for one in optimizer.state.values()]
     assert lent == {one.data_ptr() for one in (*model.parameters(), *moments)}
     assert not lent & {one.data_ptr() for one in model.buffers()}
-
-
-def test_a_weight_that_a_buffer_lies_in_is_not_lent() -> None:
-    """Whoever moves the buffer moves it, and between two updates."""
-    model = Half()
-    assert staging_of(model, torch.optim.SGD(model.parameters(), 0.1)).lend() == []
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from elastic.membership.messages.messages import TO_AGENT, KillHung, as_message, parse
+from elastic.membership.messages.messages import as_message
 from elastic.membership.progress import LIMITED, Phase
 from elastic.membership.stalls import ALONE, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
 from tests.kit.stage import Stage, trains
@@ -83,12 +83,6 @@ def test_a_lone_worker_that_hangs_is_replaced_before_the_run_ends(times: int, pa
         assert isinstance(judged(at("a", Phase.READING, quiet_s, limit_s=limit_s)), Hung), quiet_s
 
 
-def test_people_are_told_what_becomes_of_a_lone_worker() -> None:
-    assert str(judged(at("a", Phase.READING, 31))).endswith("It is killed and replaced if that lasts 150 s")
-    successor = judged(at("b", Phase.READING, 31), killed_at=[(Phase.READING, 7)])
-    assert "Nobody is killed for it; the run ends if it lasts 600 s" in str(successor)
-
-
 def test_a_stall_has_a_bound() -> None:
     for quiet_s, over in ((599.0, False), (601.0, True)):
         found = judged(at("a", Phase.READING, quiet_s), at("b", Phase.READING, quiet_s))
@@ -113,16 +107,6 @@ def sees(stage: Stage, *seen: Sighting) -> Stage:
 
 def killed(stage: Stage) -> list[str]:
     return [order.message["worker"] for order in stage.orders if order.message["say"] == "kill_hung"]
-
-
-def test_a_verdict_says_of_which_sign_it_speaks() -> None:
-    """An agent looked once more before the verdict came, took what it had seen last for what the verdict was about,
-    and killed a worker that had gone on."""
-    stage = trains(2)
-    sees(stage, at("A0", Phase.BETWEEN, 31, sign=41), at("A1", Phase.WAITING, 30, sign=8))
-    assert parse(TO_AGENT, stage.only("kill_hung")) == KillHung(
-        worker="A0", sign=41, why=stage.only("kill_hung")["why"]
-    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -175,19 +159,6 @@ def test_when_a_stall_is_over_the_last_one_to_go_on_is_not_killed_for_having_sto
     assert killed(sees(stage, at("A0", Phase.READING, 76), at("A1", Phase.WAITING, 30))) == ["A0"]
 
 
-def test_a_node_that_has_nothing_quiet_to_report_goes_on() -> None:
-    stage = trains(1, nodes=2)
-    assert killed(sees(stage, at("B0", Phase.READING, 31))) == ["B0"]
-
-
-def test_reports_of_two_nodes_are_of_two_moments() -> None:
-    """With a limit of 2 s, a second between them is half of it."""
-    stage = trains(1, nodes=2)
-    sees(stage, at("A0", Phase.READING, 0.9, limit_s=2))
-    stage.later(1.2)
-    assert killed(sees(stage, at("B0", Phase.READING, 2.1, limit_s=2))) == []
-
-
 def test_what_an_agent_reported_long_ago_is_not_believed() -> None:
     stage = trains(1, nodes=2)
     sees(stage, at("A0", Phase.READING, 20))
@@ -218,11 +189,3 @@ def test_a_stall_of_storage_that_began_with_one_reader_costs_one_worker_and_not_
     sees(stage, at("A1", Phase.READING, 61, limit_s=60), at("A2", Phase.WAITING, 61))
     assert killed(stage) == []
     assert stage.only("status")["text"].startswith("the worker that the others wait for stood still in dataset[i]")
-
-
-def test_a_worker_that_is_in_no_view_holds_up_nobody_else() -> None:
-    stage = trains(2)
-    newcomer = stage.started("A2")
-    sees(stage, at(newcomer, Phase.COMPUTING, 31), at("A0", Phase.READING, 31), at("A1", Phase.READING, 31))
-    assert killed(stage) == [newcomer]
-    assert "all 2 workers stood still" in stage.only("status")["text"]

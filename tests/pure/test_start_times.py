@@ -45,15 +45,3 @@ def test_a_worker_that_reads_the_storage_does_not_hold_the_state_yet() -> None:
     assert said == []
     times.look([("one", Record(generation=1, step=41))])
     assert said[0].splitlines()[-2].endswith("they hold the state")
-
-
-def test_where_nothing_is_imported_ahead_nothing_is_compared() -> None:
-    """With --start-method=spawn each worker imports for itself."""
-    said: list[str] = []
-    times = StartTimes(1, said.append, clock=Clock())
-    times.look([("one", Record(generation=1, step=0))])
-    assert said == []
-    times.look([("one", Record(generation=1, step=1))])
-
-    assert "imports" not in said[0]
-    assert len(said[0].splitlines()) == 3

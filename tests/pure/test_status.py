@@ -90,26 +90,6 @@ def test_only_those_who_were_lost_are_counted_as_lost() -> None:
     assert shown.statuses[-1]["lost"] == 1
 
 
-def test_who_is_lost_before_the_next_step_is_counted_too() -> None:
-    """The status counted the last view's, and a collective that failed with nobody lost as one."""
-    shown = Shown().view("a", "b", "c", "d").steps(0, 1).then("peer_lost", 1.0).view("a", "b", "c", generation=2)
-    shown.then("peer_lost", 1.0).view("a", "c", "e", generation=3).steps(1, 5)
-    shown.then("peer_lost").view("a", "c", "e", generation=4).steps(5, 9)
-    assert [line.partition(";")[0] for line in shown.lines] == [
-        "step 1: 3 workers, 2.2 s after the loss of 2, 1 joined",
-        "step 5: 3 workers, 250 ms after a collective failed",
-    ]
-    assert shown.statuses[-1]["lost"] == 2
-
-
-def test_a_worker_that_came_later_says_since_when_it_counts() -> None:
-    """`elastic report` counts all, and two numbers for one thing are one too many."""
-    shown = Shown().view("a", "b", generation=3).then("loaded", step=120, epoch=1).steps(120, 121)
-    shown.then("peer_lost", 1.0).view("a", generation=4).steps(121, 125).then("finished", step=125)
-    assert "lost 1 since step 120, the last " in plain(shown.statuses[-1], shown.now)
-    assert shown.lines[-1].startswith("finished: 125 steps, 1 lost since step 120, goodput ")
-
-
 @pytest.mark.parametrize(
     ("died_s", "cost_s", "unnoticed_s"),
     [(None, 3.95, 3.7), (-3600.0, 3.95, 3.7), (3600.0, 0.25, 0.0)],
@@ -148,20 +128,6 @@ def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() 
     assert calm.lines == []
 
 
-def test_without_a_terminal_there_is_a_line_a_minute() -> None:
-    """Nothing for hours looks like a hang."""
-    shown = Shown(total_steps=10_000).view("a").steps(0, 800)  # four a second
-    assert shown.lines == [
-        f"step {at} of 10,000, loss 0.5, 250 ms a step, {left} left"
-        for at, left in [(240, "40 min 40 s"), (480, "39 min 40 s"), (720, "38 min 40 s")]
-    ]
-
-
-def test_how_often_it_saves_is_told_with_the_reason() -> None:
-    shown = Shown().view("a").then("save_interval", reason="every 34 s: a save stalls 40 ms").steps(0, 4)
-    assert plain(shown.statuses[-1], shown.now).endswith("saves every 34 s: a save stalls 40 ms")
-
-
 def test_a_failed_save_is_shown_until_one_is_committed() -> None:
     shown = Shown().view("a").steps(0, 4).then("save_failed", step=4).steps(4, 8)
     assert "saving step 4 failed 1 s ago" in plain(shown.statuses[-1], shown.now)
@@ -169,29 +135,8 @@ def test_a_failed_save_is_shown_until_one_is_committed() -> None:
     assert "failed" not in plain(shown.statuses[-1], shown.now)
 
 
-@pytest.mark.parametrize(("workers", "shares", "balance"), [(4, 12, 1.0), (5, 12, 0.8), (7, 8, 8 / 14)])
-def test_the_balance_of_shares(workers: int, shares: int, balance: float) -> None:
-    shown = Shown(shares=shares).view(*map(str, range(workers))).steps(0, 1)
-    assert shown.statuses[-1]["balance"] == pytest.approx(balance)
-
-
 def plain(status: Status, now: float, width: int = 200) -> str:
     return "\n".join(CODES.sub("", line) for line in terminal.lines(status, now, width))
-
-
-def test_the_lines_are_short_and_say_what_matters_first() -> None:
-    shown = Shown().view("a", "b", "c").steps(0, 8).then("saved", step=8).then("peer_lost", 1.0)
-    shown.view("a", "b", generation=2).then("fault_detected", lost="c", cause="hang", died_t=shown.now)
-    shown.then("hang", lost="c", stuck_s=0.75).steps(8, 12)
-    text = plain(shown.statuses[-1], shown.now + 100.0)
-
-    assert text.splitlines() == [
-        "step 11 of 100 █▊·············· 11.0 %  loss 0.5  22 s left  256 examples/s  250 ms a step",
-        "2 workers  view 2  balance 100 %  goodput 73.3 %  saved step 8, 102 s ago"
-        "  lost 1, the last 101 s ago, cost 1.0 s: hang, 750 ms until it was noticed",
-    ]
-    for width in (20, 40, 80):
-        assert all(len(line) < width for line in plain(shown.statuses[-1], shown.now, width).splitlines())
 
 
 @pytest.mark.parametrize("width", [60, 80, 90, 120])

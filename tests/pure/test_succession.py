@@ -116,7 +116,7 @@ SMALL = (
 )  # searched to the end in a second or two
 
 
-@pytest.mark.nightly(sample=5)
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("faults", [1, 2])
 def test_at_most_one_side_goes_on_in_any_interleaving(world: str, faults: int) -> None:
@@ -128,6 +128,7 @@ def test_at_most_one_side_goes_on_in_any_interleaving(world: str, faults: int) -
     assert searched.complete or world not in SMALL
 
 
+@pytest.mark.nightly(sample=2, of="searches of the small world")
 @pytest.mark.parametrize("faults", [0, 1])
 def test_whoever_is_left_goes_on_in_the_end(faults: int) -> None:
     """Where the storage is a witness one node is enough; from no state does everybody stand still for ever.
@@ -141,6 +142,7 @@ def test_whoever_is_left_goes_on_in_the_end(faults: int) -> None:
     assert not searched.stuck()
 
 
+@pytest.mark.nightly(sample=2, of="searches of the small world")
 @pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_who_is_counted_and_in_no_part_of_the_next_view_knows_of_it(kills: int) -> None:
     """Its workers were killed, and it may go to the other side: it would be counted there once more."""
@@ -150,6 +152,7 @@ def test_who_is_counted_and_in_no_part_of_the_next_view_knows_of_it(kills: int) 
     assert any(hub.ahead is not None for world in searched.leads_to for hub in world.hubs)
 
 
+@pytest.mark.nightly(sample=2, of="searches of the small world")
 @pytest.mark.parametrize(("faults", "kills"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.nightly)])
 def test_newcomers_take_no_run_from_those_who_go_on_with_it(faults: int, kills: int) -> None:
     """Workers were all killed and agents stay; whose own agent answers for the newest claim looks for nobody else.
@@ -162,6 +165,7 @@ def test_newcomers_take_no_run_from_those_who_go_on_with_it(faults: int, kills: 
     assert any(claim.anew for world in searched.leads_to for claim in world.claims)
 
 
+@pytest.mark.nightly(sample=2, of="searches of the small world")
 def test_what_was_reported_as_saved_stays_the_run_s_whoever_goes_on() -> None:
     """A side that has lost may still be uploading: what it commits then is nobody's, and nobody was told otherwise."""
     begin = first(WORLDS["two, and the storage"], faults=1, saves=2)
@@ -173,6 +177,7 @@ def test_what_was_reported_as_saved_stays_the_run_s_whoever_goes_on() -> None:
 TWO_OF_THREE = ("ab", "ac", "bc", "abc")
 
 
+@pytest.mark.nightly(sample=2, of="searches of the small world")
 @pytest.mark.parametrize(
     ("world", "faults"), [("a majority counts", 1), ("a majority counts", 2), ("the storage is a witness", 1)]
 )
@@ -203,6 +208,7 @@ def _all_must_be_here(known: Iterable[KnownView], *, present: set[str], **gone: 
     return found if newest.nodes <= present else Stay("somebody is missing")
 
 
+@pytest.mark.nightly(sample=2, of="wrong rules of the small world")
 @pytest.mark.parametrize("world", ["a majority counts", "the storage is a witness"])
 def test_the_search_finds_a_rule_under_which_a_majority_stands_still(world: str) -> None:
     assert _stand_still(world, Rules(may_go_on=_all_must_be_here), faults=1)
@@ -237,12 +243,14 @@ def _who_is_here_is_counted(*known: Any, present: set[str], **gone: Any) -> GoOn
     return may_go_on(*known, present=present, **{**gone, "knowing": present})
 
 
+@pytest.mark.nightly(sample=2, of="wrong rules of the small world")
 def test_the_search_finds_a_node_that_is_counted_on_two_sides() -> None:
     begin = first(WORLDS["a majority counts"], faults=2, kills=1)
     with pytest.raises(AssertionError, match="trained after"):
         explore(begin, states_max=60_000, rules=Rules(may_go_on=_who_is_here_is_counted, generations=2, hubs=2))
 
 
+@pytest.mark.nightly(sample=2, of="wrong rules of the small world")
 @pytest.mark.parametrize(
     ("rules", "views", "faults"),
     [
@@ -286,6 +294,7 @@ def _whom_somebody_asked_is_here(*known: object, asked: bool, **here: Any) -> bo
     return may_be_elsewhere(*known, asked=False, **here)  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly(sample=2, of="wrong rules of the small world")
 @pytest.mark.parametrize("wrong", [_whom_nobody_asked_is_not_there, _whom_somebody_asked_is_here])
 def test_the_search_finds_newcomers_that_believe_their_own_agent_too_soon(wrong: Callable[..., bool]) -> None:
     """One goes on alone, in a view without the hub's node, or under a claim of which that hub has not heard."""
@@ -298,6 +307,7 @@ def _signs_last_for_ever(known: Iterable[KnownView], *, signs: bool, **who: Any)
     return may_go_on(known, **who)
 
 
+@pytest.mark.nightly(sample=2, of="wrong rules of the small world")
 def test_the_search_finds_a_side_that_goes_on_beside_newcomers_who_have_begun_anew() -> None:
     """The coordinator has died while its node was with nobody, and comes back to the others with another worker."""
     wrong = Rules(may_go_on=_signs_last_for_ever, generations=2, hubs=2)
@@ -305,6 +315,7 @@ def test_the_search_finds_a_side_that_goes_on_beside_newcomers_who_have_begun_an
         explore(_two_and_one_without_state(), states_max=20_000, rules=wrong)
 
 
+@pytest.mark.nightly(sample=2, of="searches of the small world")
 def test_no_side_goes_on_beside_newcomers_who_have_begun_anew() -> None:
     searched = explore(_two_and_one_without_state(), states_max=20_000, rules=Rules(generations=2, hubs=2))
     assert searched.complete
@@ -316,6 +327,7 @@ def _two_and_one_without_state() -> Small:
     return first(views, faults=1, kills=1, without_state="c", hub="b")
 
 
+@pytest.mark.nightly(sample=2, of="wrong rules of the small world")
 def test_the_search_finds_a_coordinator_that_does_not_look_again_after_a_commit() -> None:
     begin = first(WORLDS["two, and the storage"], faults=1, saves=2)
     with pytest.raises(AssertionError, match="were reported as saved"):

@@ -77,9 +77,3 @@ def test_a_rank_never_holds_more_partial_sums_than_documented() -> None:
             depth -= count
         assert depth == 1
         assert highest <= math.ceil(math.log2(virtual_workers)) + 1
-
-
-def test_two_ranks_hold_one_subtree_each_whenever_v_is_split_where_the_tree_is() -> None:
-    """Then a plain all-reduce of two operands gives the tree's bits, at a plain all-reduce's cost."""
-    for virtual_workers in range(2, 65):
-        assert schedule(virtual_workers, virtual_workers, near_equal(virtual_workers, 2)).rows == (1, 1)

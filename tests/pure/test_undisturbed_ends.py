@@ -26,12 +26,6 @@ def test_another_process_of_the_session_takes_what_one_has_made(tmp_path: Path) 
         UndisturbedEnds(tmp_path).get("steps=4", never)
 
 
-def test_one_that_failed_is_made_by_the_next_who_asks(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        UndisturbedEnds(tmp_path).get("steps=3", never)
-    assert UndisturbedEnds(tmp_path).get("steps=3", lambda: END) is END
-
-
 def test_who_makes_it_is_waited_for(tmp_path: Path) -> None:
     begun, may_end, found = threading.Event(), threading.Event(), []
 
@@ -49,8 +43,3 @@ def test_who_makes_it_is_waited_for(tmp_path: Path) -> None:
     first.join(60)
     second.join(60)
     assert found == [END]
-
-
-def test_one_process_keeps_its_own() -> None:
-    ends = UndisturbedEnds(None)
-    assert ends.get("a", lambda: END) is ends.get("a", never)

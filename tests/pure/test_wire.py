@@ -9,9 +9,7 @@ import pytest
 from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.processes.worker import cut
-from elastic.membership.messages.messages import Ready
 from elastic.membership.messages.wire import LINE_MAX, Lines, WireError, encode
-from elastic.membership.worker.live import line_of
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:
@@ -34,11 +32,6 @@ def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
 def test_a_line_without_end_is_refused_before_memory_is() -> None:
     with pytest.raises(WireError, match="a line of more than"):
         Lines().feed(b"x" * (LINE_MAX + 1))
-
-
-def test_a_line_that_is_too_long_is_refused_with_its_end_too() -> None:
-    with pytest.raises(WireError, match="a line of more than"):
-        Lines().feed(encode({"say": "x" * LINE_MAX}))
 
 
 def test_an_exception_of_megabytes_fits_into_a_line_and_keeps_its_beginning_and_its_end() -> None:
@@ -66,11 +59,3 @@ def test_what_a_dead_worker_said_last_is_heard_however_long_it_is(characters: in
         connection.drain()  # of_its_child keeps the channel open
         assert heard == [last]
         assert of_its_child.fileno() > 0
-
-
-def test_a_worker_does_not_say_what_its_agent_would_not_take() -> None:
-    """The agent took its channel for broken, killed it, and replaced it, for ever: kills before a step count little."""
-    with pytest.raises(WireError, match="fewer groups"):
-        line_of(Ready(worker="me", shares=4, identity={"groups": ["lr"] * LINE_MAX}))
-    (message,) = Lines().feed(line_of(Ready(worker="me", shares=4)))
-    assert (message["say"], message["shares"]) == ("ready", 4)

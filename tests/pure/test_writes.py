@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
@@ -105,34 +104,6 @@ def test_what_is_said_in_a_turn_arrives_in_order_and_in_one_write(loop: EventLoo
     assert not any(other.is_told_more() for _, other in pairs)
 
 
-def test_the_loop_waits_with_nothing_unsent(loop: EventLoop, opened: ExitStack) -> None:
-    """Whatever was said, and whenever: else the other end, for whose answer the loop waits, would not know it."""
-    heard: list[Any] = []
-    connection, other = ends(opened, loop, heard, socket.SOCK_SEQPACKET)
-
-    def answers() -> None:
-        other.says(*other.writes(1)[0])
-
-    for message in TOLD:
-        answering = threading.Thread(target=answers)
-        answering.start()
-        loop.at_end_of_turn(partial(connection.say, message))
-        assert run_once(loop, WITHIN_S / 2), "nobody was told"
-        answering.join()
-    assert heard == TOLD
-
-
-def test_what_is_said_just_before_a_connection_is_closed_arrives(loop: EventLoop, opened: ExitStack) -> None:
-    for close in (LoopConnection.close, LoopConnection.drain):
-        connection, other = ends(opened, loop, [], socket.SOCK_STREAM)
-        for message in TOLD:
-            connection.say(message)
-        close(connection)
-        connection.say({"say": "after it"})
-        loop.end_turn()
-        assert [message for write in other.writes(100) for message in write] == TOLD
-
-
 def test_who_has_hung_up_is_noticed_after_what_it_said_though_there_is_something_to_say(
     loop: EventLoop, opened: ExitStack
 ) -> None:
@@ -144,16 +115,6 @@ def test_who_has_hung_up_is_noticed_after_what_it_said_though_there_is_something
     while None not in heard:
         assert run_once(loop, WITHIN_S)
     assert heard == [*TOLD, None]
-
-
-def test_a_long_line_is_not_held_and_comes_after_what_was_said_before(loop: EventLoop, opened: ExitStack) -> None:
-    """Each node's part of a long list would be kept until the last node's was made."""
-    connection, other = ends(opened, loop, [], socket.SOCK_STREAM)
-    long_one = {"say": "view", "workers": "x" * 50_000}
-    connection.say(TOLD[0])
-    assert not other.is_told_more()
-    connection.say(long_one)
-    assert [message for write in other.writes(2) for message in write] == [TOLD[0], long_one]
 
 
 def test_what_the_workers_of_a_node_say_in_a_turn_reaches_the_hub_in_one_record(

@@ -23,6 +23,8 @@ from elastic.launch.rendezvous.written_meeting import FOLDER, MOVING_S, MeetingS
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.storage import Storage
 
+pytestmark = pytest.mark.nightly(sample=5, of="meetings by storage")
+
 HERE = "127.0.0.1"
 WITHIN_S = 60.0
 
