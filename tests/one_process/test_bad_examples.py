@@ -137,20 +137,6 @@ def test_what_is_left_out_counts_nowhere(loop: Loop, mode: str, bad: Collection[
     assert close(model, expected)
 
 
-@IN_BOTH_LOOPS
-def test_running_statistics_are_means_over_what_was_read(loop: Loop, tmp_path: Path) -> None:
-    bad = [*share(0, 1), share(0, 2)[0]]
-    model, _, _ = loop(tmp_path, Holed(bad), norm=True, epochs=None, steps=1)
-    whole, norm = Holed(), model[0]  # type: ignore[index]
-    total = torch.zeros(6)
-    for number in range(SHARES):
-        chosen = [index for index in share(0, number) if index not in bad]
-        total += whole.points[chosen].sum(dim=0)
-
-    assert torch.allclose(norm.running_mean, 0.1 * total / (BATCH - len(bad)), rtol=1e-5)
-    assert int(norm.num_batches_tracked) == 1
-
-
 def test_what_counts_tokens_counts_none_of_a_share_that_is_gone(tmp_path: Path) -> None:
     model, seen = network(), list[float]()
     with _run(tmp_path, model, Holed(share(0, 0)), {"count": lambda batch: 3 * len(batch[1])}) as run:
@@ -175,25 +161,6 @@ def test_a_step_of_which_nothing_can_be_read_ends_the_run(loop: Loop, tmp_path: 
     """The storage is away, and not a few examples: nobody wants to find a run that has learnt nothing."""
     with pytest.raises(StepError, match=r"all 16 examples of step 1 raised as they were read"):
         loop(tmp_path, Holed(PLAN.step(1).indices.tolist()))
-
-
-class Flaky(Holed):
-    """Whose examples come when they are asked for again."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        try:
-            return super().__getitem__(index)
-        except ValueError:
-            self.bad -= {index}
-            raise
-
-
-@IN_BOTH_LOOPS
-def test_nor_is_a_step_applied_that_counts_nothing_though_something_could_be_read_again(
-    loop: Loop, tmp_path: Path
-) -> None:
-    with pytest.raises(StepError, match=r"all 16 examples of step 1 raised as they were read"):
-        loop(tmp_path, Flaky(PLAN.step(1).indices.tolist()))
 
 
 def test_without_the_rule_the_first_one_ends_the_run_and_says_that_there_is_one(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 import elastic_checkpoint
 from elastic.data.order import Sequential
 from elastic.errors import StepError
-from elastic.group.snapshot import Snapshot
 from elastic.state.modules import roots
 from elastic.state.rewound import Rewound
 from tests.one_process.test_loop_rules import Small
@@ -94,20 +93,6 @@ def test_an_evaluation_leaves_buffers_as_they_were_and_gives_each_batch_the_same
                 small.backward(step, share)
 
 
-def test_a_large_buffer_that_moves_through_data_is_found() -> None:
-    """The common way to write a codebook; it counts no version, and comparing all of it at every share would cost."""
-    model = nn.Module()
-    model.register_buffer("codes", torch.zeros(1 << 19))
-    snapshot = Snapshot({"model": model}, {})
-    for step in range(5):
-        snapshot.begin()
-        if step == 4:
-            model.get_buffer("codes").data.add_(1.0)
-        assert [buffer.name for buffer in snapshot.stirred()] == (["codes"] if step == 4 else [])
-    snapshot.restore()
-    assert not model.get_buffer("codes").any()
-
-
 def test_modules_are_found_in_what_extra_holds() -> None:
     class Holder:
         def __init__(self, **held: Any) -> None:
@@ -147,35 +132,6 @@ def test_buffers_that_the_script_changes_between_steps_come_as_the_update_left_t
     model.get_buffer("large").fill_(5.0)
     assert rewound.known({"model": model})
     assert rewound.state("model", model.state_dict())["large"][0] == 0
-
-
-def test_buffers_that_were_put_back_are_still() -> None:
-    """As after a share that was broken off, whose forward pass had moved them."""
-    model = nn.BatchNorm1d(2)
-    rewound = Rewound()
-    rewound.note({"model": model})
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model(torch.randn(4, 2))
-    assert sorted(rewound.changed({"model": model})) == [
-        "model.num_batches_tracked",
-        "model.running_mean",
-        "model.running_var",
-    ]
-    for name, buffer in model.named_buffers():
-        buffer.copy_(before[name])
-    assert rewound.changed({"model": model}) == []
-
-
-def test_saving_leaves_buffers_that_can_be_resized(tmp_path: Path) -> None:
-    """As torch.ao's observers do with the model's; after `numpy()` torch refuses it for good."""
-    model = nn.Module()
-    model.register_buffer("low", torch.tensor([]))
-    model.register_buffer("scale", torch.ones(1))
-    elastic_checkpoint.digest(model)
-    with elastic_checkpoint.Checkpointer(tmp_path / "run") as checkpoints:
-        checkpoints.save(1, {"model": model})
-    for name in ("low", "scale"):
-        model.get_buffer(name).resize_(9)
 
 
 class Spectral(nn.Module):
@@ -224,16 +180,3 @@ def test_a_rule_says_what_becomes_of_a_buffer(rule: Any, kept: float, other: int
     Small(tmp_path / "run", model, dataset=data, order=Sequential(), steps=1, buffers=rules).train()
     assert model.get_buffer("kept").tolist() == [kept] * 3
     assert int(model.get_buffer("other")) == (3 if other is None else other)
-
-
-def test_a_rule_is_asked_for_also_where_all_shares_leave_the_same(tmp_path: Path) -> None:
-    """A count of examples does: the step would have counted those of one share. With V = 1 there is nothing to ask."""
-
-    def counts(module: Any, x: torch.Tensor) -> None:
-        module.kept += len(x)
-
-    with pytest.raises(StepError, match=r"writes to buffers .*: kept \(share 0\)"):
-        Small(tmp_path / "run", Moving(counts)).train()
-    model = Moving(counts)
-    Small(tmp_path / "one", model, virtual_workers=1).train()
-    assert model.get_buffer("kept").tolist() == [48.0] * 3

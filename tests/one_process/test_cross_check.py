@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.data.own_generators import OwnGenerators
 from elastic.errors import StepError
-from elastic.loop.script_variables import variables
 from tests.one_process.test_plain_misuse import SHARES, STEPS, Plain, good
 
 AGAIN = r"share \d of step 0 was passed twice, by this worker, and gave other gradients the second time: .*0\.weight"
@@ -86,37 +83,6 @@ def test_a_count_of_bodies_that_weighs_the_loss_is_refused(tmp_path: Path) -> No
     assert loop.state == before
 
 
-def test_a_buffer_of_what_came_by_is_refused(tmp_path: Path) -> None:
-    loop, replay = checked(tmp_path), deque[torch.Tensor](maxlen=20)
-
-    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-        replay.extend(x)
-        loop.optimizer.zero_grad()
-        (loop.loss(x, y) + loop.model(torch.stack(random.sample(list(replay), 2))).pow(2).mean()).backward()
-        loop.optimizer.step()
-
-    with pytest.raises(StepError, match=AGAIN) as refused:
-        loop.train(body)
-    assert "of the script's variables it changed replay\n" in str(refused.value)
-
-
-def test_batches_over_parts_of_numpy_s_arrays_are_passed_twice_too(tmp_path: Path) -> None:
-    """A copy of one lies elsewhere than the batch, and kernels may give other bits for that: neither is such a body
-    refused, nor goes a state unseen."""
-
-    def collate(examples: list[Any]) -> Any:
-        numbers = np.empty(3 + 4 * len(examples), np.float32)
-        numbers[3:] = np.concatenate([x.numpy() for x, _ in examples])
-        return torch.from_numpy(numbers[3:].reshape(-1, 4)), torch.stack([y for _, y in examples])
-
-    checked(tmp_path / "good", collate_fn=collate).train(good)
-    loop = checked(tmp_path / "bad", collate_fn=collate)
-    _, keep, last = HIDDEN["a list"]
-    loop.model.insert(0, Hidden([torch.zeros(4)], keep, last))
-    with pytest.raises(StepError, match="gave other gradients the second time"):
-        loop.train(good)
-
-
 def test_counts_that_reach_no_loss_are_nobodys_state(tmp_path: Path) -> None:
     """What is logged, and draws of every generator, those of the script's variables included."""
     loop, plain = checked(tmp_path / "run"), checked(tmp_path / "plain")
@@ -164,19 +130,6 @@ def test_a_generator_that_is_a_variable_draws_by_place(tmp_path: Path) -> None:
     assert train(tmp_path / "cut").state == whole
 
 
-def test_nothing_of_a_body_is_held_by_the_look_at_its_variables() -> None:
-    """An LM's scores would stay in memory for sixteen steps."""
-    scores = torch.zeros(3)
-    held = weakref.ref(scores)
-
-    def asks() -> None:
-        assert "scores" in variables()
-
-    asks()
-    del scores
-    assert held() is None
-
-
 def test_in_fast_mode_a_share_is_passed_alone_twice(tmp_path: Path) -> None:
     """In the first step, and in the one before the save, ahead of the batch of all shares that a step has."""
     bodies = 0
@@ -195,22 +148,6 @@ def test_in_fast_mode_a_hidden_state_is_refused(tmp_path: Path) -> None:
     loop.model.insert(0, Hidden(*HIDDEN["a list"]))
     with pytest.raises(StepError, match="was passed twice, by this worker, and gave other gradients the second time"):
         loop.train(good)
-
-
-def test_what_locals_gave_the_script_stays_its_own() -> None:
-    """Before Python 3.13 it is what a frame shows of its variables."""
-    rate = 0.1
-    kept = locals()
-    assert variables()["rate"] == rate
-    assert kept["rate"] == rate
-
-
-def test_generators_of_the_script_are_told_apart_by_name() -> None:
-    """One that rank 0 alone has moves no other one's stream."""
-    alone, beside = np.random.default_rng(0), np.random.default_rng(0)
-    OwnGenerators(named={"rng": alone}).seed(7)
-    OwnGenerators(named={"for_plots": np.random.default_rng(1), "rng": beside}).seed(7)
-    assert alone.random() == beside.random()
 
 
 def test_gradients_that_a_script_keeps_to_look_at_are_no_average(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +20,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import elastic
 from elastic import DataFileError, IdentityMismatch, RecordDataset, TokenDataset
-
-Open = Callable[..., RecordDataset]
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +75,6 @@ def test_windows_are_those_of_the_tokens(put: Callable[[str, bytes], str], dtype
         dataset[10]
 
 
-def test_a_large_token_file_is_read_in_blocks_that_windows_cross(put: Callable[[str, bytes], str]) -> None:
-    """From a bucket, small reads are of blocks that are kept, and larger ones of just what they want."""
-    tokens = np.random.default_rng(0).integers(0, 2**16, 200_000).astype(np.uint16)
-    url = put("tokens.npy", npy(tokens))
-    for length in (1000, 60_000):
-        dataset = TokenDataset(url, length)
-        for i in range(len(dataset)):
-            assert torch.equal(dataset[i][0], torch.from_numpy(tokens[i * length : (i + 1) * length].astype(np.int64)))
-
-
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -105,14 +92,6 @@ def test_what_is_no_token_file_is_refused_by_its_name(put: Callable[[str, bytes]
         TokenDataset(put("wrong.npy", data), 10)
     assert "wrong.npy" in str(refused.value)
     assert "  next " in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for url in (str(tmp_path / "none.npy"), "memory://none/none.npy", str(tmp_path)):
-        with pytest.raises(DataFileError, match="there is no such file"):
-            TokenDataset(url, 10)
-    with pytest.raises(DataFileError, match=r"nosuch://x/none\.npy: nothing here opens nosuch://"):
-        TokenDataset("nosuch://x/none.npy", 10)
 
 
 def test_a_token_file_that_was_cut_since_is_an_error_and_no_shorter_window(tmp_path: Path) -> None:
@@ -135,14 +114,6 @@ def read_all(dataset: RecordDataset) -> list[Any]:
 
 def text_lines(url: str, **options: Any) -> RecordDataset:
     return RecordDataset.text_lines(url, **options)
-
-
-def test_lines_are_what_they_are(put: Callable[[str, bytes], str]) -> None:
-    """Empty ones count; the last needs no end; ends of Windows are no part of them."""
-    lines = ["one", "", "drei ü", "four\t", "", "five"]
-    assert read_all(text_lines(put("a.txt", "\n".join(lines).encode()))) == lines
-    assert read_all(text_lines(put("b.txt", "".join(f"{line}\n" for line in lines).encode()))) == lines
-    assert read_all(text_lines(put("c.txt", "\r\n".join(lines).encode()))) == lines
 
 
 def test_lines_that_cross_chunks_are_whole(put: Callable[[str, bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,29 +289,6 @@ def test_builders_beside_each_other_do_not_clash(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "a.txt.lines.index"]
 
 
-def test_where_nothing_can_be_written_the_index_is_made_each_time(tmp_path: Path, scans: Scans) -> None:
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"one\ntwo\n")
-    (tmp_path / "home").write_bytes(b"no folder")
-    for cache in (tmp_path / "home" / "cache", None):
-        for _ in range(2):
-            assert scans.during(lambda cache=cache: text_lines(str(file), cache=cache)) == 1  # type: ignore[misc]
-            assert read_all(text_lines(str(file), cache=cache)) == ["one", "two"]
-        (tmp_path / "a.txt.lines.index").mkdir(exist_ok=True)  # nothing can be renamed to that
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_what_a_killed_builder_left_is_removed_after_a_while(tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"one\ntwo\n")
-    old, young = (tmp_path / f".a.txt.lines.index.{name}.tmp" for name in ("00", "11"))
-    old.touch()
-    young.touch()
-    os.utime(old, (1, 1))
-    text_lines(str(file))
-    assert (old.exists(), young.exists()) == (False, True)
-
-
 def test_a_file_that_is_written_to_meanwhile_gets_no_index(tmp_path: Path) -> None:
     from elastic.data.data_file import DataFile
     from elastic.data.record_index import Offsets, record_index
@@ -355,22 +303,6 @@ def test_a_file_that_is_written_to_meanwhile_gets_no_index(tmp_path: Path) -> No
     with pytest.raises(DataFileError, match="it was written to while its records were looked for"):
         record_index(DataFile(path), "lines", scan)
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["a.txt"]
-
-
-def test_they_travel_to_other_processes_as_what_they_were_opened_with(put: Callable[[str, bytes], str]) -> None:
-    """A spawned loader process gets some hundred bytes, and no copy of the data."""
-    lines = put("a.txt", b"one line\n" * 50_000)
-    tokens = put("tokens.npy", npy(np.zeros(500_000, np.uint8)))
-    for dataset in (
-        text_lines(lines, transform=str.upper),
-        RecordDataset.fixed_length(lines, 9),
-        TokenDataset(tokens, 10),
-    ):
-        packed = pickle.dumps(dataset)
-        assert len(packed) < 1000
-        again = pickle.loads(packed)  # noqa: S301  ours
-        assert len(again) == len(dataset)
-        assert str(again[49_998]) == str(dataset[49_998])
 
 
 # A run's identity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,10 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 
 import elastic
 from elastic.errors import ConfigError, StepError
-from elastic.events.reading import read_events
-from elastic.report.report import report
 from elastic.state.modules import roots
-from elastic_checkpoint.cli import main
 
 pytest.importorskip("lightning")
 
@@ -122,20 +118,6 @@ def test_what_hooks_add_to_a_checkpoint_is_part_of_the_run(module: type, callbac
         assert whole.counter.steps == resumed.counter.steps == 16
 
 
-def test_two_runs_that_write_their_files_elsewhere_are_equal(tmp_path: Path, capsys: Any) -> None:
-    """Lightning keeps the paths of its own files, as values and as keys: no two runs in two folders were ever equal."""
-    for name in ("a", "b"):
-        best = those.ModelCheckpoint(str(tmp_path / name / "best"), monitor="loss", save_top_k=2)
-        fit(tmp_path / name / "run", best, enable_checkpointing=True)
-    capsys.readouterr()
-    status = main(["diff", *(str(tmp_path / name / "run") for name in ("a", "b")), "--json"])
-    differences = json.loads(capsys.readouterr().out)["differences"]
-    assert (status, {one["kind"] for one in differences}) == (0, {"path"})
-    assert {one["path"].partition("}.")[2].partition(".")[0] for one in differences} == {
-        "dirpath", "best_model_path", "kth_best_model_path", "best_k_models"
-    }  # fmt: skip
-
-
 def test_what_metrics_cache_is_no_state_of_the_run(tmp_path: Path) -> None:
     """A worker that had joined gave its state with others, without a cache that they had, and ended with KeyError."""
     carried: list[dict[str, nn.Module]] = []
@@ -207,36 +189,6 @@ def test_a_share_that_counts_nothing_leaves_what_is_logged_a_number(tmp_path: Pa
     counts: Any = lambda batch: int((batch[0][:, 0] > 1.0).sum())  # noqa: E731
     strategy = ElasticStrategy(str(tmp_path), virtual_workers=12, count=counts, on_bad="stop", batch_size=24)
     assert fit(None, module=Partly, strategy=strategy).trainer.global_step == 8
-
-
-class Telling(Module):
-    """Of a constant, over another number than the examples, the report is to show just that."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        scores = self.net(x)
-        self.log("accuracy", (scores.argmax(dim=1) == y).float().mean(), on_epoch=True)
-        self.log("three", torch.tensor(3.0), batch_size=5 * len(y))
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_report_shows_what_was_logged_by_its_names(tmp_path: Path) -> None:
-    """It had the names as JSON, with how each was logged, and each weight as one more curve."""
-    fit(tmp_path, module=Telling)
-    values = report(read_events(tmp_path)).last_values
-    assert values.keys() == {"loss", "accuracy", "three"}
-    assert values["three"] == pytest.approx(3.0)
-
-
-def test_the_strategy_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainer(strategy="elastic"), with what else it needs from the environment."""
-    by_strategy = fit(tmp_path / "strategy")
-    monkeypatch.setenv("ELASTIC_URL", str(tmp_path / "name"))
-    monkeypatch.setenv("ELASTIC_VIRTUAL_WORKERS", "3")
-    by_name = fit(None, strategy="elastic")
-
-    assert by_name.trainer.strategy.run.step_index == 16
-    assert all(torch.equal(a, b) for a, b in zip(by_name.parameters(), by_strategy.parameters(), strict=True))
 
 
 class Manual(Module):

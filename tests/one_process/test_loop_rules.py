@@ -6,7 +6,7 @@ One process and real runs. Where a second worker matters, the same rules are hel
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -161,61 +161,7 @@ def test_a_body_that_raised_and_was_caught_is_not_the_end_of_the_run(
     goes_on_to(tmp_path / "run", undisturbed, after=1)
 
 
-def test_breaking_out_of_both_loops_inside_a_step_is_refused(tmp_path: Path, undisturbed: str) -> None:
-    """It looks like the end of a run and would leave a step half computed."""
-    broken = Small(tmp_path / "run")
-
-    def script() -> None:
-        with broken.run as run:
-            for step in run:
-                for share in step:
-                    broken.backward(step, share)
-                    if step.index == 1:
-                        break
-                if step.index == 1:
-                    break
-
-    with pytest.raises(StepError, match=r"step 1 was left before its inner loop ended(.|\n)*run.stop\(reason\)"):
-        script()
-    assert not happened(tmp_path / "run", "finished")
-    goes_on_to(tmp_path / "run", undisturbed, after=1)
-
-
-def test_a_stop_without_a_reason_stops(tmp_path: Path) -> None:
-    """An empty reason is falsy, and a stop that is lost trains on for days."""
-    stopped = Small(tmp_path / "run")
-    stopped.train(after=lambda step: stopped.run.stop("") if step.index == 0 else None)
-
-    assert (stopped.run.finished, stopped.run.stopped, stopped.run.step_index) == (True, "stopped", 2)
-    again = Small(tmp_path / "run").train()
-    assert (again.run.finished, again.run.step_index) == (True, 2)
-    assert again.state == stopped.state
-
-
 # gradients
-
-
-@pytest.mark.parametrize("micro_batch_size", [None, 2], ids=["whole-shares", "micro-batches"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_zeroing_gradients_in_the_body_changes_no_bit(tmp_path: Path, when: str, micro_batch_size: int | None) -> None:
-    """Every plain loop has the line, and a script that is moved over keeps it. Both kinds of zero."""
-
-    def zero(to_none: bool) -> None:
-        zeroing.model.zero_grad(set_to_none=to_none)
-        for optimizer in zeroing.optimizers.values():
-            optimizer.zero_grad(set_to_none=to_none)
-
-    def body(step: elastic.Step, share: Share) -> None:
-        if when == "before":
-            zero(to_none=step.index % 2 == 0)
-        zeroing.backward(step, share)
-        if when == "after":
-            zero(to_none=step.index % 2 == 0)
-
-    zeroing = Small(tmp_path / "zeroing", micro_batch_size=micro_batch_size, clip_grad_norm=0.5)
-    zeroing.train(body)
-    plain = Small(tmp_path / "plain", micro_batch_size=micro_batch_size, clip_grad_norm=0.5).train()
-    assert zeroing.state == plain.state
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -236,58 +182,6 @@ def test_backward_passes_of_the_script_itself_change_no_bit(tmp_path: Path, when
     looking = Small(tmp_path / "looking")
     looking.train(body)
     assert looking.state == Small(tmp_path / "plain").train().state
-
-
-class Pair(nn.Module):
-    """Two models that share a layer, with a head each."""
-
-    def __init__(self, shared: nn.Linear) -> None:
-        super().__init__()
-        self.shared = shared
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.shared(x).tanh())
-        return scores
-
-
-def test_a_parameter_of_two_models_is_clipped_once(tmp_path: Path) -> None:
-    """Counted twice, its gradient makes the norm too large, and all updates too small. Against a plain loop."""
-
-    def made() -> tuple[dict[str, nn.Module], torch.optim.Optimizer]:
-        elastic.seed(2)
-        shared = nn.Linear(4, 4)
-        models: dict[str, nn.Module] = {"a": Pair(shared), "b": Pair(shared)}
-        unique = {id(p): p for model in models.values() for p in model.parameters()}
-        return models, torch.optim.SGD(unique.values(), lr=0.5)
-
-    def loss(models: Mapping[str, nn.Module], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = F.cross_entropy(models["a"](x), y, reduction="sum") + models["b"](x).square().sum()
-        return total
-
-    models, optimizer = made()
-    data = TensorDataset(torch.randn(12, 4), torch.arange(12) % 2)
-    with elastic.Run(
-        tmp_path / "run",
-        model=models,
-        optimizer=optimizer,
-        dataset=data,
-        batch_size=12,
-        virtual_workers=3,
-        epochs=1,
-        clip_grad_norm=0.01,
-    ) as run:
-        for step in run:
-            for x, y in step:
-                step.backward(loss(models, x, y), count=len(y))
-
-    plain, plain_optimizer = made()
-    x, y = data.tensors
-    (loss(plain, x, y) / 12).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-    torch.nn.utils.clip_grad_norm_((p for g in plain_optimizer.param_groups for p in g["params"]), 0.01)
-    plain_optimizer.step()
-    for name, model in models.items():
-        torch.testing.assert_close(model.state_dict(), plain[name].state_dict(), rtol=1e-6, atol=1e-7)
 
 
 class Twice(nn.Module):
@@ -461,26 +355,6 @@ def test_what_says_which_examples_a_step_reads_cannot_be_accepted(tmp_path: Path
     assert commits(tmp_path / "run") == before
 
 
-def test_accept_as_one_string_is_refused(tmp_path: Path) -> None:
-    """A string is a collection, too: of letters."""
-    with pytest.raises(ConfigError, match="take a list of field names, not 'torch'"):
-        Small(tmp_path / "run", accept="torch").train()
-    assert not (tmp_path / "run" / "commits").exists()
-
-
-def test_a_difference_is_named_by_its_leaf(tmp_path: Path) -> None:
-    """An optimizer has forty options: whoever changed one wants to read which."""
-
-    def grouped(weight_decay: float) -> Small:
-        made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        groups: Any = [{"params": made[0].parameters()}, {"params": made[1].parameters(), "weight_decay": weight_decay}]
-        return Small(tmp_path / "run", made, optimizer=torch.optim.AdamW(groups, weight_decay=0.3), steps=1)
-
-    grouped(0.0).train()
-    with pytest.raises(IdentityMismatch, match=r"optimizer\.groups\[1\]\.weight_decay: 0\.1 here, 0\.0 there"):
-        grouped(0.1).train()
-
-
 def test_a_run_of_which_no_checkpoint_is_whole_does_not_begin_anew(tmp_path: Path) -> None:
     """A first commit would bury what someone may still rescue, and train from nothing without a word."""
     url = tmp_path / "run"
@@ -511,18 +385,6 @@ def test_a_scheduler_that_wants_a_metric_is_refused_with_the_way_to_have_it(tmp_
     metered = Small(tmp_path / "run", model, optimizer=optimizer, extra={"plateau": plateau})
     metered.train(after=lambda step: plateau.step(1.0))
     assert plateau.last_epoch == STEPS
-
-
-def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell expands it and Python does not: the run would live in a folder called ~."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path / "here")
-    Small("~/runs/small").train()
-
-    assert commits(tmp_path / "home" / "runs" / "small")
-    assert list((tmp_path / "here").iterdir()) == []
 
 
 # the report

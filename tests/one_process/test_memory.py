@@ -75,15 +75,6 @@ def test_the_sums_of_the_next_view_take_the_memory_of_those_of_the_last(before: 
         assert second.rows[0].sum() == 0
 
 
-def test_memory_that_is_much_too_large_is_not_taken() -> None:
-    memory = WarmMemory()
-    large = memory.take(100_000, torch.float32, torch.device("cpu"))
-    memory.give_back([large])
-    assert len(memory.take(1000, torch.float32, torch.device("cpu"))) == 1000
-    assert memory.take(90_000, torch.float64, torch.device("cpu")) is not large
-    assert memory.take(90_000, torch.float32, torch.device("cpu")) is large
-
-
 def test_gradients_take_no_more_copies_than_the_tree_is_high() -> None:
     weight = nn.Parameter(torch.zeros(64))
     gradients = GradientSum([weight], ["weight"], LocalGroup(), overlap=True, ordered=True, bucket_bytes=1 << 20)

@@ -197,74 +197,6 @@ def test_what_cannot_be_summed_is_refused(misused: Misused, value: Any, match: s
     refused(misused, body, match)
 
 
-def test_one_name_with_a_shape_for_every_share_is_refused(misused: Misused) -> None:
-    def body(step: elastic.Step, x: torch.Tensor, y: torch.Tensor) -> None:
-        misused.good(step, x, y)
-        step.add(found=torch.ones(1 + int(y.sum()) + int(x[0, 0] > 0) * 9 + int(x[1, 1] > 0) * 31))
-
-    refused(misused, body, r"step.add\(found=...\) has shape .* in one share and .* in another")
-
-
-def test_a_gradient_that_is_sparse_after_all_is_refused(tmp_path: Path) -> None:
-    """F.embedding(sparse=True) on a parameter of one's own: no module says so before the first backward pass."""
-
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(3, 2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.embedding((x[:, 0] > 0).long(), self.table, sparse=True)
-
-    made = Misused(tmp_path / "run", Own())
-    before = made.state
-    with pytest.raises(StepError, match=r"the gradient of table is sparse(.|\n)*sparse=False"):
-        made.train()
-    assert made.state == before
-
-
-def test_reentrant_checkpointing_is_refused_where_it_would_be_wrong_or_is_right(tmp_path: Path) -> None:
-    """Alone nothing leaves early, and so nothing can go wrong: tests/kit/cases has it at every world size."""
-    from torch.utils.checkpoint import checkpoint as recomputed
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.out = nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.layer(x)
-            scores: torch.Tensor = self.out(recomputed(self.layer, hidden, use_reentrant=True))
-            return scores
-
-    made = Misused(tmp_path / "run", Twice(), overlap=False)
-    made.train()
-    assert made.run.finished
-
-
-def test_buffers_that_no_normalisation_layer_has_are_refused_by_name(tmp_path: Path) -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last: torch.Tensor
-            self.register_buffer("last", torch.tensor(-1))
-            self.out = nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.last.fill_(int(x[0, 0] * 1e6))
-            scores: torch.Tensor = self.out(x)
-            return scores
-
-    made = Misused(tmp_path / "run", Last())
-    before = made.state
-    with pytest.raises(
-        StepError, match=r"writes to buffers .*: last \(share 0\)(.|\n)*Run\(buffers=\{'last': rule\}\)"
-    ):
-        made.train()
-    assert made.state == before
-
-
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -289,13 +221,6 @@ def test_a_run_outside_its_with_block_is_refused(tmp_path: Path) -> None:
         next(iter(run))
     with pytest.raises(ConfigError, match="inside its with-block"):
         run.evaluate([1], lambda x: {})
-
-
-def test_a_run_is_entered_once(tmp_path: Path) -> None:
-    made = Misused(tmp_path / "run")
-    made.train()
-    with pytest.raises(ConfigError, match="was entered before; make a new one"):
-        made.train()
 
 
 def test_an_evaluation_of_nothing_or_that_returns_no_sums_is_refused(misused: Misused) -> None:

@@ -36,10 +36,6 @@ def opened(urls: Sequence[str], columns: Sequence[str] | None = None) -> Any:
     return Rows(urls, dict, None, columns)
 
 
-def ids(row: dict[str, Any]) -> str:
-    return str(row["id"])
-
-
 def test_rows_go_on_from_any_of_them(tmp_path: Path) -> None:
     """Across row groups and files; one without rows, too. The text of rows is compared: nan is not equal to itself."""
     empty = pa.Table.from_pylist(rows_of("b", 1)).slice(0, 0)
@@ -56,21 +52,6 @@ def test_rows_go_on_from_any_of_them(tmp_path: Path) -> None:
         other = opened(urls)
         other.load_state_dict(json.loads(json.dumps(one.state_dict())))
         assert str(list(other)) == str(whole[number:])
-
-
-def test_columns_are_chosen(tmp_path: Path) -> None:
-    url = packed(tmp_path / "0.parquet", rows_of("a", 3))
-    assert list(opened([url], ["tags", "id"])) == [
-        {"id": "a0", "tags": []},
-        {"id": "a1", "tags": [1]},
-        {"id": "a2", "tags": [2, 2]},
-    ]
-    with pytest.raises(ConfigError, match=r"0\.parquet has no column 'label'; it has id, x, tags"):
-        list(opened([url], ["id", "label"]))
-    mistaken: list[Any] = ["id", []]
-    for columns in mistaken:
-        with pytest.raises(ConfigError, match="expected a list of columns' names"):
-            Streams.parquet([url], columns=columns)
 
 
 def test_a_row_is_read_from_its_row_group_on(tmp_path: Path) -> None:
@@ -182,9 +163,3 @@ def zigzag(number: int) -> bytes:
     """As Thrift's compact protocol has it, of two bytes."""
     double = 2 * number
     return bytes([double & 0x7F | 0x80, double >> 7])
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), tmp_path / "0.parquet")
-    with pytest.raises(ConfigError, match="two columns 'x'"):
-        list(opened([str(tmp_path / "0.parquet")]))

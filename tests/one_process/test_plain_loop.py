@@ -91,25 +91,6 @@ def test_it_is_the_loop_without_elastic(mode: str, micro: int | None, tmp_path: 
     assert close(model, without_elastic())
 
 
-def test_gradients_may_be_clipped_by_value(tmp_path: Path) -> None:
-    """In every body, as a loop does without elastic: before a step's last share there is nothing to clip."""
-
-    def train(url: Path, *, guarded: bool) -> nn.Module:
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        with run(url, model, optimizer) as training:
-            for x, y in training.batches():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                if training.updating or not guarded:
-                    nn.utils.clip_grad_value_(model.parameters(), 0.01)
-                optimizer.step()
-        return model
-
-    free, guarded = train(tmp_path / "free", guarded=False), train(tmp_path / "guarded", guarded=True)
-    assert all(torch.equal(a, b) for a, b in zip(free.parameters(), guarded.parameters(), strict=True))
-
-
 def test_epochs_steps_and_sums_are_counted(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -295,55 +276,6 @@ def test_an_optimizer_that_has_stepped_may_zero_its_gradients(tmp_path: Path) ->
     assert close(by_scaler, at_once)
 
 
-def test_of_an_update_that_is_torn_it_is_said_so(tmp_path: Path) -> None:
-    model = network()
-    optimizers = {str(i): torch.optim.SGD(model[i].parameters(), lr=0.2) for i in (0, 2)}
-    training = elastic.Run(
-        tmp_path, model=model, optimizer=optimizers, dataset=data(), batch_size=16, virtual_workers=1, epochs=1
-    )
-
-    def train() -> None:
-        with training:
-            for x, y in training.batches():
-                cross_entropy(model(x), y).backward()
-                optimizers["0"].step()
-                optimizers["2"].zero_grad()
-
-    with pytest.raises(elastic.StepError, match="'0' has stepped: the update is torn"):
-        train()
-
-
-@pytest.mark.parametrize("frozen", ["steps first", "steps last", "does not step"])
-def test_an_optimizer_without_gradients_may_step_and_need_not(frozen: str, tmp_path: Path) -> None:
-    """Of a network that is frozen, or of the one of two that this step does not train."""
-    ends: list[nn.Sequential] = []
-    for name, both in (("both", True), ("one", False)):
-        model = network()
-        model[0].requires_grad_(False)
-        moving = torch.optim.SGD(model[2].parameters(), lr=0.2)
-        standing = torch.optim.SGD(model[0].parameters(), lr=0.2)
-        optimizers = {"moving": moving, **({"standing": standing} if both else {})}
-        order = {"steps first": [standing, moving], "steps last": [moving, standing]}.get(frozen, [moving])
-        with elastic.Run(
-            tmp_path / name,
-            model=model,
-            optimizer=optimizers,
-            dataset=data(),
-            batch_size=16,
-            virtual_workers=4,
-            epochs=1,
-        ) as training:
-            for x, y in training.batches():
-                moving.zero_grad()
-                cross_entropy(model(x), y).backward()
-                for optimizer in order if both else [moving]:
-                    optimizer.step()
-        assert training.step_index == 3
-        ends.append(model)
-
-    assert all(torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
-
-
 def test_two_networks_may_be_trained_in_turns(tmp_path: Path) -> None:
     """What a step trains is settled before its batches: the one whose turn it is not gets no gradient."""
     model = network()
@@ -476,21 +408,6 @@ def test_a_schedule_may_be_stepped_once_an_epoch(when: str, tmp_path: Path) -> N
 
     assert whole[0] == (4 if when == "every second step" else 3)
     assert train(tmp_path / "cut", None) == whole
-
-
-def test_of_two_runs_in_one_process_any_ends_first(tmp_path: Path) -> None:
-    """A benchmark that takes turns."""
-    models = network(), network()
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.2) for model in models]
-    first, second = (run(tmp_path / str(i), models[i], optimizers[i]) for i in range(2))
-    with first, second:
-        for training, model, optimizer in zip((first, second), models, optimizers, strict=True):
-            for x, y in training.batches():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
-
-    assert (first.step_index, second.step_index) == (6, 6)
 
 
 def test_functions_of_on_apply_are_part_of_the_update(tmp_path: Path) -> None:
@@ -808,3 +725,21 @@ def test_a_module_s_extra_state_goes_on_and_a_plain_attribute_is_refused(kind: t
         train(tmp_path / "cut", 5)
     with pytest.raises(elastic.IdentityMismatch, match="reads the same, and gives other gradients than before"):
         train(tmp_path / "cut", None)
+
+
+def test_of_an_update_that_is_torn_it_is_said_so(tmp_path: Path) -> None:
+    model = network()
+    optimizers = {str(i): torch.optim.SGD(model[i].parameters(), lr=0.2) for i in (0, 2)}
+    training = elastic.Run(
+        tmp_path, model=model, optimizer=optimizers, dataset=data(), batch_size=16, virtual_workers=1, epochs=1
+    )
+
+    def train() -> None:
+        with training:
+            for x, y in training.batches():
+                cross_entropy(model(x), y).backward()
+                optimizers["0"].step()
+                optimizers["2"].zero_grad()
+
+    with pytest.raises(elastic.StepError, match="'0' has stepped: the update is torn"):
+        train()

@@ -230,16 +230,6 @@ def test_a_schedule_that_is_not_handed_over_is_refused(given: dict[str, Any], tm
         Plain(tmp_path, **given).train(good)
 
 
-def test_a_second_schedule_that_is_not_handed_over_is_refused(tmp_path: Path) -> None:
-    """The one that is handed over says nothing of it; on a resume it would begin anew, at another rate."""
-    loop = Plain(tmp_path)
-    warm_up = torch.optim.lr_scheduler.LinearLR(loop.optimizer, total_iters=2)
-
-    with pytest.raises(ConfigError, match="'optimizer' has a LinearLR that the run does not know"):
-        loop.train(good)
-    assert warm_up.last_epoch == 0
-
-
 @pytest.mark.parametrize("handed", ["in one", "in a chain", "each"])
 def test_several_schedules_that_are_handed_over_are_known(handed: str, tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
@@ -322,52 +312,6 @@ def test_after_the_loop_optimizers_and_schedulers_are_as_they_were(tmp_path: Pat
     assert "zero_grad" not in vars(loop.optimizer)
 
 
-@pytest.mark.parametrize("in_extra", [False, True])
-def test_an_optimizer_that_keeps_nothing_to_itself_may_step(in_extra: bool, tmp_path: Path) -> None:
-    """Made in the body, as for an adversarial example, it ends there; in `extra=` it is handed over."""
-    kept = nn.Parameter(torch.zeros(4))
-    its_optimizer = torch.optim.SGD([kept], lr=0.1)
-
-    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-        shift = torch.zeros(4, requires_grad=True)
-        inner = torch.optim.SGD([shift], lr=0.1)
-        for _ in range(2):
-            (shift,) = inner.param_groups[0]["params"]
-            shift.grad = torch.ones(4)
-            inner.step()
-        good(loop, x + shift.detach(), y)
-        if in_extra and loop.run.stepped:
-            kept.grad = torch.ones(4)
-            its_optimizer.step()
-
-    loop = Plain(tmp_path, extra={"its optimizer": its_optimizer} if in_extra else {})
-    loop.train(body)
-
-    assert torch.allclose(kept, torch.full((4,), -0.1 * STEPS if in_extra else 0.0))
-
-
-def test_another_run_s_optimizer_may_step_in_the_loop_s_body(tmp_path: Path) -> None:
-    """Two runs may be open in one process: what the other one trains, it saves and gives to newcomers."""
-    other = Plain(tmp_path / "other")
-    with other.run:
-        steps = iter(other.run)
-
-        def other_step() -> int | None:
-            step = next(steps, None)
-            for x, y in step or ():
-                assert step is not None
-                step.backward(F.cross_entropy(other.model(x), y, reduction="sum"), len(y))
-            return None if step is None else step.index
-
-        def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-            good(loop, x, y)
-            if loop.run.stepped:
-                assert other_step() == loop.run.step_index - 1
-
-        Plain(tmp_path / "plain").train(body)
-        assert other_step() is None
-
-
 def test_an_optimizer_steps_in_the_loop_only(tmp_path: Path) -> None:
     def early(loop: Plain) -> None:
         with loop.run as run:
@@ -393,72 +337,6 @@ def test_a_sum_is_warned_of_once(
 
     assert capsys.readouterr().err.count("takes it for a mean") == warned
     assert torch.Tensor.backward is before
-
-
-@pytest.mark.parametrize(
-    ("made", "warned"),
-    [
-        (lambda loss, y: 0.5 * loss, True),
-        (lambda loss, y: -(torch.tensor(-3.0) * loss), True),
-        (lambda loss, y: torch.amp.GradScaler("cpu", init_scale=8.0).scale(loss), True),
-        (lambda loss, y: loss / len(y), False),
-        (lambda loss, y: loss * (1 / len(y)), False),
-        (lambda loss, y: 1024 * (loss * (1 / len(y))), False),
-        (lambda loss, y: loss * loss, False),
-    ],
-)
-def test_a_sum_is_known_behind_a_factor(
-    made: Callable[[Any, torch.Tensor], Any], warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-        made(F.cross_entropy(loop.model(x), y, reduction="sum"), y).backward()
-        loop.optimizer.step()
-
-    Plain(tmp_path, virtual_workers=1, epochs=1).train(body)
-
-    assert capsys.readouterr().err.count("takes it for a mean") == warned
-
-
-@pytest.mark.parametrize("when", ["before the run", "in its first body"])
-def test_who_has_wrapped_backward_keeps_it(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profiler's or a library's patch is its own: the first loss is looked at in passing."""
-    before = torch.Tensor.backward
-    monkeypatch.setattr(torch.Tensor, "backward", before)  # it is put back at the end
-    passed = 0
-
-    def wrap() -> None:
-        inner = torch.Tensor.backward
-
-        def counting(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            nonlocal passed
-            passed += 1
-            inner(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-        torch.Tensor.backward = counting  # type: ignore[method-assign,assignment]
-
-    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-        if torch.Tensor.backward.__name__ != "counting" and when == "in its first body" and not passed:
-            wrap()
-        good(loop, x, y)
-
-    if when == "before the run":
-        wrap()
-    Plain(tmp_path, cross_check=None).train(body)
-
-    assert torch.Tensor.backward.__name__ == "counting"
-    assert passed == SHARES * STEPS
-
-
-@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")
-def test_an_error_of_the_bodys_own_tells_why_there_is_no_gradient(tmp_path: Path) -> None:
-    def body(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-        loop.loss(x, y).backward()
-        print(sum(parameter.grad.norm() for parameter in loop.model.parameters()))  # type: ignore[union-attr]
-
-    with pytest.raises(AttributeError) as raised:
-        Plain(tmp_path).train(body)
-
-    assert "if run.updating" in "".join(vars(raised.value)["__notes__"])
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -569,16 +447,3 @@ def test_an_evaluation_at_the_beginning_of_an_epoch_says_where_it_may_be(tmp_pat
     ) as no:
         train()
     assert "behind the last batch of the epoch before" in str(no.value)
-
-
-def reads_gradients(loop: Plain, x: torch.Tensor, y: torch.Tensor) -> None:
-    loop.loss(x, y).backward()
-    for parameter in loop.model.parameters():
-        parameter.grad.mul_(0.5)  # type: ignore[union-attr]
-    loop.optimizer.step()
-
-
-def test_an_error_over_missing_gradients_says_what_guards_it(tmp_path: Path) -> None:
-    with pytest.raises(AttributeError, match="NoneType") as no:
-        Plain(tmp_path).train(reads_gradients)
-    assert any("if run.updating:" in note for note in getattr(no.value, "__notes__", ["if run.updating: in 3.10"]))

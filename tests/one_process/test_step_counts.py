@@ -12,10 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
-from elastic.config import Config
-from elastic.data.data_plan import DataPlan
 from elastic.errors import ConfigError
-from elastic.loop.assignment import assign_shares, bodies, micro_batches
 
 EPOCHS, PER_EPOCH = 2, 3  # of 40 examples: two steps of four shares, and one of two
 BODIES = 4 + 4 + 2
@@ -70,20 +67,6 @@ def test_a_bar_counts_an_epoch_s_steps_also_where_a_resume_begins_in_its_midst(t
     assert [(bar.at, bar.over) for bar in bars] == [(PER_EPOCH, True)]
 
 
-def test_without_epochs_it_counts_the_run_s(tmp_path: Path) -> None:
-    bar = Bar(EPOCHS * PER_EPOCH)
-
-    def loop(run: Any, body: Any) -> None:
-        for (x,) in run.progress(bar):
-            assert bar.at == run.step_index
-            body(x)
-            if run.step_index == 4:
-                run.stop("enough")
-
-    trained(tmp_path / "run", loop)
-    assert (bar.at, bar.over) == (5, False)
-
-
 @pytest.mark.parametrize("checks", [False, True])
 def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path, checks: bool) -> None:
     """For `batch / len(loader)`, before, in the midst and behind; other calls of run.batches() disturb nothing."""
@@ -101,19 +84,6 @@ def test_a_loop_knows_how_many_batches_it_passes(tmp_path: Path, checks: bool) -
             assert passed == len(batches) == bodies
 
     trained(tmp_path / "run", loop, cross_check=0.0 if checks else None)
-
-
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_every_rank_knows_what_it_is_handed(mode: str) -> None:
-    plan = DataPlan(dataset_length=45, batch_size=20, virtual_workers=6, seed=0, micro_batch_size=2, epochs=1)
-    config: Any = type("Of", (Config,), {"__init__": lambda self: None})()
-    for name, value in {"plan": plan, "mode": mode}.items():
-        object.__setattr__(config, name, value)
-    for world_size in range(1, 7):
-        for step in map(plan.step, range(3)):
-            for rank, own in enumerate(assign_shares(config, len(step.sizes), world_size)):
-                read = [one for shares in own.batches for one in micro_batches(config, step, shares, own.blocks)]
-                assert bodies(config, step, rank, world_size) == max(1, len(read))
 
 
 def test_epochs_that_differ_have_no_number_of_steps(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -138,21 +137,6 @@ def test_a_stream_that_another_worker_reads_now_is_closed_here(tmp_path: Path) -
     assert [here[index] for index in (14, 15)]  # and its own goes on
 
 
-def test_positions_of_any_length_survive_as_numbers() -> None:
-    class Verbose(Counting):
-        def state_dict(self) -> dict[str, Any]:
-            return {"at": self.at, "shards": ["größer-" * self.at], "none": None, "big": 2**60}
-
-    streams = dealt(lambda worker, _: Verbose(worker, length=50))
-    for number in range(12):
-        step(streams, number)
-        settled(streams)
-    other = dealt(lambda worker, _: Verbose(worker, length=50))
-    other.load_state_dict(streams.state_dict())
-
-    assert step(other, 12) == step(streams, 12)
-
-
 def test_a_position_that_is_not_known_is_refused() -> None:
     streams = dealt(lambda worker, _: Counting(worker))
     with pytest.raises(StepError, match="its position is known at 0"):
@@ -190,33 +174,6 @@ def test_each_stream_is_looked_at_as_it_is_begun() -> None:
     assert streams[0] == 0
     with pytest.raises(ConfigError, match=r"stream 1 \(OfHuggingFace\) does not go on where its state_dict says"):
         streams[2]
-
-
-def test_what_is_no_number_goes_on_as_what_is_none() -> None:
-    """nan is not equal to itself, and a stream of it was refused."""
-
-    class Holes(Counting):
-        def __iter__(self) -> Iterator[Any]:
-            for number in super().__iter__():
-                yield {"a": float("nan"), "b": torch.tensor([torch.nan, number]), "c": np.array([np.nan, number])}
-
-    dealt(lambda worker, _: Holes(worker, length=20)).check()
-
-    class Elsewhere(Holes):
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.at = state["at"] + 1
-
-    with pytest.raises(ConfigError, match="does not go on where its state_dict says"):
-        dealt(lambda worker, _: Elsewhere(worker, length=20)).check()
-
-
-def test_a_state_that_is_no_plain_value_is_refused() -> None:
-    class Tensors(Counting):
-        def state_dict(self) -> dict[str, Any]:
-            return {"at": torch.tensor(self.at)}
-
-    with pytest.raises(ConfigError, match="has a state that is not plain"):
-        dealt(lambda worker, _: Tensors(worker)).check()
 
 
 def test_lines_are_read_by_their_bytes(tmp_path: Path) -> None:
@@ -330,15 +287,6 @@ def test_lines_of_other_files_are_no_continuation(tmp_path: Path) -> None:
     (tmp_path / "data" / "b").rename(tmp_path / "data" / "e")
     with pytest.raises(IdentityMismatch, match=r"dataset\.names and sizes"):
         train_on(tmp_path / "run", Streams.lines(lines_in(tmp_path / "data")[:3], bytes.decode))
-
-
-def test_lines_that_lie_elsewhere_are_the_same_lines(tmp_path: Path) -> None:
-    here, there = (lines_in(tmp_path / name, "b", "c", "d") for name in ("here", "there"))
-    whole = train_on(tmp_path / "whole", Streams.lines(here, bytes.decode))
-    train_on(tmp_path / "run", Streams.lines(here, bytes.decode), until=2)  # of which the first is saved
-
-    assert sorted(whole) == [f"{name}{number}" for name in "bcd" for number in range(8)]
-    assert train_on(tmp_path / "run", Streams.lines(there, bytes.decode)) == whole[6:]
 
 
 def test_streams_of_ones_own_may_say_what_they_are_made_of(tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 import elastic_checkpoint
-from elastic.errors import ConfigError, IdentityMismatch, StepError
-from elastic.state.trained import Trained
-from elastic.state.trained_set import hooks_of
+from elastic.errors import ConfigError, StepError
 
 Act = Callable[["Script"], None]
 STEPS = 6
@@ -124,17 +122,6 @@ def test_what_was_frozen_unfrozen_and_grouped_between_steps_is_so_after_a_restar
     ]
 
 
-def test_what_the_script_freezes_before_the_loop_does_not_undo_what_it_unfroze_in_it(tmp_path: Path) -> None:
-    """Code between the start and the loop runs again at every start; without a restart it would not have."""
-
-    def freeze(script: Script) -> None:
-        layer(script, 2).requires_grad_(False)
-        layer(script, 0).requires_grad_(True)
-
-    whole = Script(tmp_path / "whole", between=swap).train(first=freeze)
-    assert interrupted_and_resumed(tmp_path / "resumed", between=swap, first=freeze).state == whole.state
-
-
 def test_a_layer_that_was_frozen_is_not_trained_on_by_its_last_gradient(tmp_path: Path) -> None:
     """Optimizers apply whatever stands in `.grad`, and a resume or a newcomer has nothing there."""
     first: list[torch.Tensor] = []
@@ -146,21 +133,6 @@ def test_a_layer_that_was_frozen_is_not_trained_on_by_its_last_gradient(tmp_path
 
     Script(tmp_path, between=freeze_and_watch).train()
     assert all(torch.equal(weight, first[0]) for weight in first)
-
-
-def test_the_flags_of_a_script_that_was_accepted_as_another_one_hold(tmp_path: Path) -> None:
-    """Who says accept=["trained"] wants to train what the script now says, and not what the checkpoint does."""
-    with pytest.raises(KeyboardInterrupt):
-        Script(tmp_path).train(interrupted_after=3)
-    refused = Script(tmp_path)
-    layer(refused, 2).requires_grad_(True)
-    with pytest.raises(IdentityMismatch, match=r"trained\.frozen: 0 here, 2 there"):
-        refused.train()
-
-    accepted = Script(tmp_path, accept=["trained"])
-    layer(accepted, 2).requires_grad_(True)
-    accepted.train()
-    assert layer(accepted, 2).weight.grad is not None
 
 
 # parameters that join
@@ -393,17 +365,6 @@ def test_hooks_that_hang_around_the_inner_loop_only_are_there_after_a_restart(tm
     assert interrupted_and_resumed(tmp_path / "resumed", top=hang, between=take_off).state == whole.state
 
 
-def test_hooks_are_counted_as_torch_keeps_them() -> None:
-    """torch has no public way to ask a tensor for its hooks; should it keep them elsewhere, this says so."""
-    parameter = nn.Parameter(torch.ones(2))
-    assert hooks_of([parameter]) == (0,)
-    first = parameter.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]
-    parameter.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
-    assert hooks_of([parameter]) == (2,)
-    first.remove()
-    assert hooks_of([parameter, parameter]) == (1, 1)
-
-
 # errors that the body swallows
 
 
@@ -436,24 +397,3 @@ def test_a_backward_pass_that_broke_off_and_was_caught_ends_the_step(tmp_path: P
 
 
 # what travels
-
-
-def test_groups_and_flags_are_told_apart_by_digest_and_by_name() -> None:
-    def made(*, frozen: bool = False, regrouped: bool = False) -> Trained:
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model[0].requires_grad_(not frozen)
-        groups = [[*model[0].parameters()], [*model[1].parameters()]]
-        if regrouped:
-            groups[1].append(groups[0].pop())
-        optimizer = torch.optim.SGD([{"params": params} for params in groups], lr=0.1)
-        return Trained({"model": model}, {"optimizer": optimizer}, check=lambda: None)
-
-    plain, frozen, regrouped = made(), made(frozen=True), made(regrouped=True)
-    assert plain.now().digest == made().now().digest
-    assert len({one.now().digest for one in (plain, frozen, regrouped)}) == 3
-    assert plain.difference(frozen.state_dict())[0] == "0.weight is trained here and frozen there"
-    assert plain.difference(regrouped.state_dict()) == ["the groups of optimizer 'optimizer'"]
-    plain.load_state_dict(regrouped.state_dict())
-    plain.load_state_dict(frozen.state_dict())
-    assert plain.now().digest == frozen.now().digest
-    assert plain.now() is plain.now()

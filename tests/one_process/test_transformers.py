@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ pytest.importorskip("transformers", reason="needs transformers, and so Python 3.
 
 import transformers
 
-from elastic.integrations.transformers import ElasticMixin, ElasticTrainer  # which imports it
+from elastic.integrations.transformers import ElasticTrainer  # which imports it
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -123,41 +122,6 @@ def test_what_is_evaluated_at_the_start_is_evaluated_once(tmp_path: Path) -> Non
 def test_what_cannot_be_carried_is_refused_by_name(arguments: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
         trainer(tmp_path, **arguments)
-
-
-class _MakesItsArguments(transformers.Trainer):  # type: ignore[misc]  # it has no types
-    def __init__(self, model: nn.Module, given: dict[str, Any]) -> None:
-        super().__init__(model, transformers.TrainingArguments(**given))
-
-
-class _HasATeacher(transformers.Trainer):  # type: ignore[misc]  # it has no types
-    def __init__(self, model: nn.Module, teacher: nn.Module, args: transformers.TrainingArguments) -> None:
-        super().__init__(model, args)
-
-
-def test_arguments_are_found_wherever_a_trainer_of_ones_own_has_them(tmp_path: Path) -> None:
-    """Where it makes them itself the Trainer has put its handler for SIGTERM already; the run refuses all the same."""
-    elastic_ = {"url": tmp_path / "run", "virtual_workers": 2}
-    given = {"output_dir": str(tmp_path), "enable_jit_checkpoint": True, "report_to": []}
-
-    class Mine(ElasticMixin, _MakesItsArguments):
-        pass
-
-    class Theirs(ElasticMixin, _HasATeacher):
-        pass
-
-    model, handler = nn.Linear(1, 1), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ConfigError, match="enable_jit_checkpoint"):
-        Theirs(model, model, transformers.TrainingArguments(**given), elastic=elastic_)
-    assert signal.getsignal(signal.SIGTERM) == handler
-    given["enable_jit_checkpoint"] = False
-    assert Theirs(model, model, transformers.TrainingArguments(**given), elastic=elastic_).run is None
-    given["enable_jit_checkpoint"] = True
-    try:
-        with pytest.raises(ConfigError, match="enable_jit_checkpoint"):
-            Mine(model, given, elastic=elastic_)
-    finally:
-        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.parametrize(
@@ -359,18 +323,6 @@ def test_the_best_checkpoint_is_one_that_was_saved(tmp_path: Path) -> None:
     assert made.state.best_model_checkpoint is None
 
 
-class _LogsABatch(ElasticTrainer):
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.log({"mine": 1.0})
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-
-def test_a_log_of_one_batch_is_refused(tmp_path: Path) -> None:
-    """Each worker would log its own shares."""
-    with pytest.raises(StepError, match=r"log\(\) was called in a batch, with mine"):
-        trainer(tmp_path, kind=_LogsABatch).train()
-
-
 def test_what_is_told_of_a_batch_is_added_up(tmp_path: Path) -> None:
     """What the refusals name is a way."""
 
@@ -391,24 +343,6 @@ def test_what_is_told_of_a_batch_is_added_up(tmp_path: Path) -> None:
     assert {entry.get("words") for entry in made.state.log_history[:-1]} == {64.0}
     values = report(read_events(tmp_path)).last_values
     assert values.keys() == {"loss", "words"}, "what the Trainer adds up for itself is not shown"
-
-
-def test_a_trainer_may_make_its_optimizer_without_looking_for_one(tmp_path: Path) -> None:
-    """transformers asks for it a second time, when it is the run's already."""
-
-    class Makes(ElasticTrainer):
-        def create_optimizer(self, model: Any = None) -> Any:
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            return self.optimizer
-
-        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-            self.lr_scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-            return self.lr_scheduler
-
-    made = trainer(tmp_path, kind=Makes)
-    made.train()
-    assert made.state.global_step == 12
-    assert made.optimizer.param_groups[0]["lr"] == pytest.approx(1e-7)
 
 
 def test_a_second_training_is_refused(tmp_path: Path) -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
-import numpy as np
 import psutil
 import pytest
 import torch
 from fsspec.implementations.http import HTTPFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 
-from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint, StorageError
-from elastic_checkpoint.storage import open_storage
-from tests.kit.s3 import S3Server
+from elastic_checkpoint import Checkpointer, CheckpointError, StorageError
 
 STATE = {"w": torch.ones(2)}
 
@@ -68,21 +61,6 @@ def test_a_url_that_nothing_opens_is_refused_before_anything_is_made(
     assert advice in str(caught.value)
     assert "secret" not in str(caught.value)
     assert made(tmp_path) == before
-
-
-def test_the_known_protocols_are_named_and_one_that_was_registered_is_known() -> None:
-    with pytest.raises(CheckpointError, match=r"known are .*\bgcs, .*\bmemory, .*\bs3, "):
-        open_storage("nosuch://x")
-    fsspec.register_implementation("registered", MemoryFileSystem, clobber=True)
-    assert open_storage("registered://x").url == "registered://x"
-
-
-@pytest.mark.parametrize("url", ["a::b", "c:d", "with?q=1", "a b", "link/x"])
-def test_odd_names_of_folders_are_folders(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "real").mkdir()
-    os.symlink("real", "link")
-    assert open_storage(url).url == str(tmp_path / url)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -146,15 +124,6 @@ def test_an_argument_that_cannot_work_is_refused_before_anything_is_made(
     assert made(tmp_path) == before
 
 
-def test_numbers_of_other_types_are_taken_and_a_bound_may_be_infinite(tmp_path: Path) -> None:
-    """As NumPy gives them, or one writes them; a job's number is its name."""
-    given: dict[str, Any] = {"keep": np.int64(3), "grace_s": np.float32(3), "job": 12345}
-    given |= {"failures_max": math.inf, "budget_bytes": 8e9}
-    with Checkpointer(tmp_path / "run", **given) as runs:
-        runs.save(1, STATE)
-        assert runs.claim().job == "12345"
-
-
 @pytest.mark.parametrize("step", ["3", 3.0, True, -1, None])
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_step_that_names_no_checkpoint_is_refused_before_a_claim_is_taken(
@@ -188,27 +157,3 @@ def test_what_a_call_cannot_follow_is_named(wrong: Any, expected: str, tmp_path:
         with pytest.raises(CheckpointError, match=f"^{expected}"):
             wrong(runs)
         assert [commit.step for commit in runs.list()] == [1]
-
-
-def test_a_name_that_is_too_long_is_not_tried_again(tmp_path: Path, rgw: S3Server) -> None:
-    """Nothing heals it: neither a folder's, nor a part of its path, nor an object's."""
-    for url, options in (
-        (str(tmp_path / ("x" * 300)), {}),
-        (str(tmp_path / ("y/" * 3000)), {}),
-        (f"s3://runs/{'x' * 1100}", rgw.options),
-    ):
-        acts: tuple[Callable[[Checkpointer, dict[str, Any]], object], ...] = (Checkpointer.load, saved)
-        for act in acts:
-            with (
-                Checkpointer(url, storage_options=options, retry_s=600) as runs,
-                pytest.raises((StorageError, NoCheckpoint)) as refused,
-            ):
-                act(runs, STATE)
-            if isinstance(refused.value, StorageError):
-                assert (refused.value.attempts, refused.value.hopeless) == (1, True)
-            else:
-                assert url.startswith("s3://runs/"), "there it can be looked for"
-
-
-def saved(runs: Checkpointer, state: dict[str, Any]) -> object:
-    return runs.save(1, state)

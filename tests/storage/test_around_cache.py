@@ -8,15 +8,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from elastic_checkpoint import Checkpointer
-from elastic_checkpoint.load import reader
-from elastic_checkpoint.storage import Missing
 from elastic_checkpoint.storage.local import LocalStorage
 
 MIB = 2**20
@@ -121,14 +118,6 @@ def test_a_mapped_object_can_be_written_to_and_stays_as_it_was_in_storage(folder
     assert mapped[4:] == data[4:], "a sweep takes nothing from those who read"
 
 
-def test_what_cannot_be_mapped_is_read(folder: Path) -> None:
-    storage = LocalStorage(folder)
-    storage.put("small", b"x")
-    assert storage.map("small") is None
-    with pytest.raises(Missing):
-        storage.map("absent")
-
-
 def test_a_loaded_state_has_memory_of_its_own(folder: Path) -> None:
     """Files are mapped while they are loaded; what was loaded outlives them, and changing it changes no file."""
     weights = torch.randn(2 * MIB)
@@ -146,66 +135,3 @@ def test_a_loaded_state_has_memory_of_its_own(folder: Path) -> None:
         read.zero_()
         assert not any(".safetensors" in line for line in Path("/proc/self/maps").read_text().splitlines())
         assert torch.equal(checkpoints.read().tree["optimizer"]["momentum"], weights)
-
-
-def test_a_tensor_in_the_place_of_a_plain_value_has_memory_of_its_own(folder: Path) -> None:
-    """It stays in the state for as long as training lasts, and its file does not."""
-    kept = torch.arange(MIB, dtype=torch.float32)
-    saved = {"best": kept, "again": kept, "seen": [np.arange(MIB)], "weight": torch.ones(MIB)}
-    state: dict[str, Any] = {"best": None, "again": 0, "seen": [], "weight": torch.zeros(MIB)}
-    with Checkpointer(folder) as runs:
-        runs.save(1, saved)
-        runs.load(state)
-    assert str(folder) not in Path("/proc/self/maps").read_text()
-    assert torch.equal(state["best"], kept)
-    assert state["again"] is state["best"]
-    assert np.array_equal(state["seen"][0], np.arange(MIB))
-
-
-def test_a_file_that_is_cut_just_before_it_is_mapped_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = LocalStorage(folder)
-    storage.put("a", aligned(2 * MIB))
-    look = os.fstat
-
-    def cut(file: int) -> os.stat_result:
-        found = look(file)
-        os.truncate(folder / "a", 100)
-        return found
-
-    monkeypatch.setattr(os, "fstat", cut)
-    assert storage.map("a") is None
-
-
-def test_mapped_objects_cost_no_descriptors(folder: Path) -> None:
-    """A checkpoint has hundreds of objects, and a process often no more than 1024 descriptors."""
-    storage = LocalStorage(folder)
-    for number in range(4):
-        storage.put(str(number), aligned(MIB))
-    before = len(os.listdir("/proc/self/fd"))
-    mapped = [storage.map(str(number)) for number in range(4)]
-    assert None not in mapped
-    assert len(os.listdir("/proc/self/fd")) == before
-    del mapped
-    assert str(folder) not in Path("/proc/self/maps").read_text()
-
-
-@pytest.mark.parametrize("free", [2**60, 0], ids=["room", "none"])
-def test_only_what_memory_holds_is_mapped(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the kernel lets go of pages whose hashes were looked at, and reads them once more."""
-    mapped = []
-    map_one = LocalStorage.map
-
-    def counted(storage: LocalStorage, key: str) -> memoryview | None:
-        mapped.append(key)
-        return map_one(storage, key)
-
-    monkeypatch.setattr(LocalStorage, "map", counted)
-    monkeypatch.setattr(reader, "free_bytes", lambda: free)
-    state = {"weights": torch.randn(MIB)}
-    with Checkpointer(folder) as checkpoints:
-        checkpoints.save(1, state)
-        expected = state["weights"].clone()
-        state["weights"].zero_()
-        checkpoints.load(state)
-    assert torch.equal(state["weights"], expected)
-    assert bool(mapped) == bool(free)

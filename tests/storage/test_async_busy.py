@@ -16,7 +16,7 @@ from elastic_checkpoint import (
     CheckpointError,
     SaveDropped,
 )
-from elastic_checkpoint.testing import Delay, Hang, Plan
+from elastic_checkpoint.testing import Hang, Plan
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, gone, state, writers
 from tests.storage.gate import Gate, gate
@@ -132,15 +132,6 @@ def test_a_writer_that_no_signal_ends_holds_nobody_up(
         assert runs.save(3, state(3), blocking=False).wait(WITHIN_S).step == 3
     finally:
         os.close(held)
-
-
-def test_waiting_behind_another_save_does_not_count_as_being_slow(tmp_path: Path, checkpointer: Make) -> None:
-    """Two saves of 2.5 s each, the second staged at once, where each may take 4 s."""
-    slow = Plan(Delay(2.5, on="write", path="*/data/*")).document()
-    options = {"target_protocol": "file", "target_options": {"auto_mkdir": True}, "faults": slow}
-    runs = checkpointer(f"faulty://{tmp_path}", storage_options=options, finish_s=4.0, log=lambda line: None)
-    savings = [runs.save(step, state(step), blocking=False) for step in (1, 2)]
-    assert [saving.wait(WITHIN_S).step for saving in savings] == [1, 2]
 
 
 @pytest.mark.parametrize("hanging", ["*", "*1.*"], ids=["all objects", "some"])

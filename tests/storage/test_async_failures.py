@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,17 +13,15 @@ from elastic_checkpoint import (
     Checkpointer,
     CheckpointError,
     ClaimLost,
-    Saving,
     StorageError,
 )
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
 from elastic_checkpoint.save.resources import WriterResources
 from elastic_checkpoint.save.writer.messages import DropArena, Serve
 from elastic_checkpoint.storage import open_storage
-from elastic_checkpoint.storage.local import LocalStorage
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
-from tests.storage.beside import WITHIN_S, Make, newest, settled, state, writers
+from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -114,24 +110,6 @@ def test_credentials_reach_the_writer_by_no_command_line_and_no_environment(
     assert s3.options["key"] not in seen
 
 
-def test_a_handle_of_a_finished_save_answers_at_once(tmp_path: Path, checkpointer: Make) -> None:
-    saving = checkpointer(tmp_path).save(1, state(1), blocking=False)
-    commit = saving.wait(WITHIN_S)
-    assert isinstance(saving, Saving)
-    assert saving.done
-    assert saving.error is None
-    assert saving.wait(0) is commit
-
-
-def test_a_writer_process_finds_this_package_and_nothing_else_by_its_path(tmp_path: Path) -> None:
-    """Also where a script found the package by a path of its own; and its modules stand in for no other package."""
-    with Checkpointer(tmp_path / "run") as runs:
-        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
-        (writer,) = writers()
-        first = Path(writer.environ()["PYTHONPATH"].split(os.pathsep)[0])
-    assert (first / "elastic_checkpoint" / "__init__.py").exists()
-
-
 def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:
     def broken(line: str) -> None:
         raise BrokenPipeError(line)
@@ -151,38 +129,6 @@ def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:
     assert newest(tmp_path / "run") == 5
 
 
-def test_a_log_that_takes_nothing_ends_no_sweep(tmp_path: Path, checkpointer: Make) -> None:
-    class Unlisted(LocalStorage):
-        def list(self, prefix: str) -> dict[str, int]:
-            if prefix == "data" and super().list("commits"):
-                raise StorageError("Permission denied", operation="list", key=prefix, attempts=1)
-            return super().list(prefix)
-
-    def broken(line: str) -> None:
-        asked.append(line)
-        raise BrokenPipeError(line)
-
-    asked: list[str] = []
-    runs = checkpointer(Unlisted(tmp_path / "run"), log=broken, retry_s=0.1)
-    assert runs.save(1, state(1)).step == 1
-    assert "older ones could not be swept" in asked[-1]
-
-
-def test_a_save_is_committed_where_no_thread_is_left_to_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "checkpoint-sweep":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with Checkpointer(tmp_path / "run") as runs:
-        for step in (1, 2, 3, 4):
-            assert runs.save(step, state(step), blocking=False).wait(WITHIN_S).step == step
-    assert newest(tmp_path / "run") == 4
-
-
 def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path) -> None:
     rules = Rules("wait", 3, WITHIN_S, 2**28)
     underway = InFlightSaves(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
@@ -191,24 +137,3 @@ def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path)
     resources.started().send(DropArena())  # as a question that nobody waits for any more
     assert "addresses" in resources.meet(Serve(size=2))
     resources.close(WITHIN_S)
-
-
-def test_a_log_may_take_a_lock_that_who_waits_for_saves_holds(tmp_path: Path) -> None:
-    """It is called without any lock of ours, so waiting ends, and then the line is logged."""
-    busy, lines = threading.Lock(), []
-
-    def log(line: str) -> None:
-        with busy:
-            lines.append(line)
-
-    with Checkpointer(tmp_path / "run", log=log, retry_s=0.1) as runs:
-        runs.save(1, state(1), blocking=False).wait(WITHIN_S)
-        (tmp_path / "run" / "data").rename(tmp_path / "away")
-        (tmp_path / "run" / "data").write_text("no folder")
-        with busy:
-            runs.save(2, state(2), blocking=False)
-            waiting = threading.Thread(target=settled, args=(runs,), daemon=True)
-            waiting.start()
-            waiting.join(WITHIN_S)
-            assert not waiting.is_alive()
-    assert any("step 2 could not be saved" in line for line in lines)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from elastic_checkpoint import (
     Checkpointer,
@@ -199,47 +198,3 @@ def test_a_forked_child_has_a_writer_of_its_own_or_none(tmp_path: Path, checkpoi
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert runs.save(3, state(3), blocking=False).wait(WITHIN_S).step == 3
-
-
-def arenas(process: int) -> int:
-    """Bytes of arenas that a process has mapped."""
-    lines = [line for line in Path(f"/proc/{process}/maps").read_text().splitlines() if "checkpoint-arena" in line]
-    spans = [line.split()[0].split("-") for line in lines]
-    return sum(int(end, 16) - int(start, 16) for start, end in spans)
-
-
-def test_an_arena_that_became_too_small_is_kept_by_nobody(tmp_path: Path, checkpointer: Make) -> None:
-    """With the old one in the writer or in a data loader's worker, there would too soon be no room for the new one."""
-    runs = checkpointer(tmp_path)
-    runs.save(1, state(1, 50_000), blocking=False).wait(WITHIN_S)
-    child = os.fork()
-    if child == 0:
-        time.sleep(600)
-    try:
-        small = arenas(os.getpid())
-        runs.save(2, state(2, 100_000), blocking=False).wait(WITHIN_S)
-        [writer] = writers()
-        large = arenas(os.getpid())
-        assert 8 * 100_000 * 20 < large < 2 * small
-        assert arenas(writer.pid) == large
-        assert arenas(child) == 0
-        assert not any("checkpoint-arena" in os.readlink(fd) for fd in Path(f"/proc/{child}/fd").iterdir())
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU, where memory cannot be pinned")
-def test_where_memory_cannot_be_pinned_training_waits_and_the_log_says_why(
-    tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for where in ("pipeline", "readiness"):
-        monkeypatch.setattr(f"elastic_checkpoint.save.{where}.on_gpu", lambda tensors: True)
-    lines: list[str] = []
-    runs = checkpointer(tmp_path, log=lines.append)
-    for step in (1, 2):
-        assert runs.save(step, state(step), blocking=False).done
-    [line] = lines
-    assert "training waits for each commit" in line
-    assert "cannot be locked for the GPU to copy into" in line
-    assert newest(tmp_path) == 2

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -231,39 +228,6 @@ def test_a_claim_overwritten_by_a_racing_writer_is_lost(tmp_path: Path, checkpoi
         saved.save(2, STATE)
 
 
-def test_a_claim_is_seen_in_the_storage_where_it_was_taken_and_in_no_other(tmp_path: Path, checkpointer: Make) -> None:
-    """Two folders of one job have claims alike: one number, and one beacon that answers for both."""
-    with closing(Beacon(nonce="of the job", job=None)) as beacon:
-        answers = "of the job", beacon.endpoint()
-        here, there = (checkpointer(tmp_path / name, answers=answers) for name in ("here", "there"))
-        taken, alike = here.claim(), there.claim()
-        assert (taken.number, taken.nonce) == (alike.number, alike.nonce)
-        as_told = type(taken).from_document(taken.document())
-        assert checkpointer(tmp_path / "here").sees(as_told)
-        assert not there.sees(as_told)
-        assert not checkpointer(tmp_path / "empty").sees(as_told)
-
-
-def test_closing_leaves_no_thread_socket_or_descriptor(tmp_path: Path) -> None:
-    def held() -> tuple[int, int]:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-    before = held()
-    for _ in range(3):
-        with Checkpointer(tmp_path) as runs:
-            runs.save(1, STATE)
-            endpoint = runs.claim().endpoint
-            assert held() > before
-            runs.close()
-    assert held() == before
-    assert endpoint is not None
-    assert isinstance(ask(endpoint, "x", timeout_s=5), Gone)
-
-    Checkpointer(tmp_path).claim()  # nobody closes it: it goes with the object
-    assert held() == before
-
-
 def test_a_forked_child_does_not_keep_a_dead_holder_alive() -> None:
     beacon = Beacon(nonce="n", job=None)
     endpoint = beacon.endpoint()
@@ -323,22 +287,6 @@ def test_what_an_answer_allows() -> None:
         assert isinstance(allows(answer, ours="job-2", waited_s=3, stirred=True), Held)
     assert isinstance(allows(unknown, waited_s=14, stirred=True), Wait)
     assert isinstance(allows(unknown, waited_s=15, stirred=True), Held)
-
-
-def test_a_forked_child_does_not_inherit_the_claim(tmp_path: Path, checkpointer: Make) -> None:
-    runs = checkpointer(tmp_path)
-    runs.save(1, STATE)
-    child = os.fork()
-    if child == 0:
-        try:
-            runs.save(2, STATE)
-            os._exit(1)
-        except ClaimHeld:
-            os._exit(0)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert [commit.step for commit in runs.list()] == [1]
 
 
 def test_nothing_is_saved_after_closing(tmp_path: Path, checkpointer: Make) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 
 from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import housekeeping, main
-from elastic_checkpoint.cli.screen import escaped, human_age, human_bytes, one_line
+from elastic_checkpoint.cli.screen import escaped, one_line
 from elastic_checkpoint.cli.usage import parse
 from elastic_checkpoint.command_line import storage_options
 from elastic_checkpoint.runs.fence import withdraw
@@ -111,13 +109,6 @@ def test_ls_lists_commits_newest_first(run: Path, capsys: Capture) -> None:
     assert 0 <= listed[0]["age_s"] < 3600
 
 
-def test_ls_marks_what_the_run_has_moved_on_from(late: Path, capsys: Capture) -> None:
-    assert main(["ls", str(late)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["25", "20", "10", "30"]
-    assert lines[4].endswith("no, never loaded")
-
-
 def test_where_nothing_would_ever_be_loaded_ls_says_1(tmp_path: Path, checkpointer: Make, capsys: Capture) -> None:
     """The first commit of a job whose claim had been withdrawn as it was made."""
     with checkpointer(tmp_path) as first:
@@ -145,12 +136,6 @@ def test_verify_reads_every_byte(run: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["verify", str(run), "--json"]) == 1
     assert [one["ok"] for one in json.loads(capsys.readouterr().out)] == [True, False, True]
-
-
-def test_verify_looks_outside_the_lineage_too(late: Path, capsys: Capture) -> None:
-    damage(late, 30)
-    assert main(["verify", str(late), "--step", "30"]) == 1
-    assert "outside the lineage" in capsys.readouterr().out
 
 
 def test_digest_is_that_of_the_state_and_of_its_parts(run: Path, capsys: Capture) -> None:
@@ -245,12 +230,6 @@ def test_where_there_is_no_run_every_command_says_what_there_is_and_changes_noth
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_list_is_still_a_json_document(tmp_path: Path, capsys: Capture) -> None:
-    """A script that polls can tell "nothing yet" from "no idea", though both exit with 2."""
-    assert main(["ls", str(tmp_path / "none"), "--json"]) == 2
-    assert json.loads(capsys.readouterr().out) == []
-
-
 @pytest.mark.parametrize("name", ["verify", "digest", "export"])
 def test_a_step_that_is_not_there_is_answered_with_those_that_are(
     name: str, run: Path, tmp_path: Path, capsys: Capture
@@ -287,22 +266,6 @@ def test_a_usage_error_is_2_and_repeats_no_secret(capsys: Capture) -> None:
     assert main(["diff", "a", "b", "3"]) == 2
 
 
-def test_options_are_text_but_for_truth_and_objects(capsys: Capture) -> None:
-    values = ["a=1", "b=true", "c=false", 'd={"region_name": "eu"}', "e=x=y", "f=True"]
-    asked = parse(["ls", "x", *(f"--storage-option={value}" for value in values)])
-    assert storage_options(asked) == {
-        "a": "1",
-        "b": True,
-        "c": False,
-        "d": {"region_name": "eu"},
-        "e": "x=y",
-        "f": "True",
-    }
-    with pytest.raises(SystemExit):
-        parse(["ls", "x", '--storage-option=client_kwargs={"token": "hush"'])
-    assert "hush" not in capsys.readouterr().err
-
-
 def test_an_option_may_stand_in_a_file_that_only_its_owner_reads(tmp_path: Path, capsys: Capture) -> None:
     """Others see the arguments of a command; what cannot be read names no file, for a secret may begin with @, too."""
     (tmp_path / "secret").write_text("open=sesame\n")
@@ -317,24 +280,6 @@ def test_an_option_may_stand_in_a_file_that_only_its_owner_reads(tmp_path: Path,
         said = capsys.readouterr().err
         assert f"argument --storage-option: secret=@FILE: the file cannot be read: {why}\n  next  " in said
         assert value not in said
-
-
-def test_a_folder_that_may_not_be_read_is_not_an_empty_one(run: Path) -> None:
-    """os.walk passes over what it may not read, so the command would say: no checkpoint."""
-    # All is imported while it may still read the interpreter's own files.
-    become_nobody = (
-        "import contextlib, os, sys, elastic_checkpoint.cli.commands, elastic_checkpoint.cli as cli\n"
-        "with contextlib.suppress(SystemExit): cli.main(['--help'])\n"
-        "if os.geteuid() == 0: os.setuid(65534)\n"
-        "sys.exit(cli.main())"
-    )
-    run.chmod(0)
-    try:
-        said = command("ls", run, program=["-c", become_nobody])
-    finally:
-        run.chmod(0o755)
-    assert said.returncode == 2
-    assert "give this user the right to read it" in said.stderr
 
 
 def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
@@ -384,33 +329,6 @@ def test_a_reader_that_leaves_early_is_no_answer_and_no_traceback(run: Path) -> 
             assert process.wait(timeout=WITHIN_S) == 141
 
 
-def test_long_work_shows_a_bar_on_a_terminal(run: Path) -> None:
-    seen = on_a_terminal([sys.executable, "-c", BAR_AT_ONCE, "verify", str(run)])
-    assert "verifying" in seen
-    assert "bytes" in seen
-
-
-def on_a_terminal(arguments: Sequence[str]) -> str:
-    """What a command writes to standard error where that is a terminal."""
-    ours, theirs = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "CI")} | {"TERM": "xterm"}
-    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=theirs)
-    os.close(theirs)
-    seen, deadline = b"", time.monotonic() + WITHIN_S
-    try:
-        while select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            try:
-                seen += os.read(ours, 65536)
-            except OSError:  # the other side is closed
-                break
-        assert process.wait(timeout=max(1.0, deadline - time.monotonic())) == 0
-    finally:
-        process.kill()
-        process.wait(timeout=WITHIN_S)
-        os.close(ours)
-    return seen.decode()
-
-
 def test_a_sweep_says_what_would_go_and_removes_just_that(run: Path, checkpointer: Make, capsys: Capture) -> None:
     before = files(run)
     assert main(["sweep", str(run), "--keep", "2", "--dry-run"]) == 0
@@ -428,28 +346,6 @@ def test_a_sweep_says_what_would_go_and_removes_just_that(run: Path, checkpointe
     with checkpointer(run, grace_s=0) as later:  # nobody holds the URL: the sweep's claim stands in nobody's way
         later.save(40, STATE)
         assert [one.step for one in later.list()][:3] == [40, 30, 20]
-
-
-def test_a_sweep_removes_nothing_for_the_sake_of_a_damaged_one(run: Path, capsys: Capture) -> None:
-    """Its size is as it was: a bit of it is not. Two whole ones are never too many."""
-    damage(run, 30)
-    assert main(["sweep", str(run), "--keep", "2"]) == 0
-    said = capsys.readouterr()
-    assert "nothing to remove" in said.out
-    assert "step 30 is damaged, and does not count as kept" in said.err
-    assert main(["verify", str(run), "--json"]) == 1
-    assert [one["step"] for one in json.loads(capsys.readouterr().out) if one["ok"]] == [20, 10]
-
-
-def test_sweep_leaves_one_of_every_so_many_steps(run: Path, checkpointer: Make, capsys: Capture) -> None:
-    with checkpointer(run, keep=9) as more:
-        for step in (40, 50, 60):
-            more.save(step, STATE)
-    assert main(["sweep", str(run), "--keep", "2", "--keep-every", "25", "--dry-run", "--json"]) == 0
-    assert [one["step"] for one in json.loads(capsys.readouterr().out)["planned"]] == [20, 40]
-    assert main(["sweep", str(run), "--keep", "2", "--keep-every", "25"]) == 0
-    with Checkpointer(run) as runs:
-        assert [one.step for one in runs.list()] == [60, 50, 30, 10]  # 10 and 30 are the first of 0-24 and 25-49
 
 
 def test_without_keep_only_what_the_run_never_needs_again_goes(late: Path, capsys: Capture) -> None:
@@ -543,32 +439,6 @@ def test_a_job_that_starts_during_a_sweep_ends_it_and_loses_nothing(run: Path, c
     assert removed == [planned[0].name]
     assert [one.step for one in storage.newcomer.list()] == [40, 35, 30, 20]
     assert all(one.ok for one in storage.newcomer.verify())
-
-
-def test_a_defect_is_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Python would exit with 1, which is what `diff` says of two that differ."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("s3://user:hush@host/x")
-
-    monkeypatch.setattr("elastic_checkpoint.cli.comparisons.compare", broken)
-    assert main(["diff", str(run), "10", "20"]) == 2
-    err = capsys.readouterr().err
-    assert "ZeroDivisionError" in err
-    assert "hush" not in err
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_214_000_000, "1.21 GB")])
-def test_sizes_are_written_for_people(count: int, text: str) -> None:
-    assert human_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("age_s", "text"),
-    [(-1, "0 s"), (59.9, "59 s"), (60, "1 min"), (7200, "2 h"), (172800, "2 d"), (-1e300, "?"), (float("nan"), "?")],
-)
-def test_ages_are_written_for_people(age_s: float, text: str) -> None:
-    assert human_age(age_s) == text
 
 
 def test_what_storage_holds_cannot_steer_the_terminal() -> None:

@@ -18,7 +18,6 @@ from elastic_checkpoint.storage import (
     Storage,
     delete_many,
     get_into,
-    map_object,
     open_storage,
     version,
     written_at,
@@ -84,20 +83,6 @@ def test_many_are_removed_at_once_also_where_some_are_absent(storage: Storage) -
     assert list(storage.list("")) == ["data/stays"]
 
 
-def test_objects_are_read_into_memory_of_their_size(storage: Storage) -> None:
-    data = os.urandom(17 * MIB)
-    storage.put("large", data)
-    target = memoryview(bytearray(len(data)))
-
-    assert get_into(storage, "large", target) == len(data)
-    assert target == data
-    assert get_into(storage, "large", target[:-1]) == len(data)
-    assert get_into(storage, "large", memoryview(bytearray(len(data) + 9 * MIB))) == len(data)
-    assert map_object(storage, "large") in (None, data)
-    with pytest.raises(Missing):
-        get_into(storage, "absent", target)
-
-
 def test_the_second_to_create_a_key_is_told_so_and_changes_nothing(storage: Storage) -> None:
     storage.put_new("claims/1", b"first")
     with pytest.raises(AlreadyThere):
@@ -142,13 +127,6 @@ def test_put_writes_over_what_was_there(storage: Storage) -> None:
     assert storage.get("a/one") == b"newest"
 
 
-def test_an_empty_object_is_an_object(storage: Storage) -> None:
-    storage.put_new("a/empty", b"")
-    assert storage.get("a/empty") == b""
-    assert storage.get("a/empty", 0, 2**20) == b"", "fewer at its end, also where a server knows no such range"
-    assert storage.list("a") == {"a/empty": 0}
-
-
 def test_listing_is_recursive_sorted_with_sizes_and_never_stale(storage: Storage) -> None:
     assert storage.list("a") == {}
     storage.put("a/z", b"1")
@@ -184,13 +162,6 @@ def test_what_is_absent_is_missing_and_may_be_deleted(storage: Storage) -> None:
     assert storage.list("") == {"a/one": 1}
 
 
-def test_a_deleted_key_can_be_created_again(storage: Storage) -> None:
-    storage.put_new("a/one", b"1")
-    storage.delete("a/one")
-    storage.put_new("a/one", b"2")
-    assert storage.get("a/one") == b"2"
-
-
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/."])
 def test_a_key_never_leads_out_of_the_run(storage: Storage, key: str) -> None:
     with pytest.raises(ValueError, match="not a key"):
@@ -202,12 +173,6 @@ def test_a_key_never_leads_out_of_the_run(storage: Storage, key: str) -> None:
 def test_probing_leaves_nothing_behind(storage: Storage) -> None:
     assert storage.exclusive()
     assert storage.list("") == {}
-
-
-def test_closing_twice_is_fine(storage: Storage) -> None:
-    storage.put("a", b"1")
-    storage.close()
-    storage.close()
 
 
 class WithoutRanges(AsyncFileSystem):  # type: ignore[misc]

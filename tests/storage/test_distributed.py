@@ -30,7 +30,6 @@ from elastic_checkpoint import (
 from elastic_checkpoint.load.group import load as load_module
 from elastic_checkpoint.load.group import ranges
 from elastic_checkpoint.net import errors, rank_channel
-from elastic_checkpoint.save.group import agreement
 from elastic_checkpoint.storage import Scrubber
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
@@ -159,10 +158,6 @@ def test_two_values_for_one_part_of_a_tensor_are_loaded_on_no_rank(tmp_path: Pat
     returned(run_ranks(untied, 2, str(tmp_path)))
 
 
-def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
-    assert returned(run_ranks(part, 3, str(tmp_path))) == [None, *[(1, [39_998, 39_999])] * 2]
-
-
 def spread(rank: int, size: int, folder: str) -> tuple[int, int]:
     """Bytes that this rank wrote, of a state with one tensor that is larger than all others together."""
     with ranks_of(folder, rank, size, name="spread") as (runs, storage):
@@ -186,28 +181,6 @@ def test_each_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
     assert sum(size for got in replicated for _, _, size in got) == whole
     shares = [sum(size for _, _, size in got) for got in replicated]
     assert max(shares) < 0.7 * whole, "and the reading is spread"
-
-
-def repeat(rank: int, size: int, folder: str) -> list[int]:
-    """How often a plan was made, after each save; on rank 0."""
-    made: list[int] = []
-    plan = agreement.assign_boxes
-    agreement.assign_boxes = lambda held: made.append(1) or plan(held)  # type: ignore[func-returns-value]
-    with ranks_of(folder, rank, size, name="repeat") as (runs, _):
-        state = {"w": torch.rand(10), "n": 0}
-        counts = []
-        for step in range(3):
-            state["n"] = step
-            runs.save(step, state)
-            counts.append(len(made))
-        runs.save(3, {"w": torch.rand(11)})
-        fresh = {"w": torch.zeros(11)}
-        assert runs.load(fresh) == 3
-        return [*counts, len(made)]
-
-
-def test_the_plan_is_made_once_until_shapes_change(tmp_path: Path) -> None:
-    assert returned(run_ranks(repeat, 2, str(tmp_path))) == [[1, 1, 1, 2], [0, 0, 0, 0]]
 
 
 def fall_back(rank: int, size: int, folder: str) -> tuple[int, str, str]:

@@ -104,11 +104,6 @@ def copying(rank: int, size: int, folder: str, group: str | None) -> tuple[bool,
         return not saving.done, sum(memory() is not None for memory in state.given)
 
 
-@pytest.mark.parametrize("group", ["auto", None])
-def test_what_a_state_made_for_a_save_is_let_go_once_it_is_staged(group: str | None, tmp_path: Path) -> None:
-    assert returned(run_ranks(copying, 1, str(tmp_path), group)) == [(True, 0)]
-
-
 def load(rank: int, size: int, folder: str, layout: str, step: int) -> str:
     with beside(folder, rank, size, name=f"load-{layout}-{size}-{step}") as runs:
         state = build(layout, seed=2)
@@ -449,15 +444,6 @@ def left(rank: int, size: int, folder: str) -> None:
             runs.save(2, state)
         dist.init_process_group("gloo", init_method=f"file://{folder}/again", rank=rank, world_size=size)
         runs.save(3, state)
-
-
-def test_ranks_that_left_their_group_do_not_save_alone(tmp_path: Path) -> None:
-    returned(run_ranks(left, 2, str(tmp_path)))
-    assert committed(tmp_path) == [3, 1]
-
-
-def test_the_state_may_change_between_saves(tmp_path: Path) -> None:
-    returned(run_ranks(changing, 2, str(tmp_path)))
 
 
 def hold(rank: int, size: int, folder: str) -> tuple[list[int], int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import stat
@@ -21,13 +20,10 @@ import torch
 from safetensors import safe_open
 from torch.distributed import checkpoint as dcp
 
-from elastic_checkpoint import Checkpointer, CorruptCheckpoint, digest
+from elastic_checkpoint import Checkpointer, digest
 from elastic_checkpoint.cli import main
-from elastic_checkpoint.cli.export import split
 from elastic_checkpoint.load import stream
-from elastic_checkpoint.storage import open_storage
 from tests.kit.forkserver import piped
-from tests.kit.s3 import S3Server
 
 WITHIN_S = 240.0
 BIG = 60_000_000  # bytes that take a while to write
@@ -309,68 +305,3 @@ def test_memory_is_needed_for_one_object_and_one_tensor(
     finally:
         tracemalloc.stop()
     assert peak < 6 * 2**20
-
-
-def test_what_changes_between_the_two_reads_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "KEPT_BYTES", 0)
-    with Checkpointer(run) as runs:
-        found = stream.Stream(open_storage(run), runs.list()[0].id)
-    for shard in (run / "data").glob("*/s000000020-*/*"):
-        data = shard.read_bytes()
-        shard.unlink()
-        shard.write_bytes(data[:-200] + bytes(200))
-    names = ["model.embed.weight", "model.norm.weight", "optimizer.state[0].exp_avg", "array"]
-    with pytest.raises(CorruptCheckpoint, match="was whole, and changed while it was read"):
-        list(map(found.read, names))
-
-
-@pytest.mark.parametrize("kept", [0, 2**27])
-def test_a_digest_is_that_of_the_state_however_its_names_are_ordered(
-    kept: int, tmp_path: Path, checkpointer: Make, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within a part, "[3]" comes before "x", and within the whole tree after ".x"."""
-    monkeypatch.setattr(stream, "KEPT_BYTES", kept)
-    tied = torch.randn(5, 3)
-    part = {"x": torch.randn(3), 3: torch.randn(2), "y": {1: tied, "a": tied, "é": torch.randn(2, 2).t()}}
-    state = {"part": part, "b": {"z": tied, "array": np.arange(6, dtype=">i2")}, "alone": torch.ones(2), "n": {"k": 1}}
-    with checkpointer(tmp_path / "run", shard_bytes=40) as runs:
-        runs.save(1, state)
-    assert main(["digest", str(tmp_path / "run"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["digest"] == digest(state)
-    assert document["parts"] == {"part": digest(part), "b": digest(state["b"])}
-
-
-def test_from_s3(s3: S3Server, tmp_path: Path, checkpointer: Make) -> None:
-    with checkpointer("s3://runs/export", storage_options=s3.options) as runs:
-        runs.save(1, trained(1))
-    options = [f"--storage-option={key}={value}" for key, value in s3.options.items()]
-    assert export("s3://runs/export", tmp_path / "out", "--to", "safetensors", *options) == 0
-    loaded = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(loaded["embed.weight"], trained(1)["model"].embed.weight)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "groups"),
-    [
-        ([], [[]]),
-        ([4, 6], [[0, 1]]),
-        ([4, 7], [[0], [1]]),
-        ([1, 99, 1, 1], [[0], [1], [2, 3]]),
-        ([0, 99, 0], [[0], [1], [2]]),
-    ],
-)
-def test_tensors_are_grouped_in_their_order(sizes: list[int], groups: list[list[int]]) -> None:
-    named = {str(number): size for number, size in enumerate(sizes)}
-    assert split(named, 10) == [[str(number) for number in group] for group in groups]
-
-
-def test_who_may_read_the_files_is_for_the_umask_to_say(run: Path, tmp_path: Path) -> None:
-    """safetensors makes its files readable by nobody but their owner."""
-    before = os.umask(0o027)
-    try:
-        assert export(run, tmp_path / "out", "--to", "safetensors") == 0
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
-    assert stat.S_IMODE((tmp_path / "out" / "model.safetensors").stat().st_mode) == 0o640

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import gc
 import logging
 import os
 import socket
 import stat
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,34 +119,6 @@ def test_an_error_says_what_its_own_operation_left(
     assert then in next(line for line in lines if line.startswith("  next"))
 
 
-def test_an_answer_keeps_nothing_alive(tmp_path: Path) -> None:
-    """A checkpointer that nobody closes lets go of its writer process when it goes, not when the collector comes."""
-
-    class Owner:
-        def ask(self, storage: RetryingStorage) -> None:
-            with contextlib.suppress(Missing):
-                storage.get("absent")
-            with contextlib.suppress(AlreadyThere):
-                storage.put_new("a", b"other")
-
-    storage = retrying(tmp_path, [], [])
-    storage.put_new("a", b"1")
-    gc.disable()
-    try:
-        owner = Owner()
-        owner.ask(storage)
-        gone = weakref.ref(owner)
-        del owner
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def test_somebody_elses_bug_is_not_the_storages_failure(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        retrying(tmp_path, [ZeroDivisionError()], []).put("a", b"1")
-
-
 def test_a_save_that_fails_commits_nothing_and_the_next_one_works(tmp_path: Path, checkpointer: Make) -> None:
     errors: list[Exception] = []
     runs = checkpointer(retrying(tmp_path, errors, []))
@@ -172,12 +141,6 @@ def test_a_sweep_that_fails_does_not_fail_the_save(tmp_path: Path, checkpointer:
     for step in range(4):
         assert runs.save(step, STATE).step == step
     assert any("could not be swept" in line for line in lines)
-
-
-def test_a_folder_that_may_not_be_written_says_so(tmp_path: Path, checkpointer: Make) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="a file lies where a folder is needed"):
-        checkpointer(tmp_path / "file" / "run").save(1, STATE)
 
 
 def test_a_bucket_that_does_not_exist_says_so(s3: S3Server, checkpointer: Make) -> None:
@@ -335,11 +298,6 @@ def test_an_interrupted_local_write_is_invisible(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "a").iterdir()} == {key.removeprefix("a/") for key in found}
     with pytest.raises(Missing):
         storage.get(f"a/{len(found) + 1}")
-
-
-def test_a_password_is_hidden_as_the_url_has_it_and_decoded() -> None:
-    scrub = Scrubber("ftp://user:p%40ss%2Fword@host/run", {})
-    assert scrub("530 Login incorrect: p@ss/word (p%40ss%2Fword)") == "530 Login incorrect: *** (***)"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastic_checkpoint import Checkpointer, ClaimLost, RunMovedOn, SaveDropped, StorageError
+from elastic_checkpoint import Checkpointer, ClaimLost, RunMovedOn, StorageError
 from elastic_checkpoint.format.names import claim_key
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
 from elastic_checkpoint.testing import Error, Faults, Plan
@@ -128,21 +127,6 @@ def test_a_loop_that_is_run_again_loses_nothing(tmp_path: Path, checkpointer: Ma
     assert [(commit.claim, commit.step) for commit in runs.list()] == [(2, 30), (2, 30), (2, 20)]
 
 
-def test_saves_under_way_are_part_of_what_is_gone_back_from(tmp_path: Path, checkpointer: Make) -> None:
-    runs = checkpointer(tmp_path, keep=9)
-    for step in (1, 2, 3):
-        runs.save(step, state(step))
-    saving = runs.save(4, state(4), blocking=False)
-    assert runs.load(state(0)) == 4
-    assert saving.done
-    runs.save(5, state(5), blocking=False)
-    assert runs.load(state(0), step=2) == 2
-    assert runs.save(3, state(33)).claim == 2
-    assert [(commit.claim, commit.step, commit.in_lineage) for commit in runs.list()] == [
-        (2, 3, True), (1, 2, True), (1, 1, True), (1, 5, False), (1, 4, False), (1, 3, False),
-    ]  # fmt: skip
-
-
 def test_a_damaged_checkpoint_that_was_passed_over_stays_the_runs(tmp_path: Path, checkpointer: Make) -> None:
     """Nobody asked to go back: it may be whole again tomorrow, and a person looks at it."""
     runs = checkpointer(tmp_path, keep=9)
@@ -153,70 +137,6 @@ def test_a_damaged_checkpoint_that_was_passed_over_stays_the_runs(tmp_path: Path
     assert runs.save(3, state(33)).claim == 2
     assert newest(tmp_path) == (3, 33.0)
     assert [(commit.claim, commit.step) for commit in runs.list()] == [(2, 3), (1, 3), (1, 2), (1, 1)]
-
-
-class Interrupted:
-    """A storage that does something once, when the next data object is about to be stored."""
-
-    def __init__(self, inner: Storage) -> None:
-        self._inner = inner
-        self.then: Callable[[], object] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def put(self, key: str, data: Buffer) -> None:
-        then, self.then = self.then, None
-        if then is not None:
-            then()
-        self._inner.put(key, data)
-
-
-def test_a_save_that_another_thread_of_the_process_outran_says_so(tmp_path: Path, checkpointer: Make) -> None:
-    """A save of an earlier step takes the next claim. The one under way said that another job had gone on with the run,
-    and that this one should stop."""
-    storage = Interrupted(open_storage(tmp_path))
-    runs = checkpointer(storage)
-    runs.save(100, state(100))
-
-    def save_an_earlier_step() -> None:
-        other = threading.Thread(target=runs.save, args=(80, state(80)))
-        other.start()
-        other.join()
-
-    storage.then = save_an_earlier_step
-    with pytest.raises(SaveDropped, match=r"step 120 .* another thread .* from claim 1 to claim 2") as caught:
-        runs.save(120, state(120))
-    assert "stop this job" not in str(caught.value)
-    assert newest(tmp_path) == (80, 80.0)
-    assert runs.save(110, state(110)).claim == 2, "training goes on"
-    assert steps(runs) == [110, 80, 100]
-
-
-def test_threads_that_save_falling_steps_never_take_each_other_for_another_job(
-    tmp_path: Path, checkpointer: Make
-) -> None:
-    lines: list[str] = []
-    runs = checkpointer(tmp_path, log=lines.append, keep=100)
-    runs.save(100, state(100))
-    dropped, saved = [], []
-
-    def save(first: int) -> None:
-        for step in range(first, 0, -20):
-            try:
-                saved.append(runs.save(step, state(step)).step)
-            except SaveDropped as error:
-                dropped.append(error.step)
-
-    threads = [threading.Thread(target=save, args=(first,)) for first in (99, 95, 90)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert len(saved) + len(dropped) == 15, "no thread ended with another error"
-    assert not [line for line in lines if "another writer" in line]
-    runs.save(5, state(5))
-    assert newest(tmp_path) == (5, 5.0)
 
 
 def test_who_was_replaced_cannot_branch(tmp_path: Path, checkpointer: Make) -> None:

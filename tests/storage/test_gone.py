@@ -15,16 +15,14 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, NoCheckpoint, StorageError
+from elastic_checkpoint import Checkpointer, CorruptCheckpoint, StorageError
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.names import claim_key
 from elastic_checkpoint.storage import open_storage
 from elastic_checkpoint.storage.fsspec import FsspecStorage
-from tests.kit.s3 import S3Server
 
 Make = Callable[..., Checkpointer]
 
-HIGHEST = 10**12 - 1  # that a claim's number may be
 
 # What a login page, a console, a maintenance page or another service sends with 200: some of it is no XML.
 ANSWERS = {
@@ -137,20 +135,6 @@ def test_a_run_whose_commits_are_gone_is_not_swept_by_hand(run: Path, capsys: py
     assert sorted(run.rglob("*")) == before
 
 
-def test_claims_removed_too_are_a_new_run(run: Path, checkpointer: Make) -> None:
-    """The refusal's advice. That data is there, which no claim explains, is said: of a first save that was cut short,
-    it is nothing to stop for."""
-    lines: list[str] = []
-    for folder in ("commits", "claims"):
-        shutil.rmtree(run / folder)
-    runs = checkpointer(run, log=lines.append)
-    assert runs.load(state(), default=0) == 0
-    runs.save(1, state(1))
-    told = [line for line in lines if "no commit is there, and data of 4 saves" in line]
-    assert told
-    assert checkpointer(run).load(state()) == 1
-
-
 def test_a_commit_that_is_gone_from_among_others_is_told_of(run: Path, checkpointer: Make) -> None:
     """Half a copy of the run: it goes on from what is there, and not without a word."""
     lines: list[str] = []
@@ -190,15 +174,6 @@ def test_a_stray_of_a_number_beyond_all_claims_blocks_nobody(
     assert told == (folder == "commits")
 
 
-def test_a_stray_of_the_highest_number_of_all_is_refused_by_name(run: Path, checkpointer: Make) -> None:
-    newest = sorted((run / "commits").iterdir())[-1]
-    shutil.copy(newest, run / "commits" / f"c{HIGHEST}{newest.name[9:]}")
-    runs = checkpointer(run, retry_s=0)
-    assert runs.load(state()) == 4
-    with pytest.raises(CheckpointError, match=rf"with the number {HIGHEST} in its name(.|\n)*remove that object"):
-        runs.save(5, state())
-
-
 @pytest.mark.parametrize("kind", ["a folder", "a link"])
 def test_what_lies_where_the_next_claim_belongs_is_named(kind: str, run: Path, checkpointer: Make) -> None:
     """It was said that other jobs win every claim, and that all but one are to be stopped."""
@@ -206,15 +181,6 @@ def test_what_lies_where_the_next_claim_belongs_is_named(kind: str, run: Path, c
     path.mkdir() if kind == "a folder" else path.symlink_to(path.name)
     with pytest.raises(StorageError, match=r"claims/00000003.json is a (folder|link).*in the way(.|\n)*next   remove"):
         checkpointer(run, retry_s=0.2, grace_s=0).save(5, state())
-
-
-@pytest.mark.parametrize("name", ["commits", "."])
-def test_a_file_where_a_folder_belongs_is_no_empty_folder(name: str, run: Path, checkpointer: Make) -> None:
-    shutil.rmtree(run / name)
-    (run / name).write_bytes(b"")
-    with pytest.raises((StorageError, NoCheckpoint)) as refused:
-        checkpointer(run).load(state(), default=0 if name == "commits" else None)
-    assert name == "." or "a file lies where a folder is needed" in str(refused.value)
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore", "simplecache", "http"])
@@ -247,20 +213,6 @@ def test_a_web_server_that_knows_no_bucket_is_no_empty_one(body: bytes, checkpoi
         options = {"endpoint_url": endpoint, "key": "k", "secret": "s"}
         with pytest.raises(StorageError, match=r"list commits cannot succeed(.|\n)*(create the bucket|check the URL)"):
             checkpointer("s3://bucket/run", storage_options=options, retry_s=60).load(state(), default=0)
-
-
-def test_a_listing_of_several_pages_is_whole(any_s3: S3Server) -> None:
-    storage = FsspecStorage("s3://runs/pages", any_s3.options)
-    filesystem, _ = storage._root()
-    names = {f"data/{number:04d}": 1 for number in range(1003)}
-    filesystem.pipe({f"runs/pages/{name}": b"x" for name in names} | {"runs/pages/data/folder/": b""})
-    try:
-        assert storage.list("data") == names
-        assert storage.list("") == names
-        assert storage.list("dat") == {}
-    finally:
-        filesystem.rm("runs/pages", recursive=True)
-        storage.close()
 
 
 class Forgetful(MemoryFileSystem):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import json
@@ -14,19 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic_checkpoint import Checkpointer, CheckpointError, CorruptCheckpoint, StateMismatch, decode
-from elastic_checkpoint.cli import main
-from elastic_checkpoint.format.dtypes import STORED
 from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.format.manifest import parse
 from elastic_checkpoint.format.names import CommitId
-from elastic_checkpoint.format.tensors import DTYPES
 from elastic_checkpoint.save import commit as writer
 from elastic_checkpoint.storage import open_storage
 from tests.storage.cut import CutAfter
@@ -207,24 +200,6 @@ def test_a_hostile_manifest_is_refused_and_the_one_before_is_used(
     assert reader.read().step == 1
 
 
-@given(
-    shape=st.lists(st.sampled_from([1, 2, 3]) | st.integers(0, 61).map(lambda power: 2**power), max_size=5),
-    name=st.sampled_from(sorted(STORED)),
-    at=st.integers(0, 5),
-)
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_a_shape_that_is_taken_is_one_that_torch_has(shape: list[int], name: str, at: int) -> None:
-    """A reader judges it without torch. Empty, it needs no bytes that would have to be there; of what is empty, too,
-    torch computes strides, in elements."""
-    shape.insert(at, 0)
-    body = {**boxes([], (0,)), "objects": [], "tensors": {"w": {"dtype": name, "shape": shape, "pieces": []}}}
-    fits = math.prod(max(1, size) for size in shape) < 2**63
-    with contextlib.nullcontext() if fits else pytest.raises(CorruptCheckpoint, match="which no tensor has"):
-        parse(seal(body), CommitId(1, 2, "0" * 20))
-    if fits:
-        assert torch.empty(shape, dtype=DTYPES[name], device="meta").numel() == 0
-
-
 @pytest.mark.parametrize("text", [b"", b"{}", b"[" * 100_000, b'{"xxh3_128":"', b"\xff" * 100])
 def test_a_manifest_that_is_no_document_is_refused(
     text: bytes, tmp_path: Path, checkpointer: Callable[..., Checkpointer]
@@ -301,11 +276,6 @@ def judged(pieces: list[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[i
     return not refused
 
 
-def hostile(count: int) -> tuple[list[tuple[tuple[int, ...], tuple[int, ...]]], tuple[int, ...]]:
-    """Columns of one row: a search along the first axis compares each with each."""
-    return [((0, column), (1, 1)) for column in range(count)], (1, count)
-
-
 def work(act: Callable[[], object]) -> int:
     """How many lines of Python it executes."""
     lines = 0
@@ -323,16 +293,6 @@ def work(act: Callable[[], object]) -> int:
     return lines
 
 
-def test_a_hundred_thousand_pieces_are_judged_in_work_that_grows_as_they_do() -> None:
-    small, large = work(lambda: judged(*hostile(500))), work(lambda: judged(*hostile(2000)))
-    assert large < 4.4 * small
-
-    pieces, shape = hostile(100_000)
-    assert judged(pieces, shape)
-    pieces[7] = pieces[70_000]
-    assert not judged(pieces, shape)
-
-
 def pinwheel() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Five rectangles in a 3 by 3 square that no straight cut parts."""
     return [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
@@ -343,56 +303,6 @@ def test_any_tiling_is_taken_and_nothing_else() -> None:
     assert judged([((0,) * 64, (2, *(1,) * 63)), ((2, *(0,) * 63), (1,) * 64)], (3, *(1,) * 63))
     assert not judged([*pinwheel()[:4], ((0, 0), (1, 1))], (3, 3))
     assert not judged([((0, 0), (1, 2)), ((0, 0), (2, 1))], (2, 2))  # one too often, one never
-
-
-@given(st.integers(1, 4).flatmap(lambda axes: st.tuples(*[st.integers(1, 4)] * axes)), st.data())
-def test_what_is_taken_covers_every_element_once(shape: tuple[int, ...], data: st.DataObject) -> None:
-    """Against counting: boxes that were cut at random, of which some were moved."""
-    pieces = [((0,) * len(shape), shape)]
-    for _ in range(data.draw(st.integers(1, 6))):
-        number = data.draw(st.integers(0, len(pieces) - 1))
-        (offsets, sizes), axis = pieces[number], data.draw(st.integers(0, len(shape) - 1))
-        if sizes[axis] > 1:
-            cut = data.draw(st.integers(1, sizes[axis] - 1))
-            first = (*sizes[:axis], cut, *sizes[axis + 1 :])
-            second = (*sizes[:axis], sizes[axis] - cut, *sizes[axis + 1 :])
-            begin = (*offsets[:axis], offsets[axis] + cut, *offsets[axis + 1 :])
-            pieces[number : number + 1] = [(offsets, first), (begin, second)]
-    for number in data.draw(st.lists(st.integers(0, len(pieces) - 1), max_size=2)):
-        _, sizes = pieces[number]
-        moved = tuple(data.draw(st.integers(0, whole - size)) for whole, size in zip(shape, sizes, strict=True))
-        pieces[number] = moved, sizes
-    count = np.zeros(shape, int)
-    for offsets, sizes in pieces:
-        count[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))] += 1
-    assert judged(pieces, shape) == bool((count == 1).all())
-
-
-def test_what_has_one_hash_by_chance_is_read(tmp_path: Path, checkpointer: Callable[..., Checkpointer]) -> None:
-    """-1 and -2 have the same, so have 34 powers of two that are floats, and so have tuples of them."""
-    near = range(-3, 30)
-    state = {
-        "powers": {2.0**power for power in range(-1000, 1000)},
-        "places": {(x, y) for x in near for y in near},
-        "edges": {frozenset({x, y}) for x in near for y in near},
-        "counts": {index: index for index in range(10_000)},
-        10**5000: "a key of more digits than Python writes",
-        (10**5000, 1): 10**6000,
-    }
-    runs = checkpointer(tmp_path)
-    runs.save(1, state)
-    assert runs.read().tree == state
-
-
-def test_an_integer_of_many_digits_is_compared_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Python writes none of more than 4,300: the command ended with "a defect"."""
-    for name in ("a", "b"):
-        with Checkpointer(tmp_path / name) as runs:
-            runs.save(1, {"n": 10**5000 + (name == "b"), "k": {10**5000: 1, (10**5000,): name}, "t": (1, 10**5000)})
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert "defect" not in "".join(capsys.readouterr())
-    with Checkpointer(tmp_path / "a") as runs, pytest.raises(StateMismatch):
-        runs.load({"n": torch.ones(1), "k": (10**5000,), "t": (1, 2)})
 
 
 @pytest.mark.parametrize(
@@ -417,14 +327,3 @@ def test_what_is_no_optimizers_state_is_named(
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(StateMismatch, match="o: saved a dict that is no optimizer's state"):
         runs.load({"o": optimizer})
-
-
-def test_each_object_knows_its_tensors(tmp_path: Path) -> None:
-    """Asked for each damaged object; of all of them at once, in time in their number."""
-    with Checkpointer(tmp_path, shard_bytes=64) as runs:
-        commit = runs.save(1, {"a": torch.arange(100.0), "b": torch.ones(3), "c": torch.ones(0), "d": torch.ones(9)})
-    manifest = parse((tmp_path / commit.id.manifest_key).read_bytes(), commit.id)
-    assert len(manifest.objects) > 5
-    for index in range(len(manifest.objects) + 1):
-        lying = tuple(name for name, stored in manifest.tensors.items() if index in stored.objects.tolist())
-        assert manifest.tensors_in(index) == lying

@@ -25,12 +25,10 @@ from elastic_checkpoint.cli import main
 from elastic_checkpoint.cli.importing import import_state
 from elastic_checkpoint.cli.opened_run import OpenedRun, WatchedStorage
 from elastic_checkpoint.cli.screen import Screen
-from elastic_checkpoint.sources import dcp as dcp_source
 from elastic_checkpoint.sources.find import open_source
 from elastic_checkpoint.storage import Storage
 from elastic_checkpoint.storage.local import LocalStorage
 from tests.kit.ranks import returned, run_ranks
-from tests.kit.s3 import S3Server
 from tests.storage.cut import CutAfter, PowerCut
 
 Capture = pytest.CaptureFixture[str]
@@ -271,16 +269,6 @@ def test_dcps_metadata_runs_nothing_and_reads_nothing_outside(
     assert not Path("ran").exists()
 
 
-def test_only_the_names_that_dcp_writes_are_known() -> None:
-    """Each is one that a real folder needs; a longer list would be a larger door."""
-    assert {module for module, _ in dcp_source._RECORDS} == {
-        "torch.distributed.checkpoint.metadata",
-        "torch.distributed.checkpoint.filesystem",
-        "torch.serialization",
-    }
-    assert all(issubclass(kind, dcp_source._Record) for kind in dcp_source.inert_kinds().values())
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -360,17 +348,6 @@ def test_one_tensor_after_another_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     source = open_source(str(tmp_path / "dcp"))
     assert all(tensor.untyped_storage().nbytes() == 4 for tensor in source.tree["model"].values())
     assert torch.equal(source.fetch(source.tree["model"]["w3"]), state["w3"])
-
-
-def test_to_s3_and_as_json(s3: S3Server, tmp_path: Path, capsys: Capture) -> None:
-    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
-    options = [f"--storage-option={key}={value}" for key, value in s3.options.items()]
-    assert import_(tmp_path / "w.pt", "s3://runs/imported", "--json", *options) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["format"], document["parts"], document["tensors"]) == ("torch", ["model"], 1)
-    assert s3.options["secret"] not in json.dumps(document)
-    with Checkpointer("s3://runs/imported", storage_options=s3.options) as runs:
-        assert runs.read().tree["model"]["w"].tolist() == [1.0, 1.0]
 
 
 def test_cut_anywhere_an_import_leaves_the_run_as_it_was_or_is_there_whole(tmp_path: Path) -> None:

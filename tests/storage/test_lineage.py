@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic_checkpoint.format.names import (
     CommitId,
@@ -30,14 +28,6 @@ def order(resumed: dict[int, CommitId | None], commits: list[CommitId]) -> list[
     random.Random(5).shuffle(commits)
     top = max((id.claim for id in commits), default=None)
     return [(id.claim, id.step) for id in lineage(top, commits, resumed.get)]
-
-
-def test_no_claim_means_no_checkpoint() -> None:
-    assert order({}, []) == []
-
-
-def test_within_a_claim_the_later_step_is_newer() -> None:
-    assert order({1: None}, [commit(1, step) for step in (5, 20, 100)]) == [(1, 100), (1, 20), (1, 5)]
 
 
 def test_the_newest_claim_comes_first_even_at_an_earlier_step() -> None:
@@ -156,27 +146,6 @@ def test_the_newest_of_a_multiple_stays_however_many_follow_it() -> None:
     assert stays(multiple=11) == [23, 22]
     assert stays(broken=(22,), multiple=2) == [23, 22, 21, 20]
     assert stays(multiple=7) == [23, 22, 21]
-
-
-@given(st.lists(st.integers(0, 60), unique=True, max_size=25), st.integers(1, 20), st.integers(2, 4), st.data())
-def test_what_stays_for_good_does_not_depend_on_how_often_is_swept(
-    steps: list[int], every: int, keep: int, data: st.DataObject
-) -> None:
-    """After each save, as a run sweeps, or once at the end, as a person does."""
-    broken = tuple(data.draw(st.lists(st.sampled_from(steps), unique=True))) if steps else ()
-    present: list[int] = []
-    for step in sorted(steps):
-        present, _ = kept([*present, step], every=every, keep=keep, broken=broken)
-    assert present == kept(steps, every=every, keep=keep, broken=broken)[0]
-    for stretch in {step // every for step in steps}:
-        whole = sorted(step for step in steps if step // every == stretch and step not in broken)
-        assert not whole or whole[0] in present
-
-
-def test_a_damaged_milestone_does_not_count_and_only_a_choice_is_looked_at() -> None:
-    stay, asked = kept([0, 100, 150, 200, 250, 300, 310], every=100, broken=(100,))
-    assert stay == [0, 100, 150, 200, 300, 310]
-    assert sorted(asked) == [100, 150, 200, 300, 300, 310]  # not step 0: nothing could take its place
 
 
 def test_of_two_saves_of_one_step_the_newer_one_stays() -> None:

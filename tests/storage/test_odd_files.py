@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from elastic_checkpoint import Checkpointer, StorageError
 from elastic_checkpoint.storage import open_storage
-from elastic_checkpoint.storage.base import Missing, get_into, make_durable, map_object, put_lightly
+from elastic_checkpoint.storage.base import Missing, get_into, map_object, put_lightly
 
 Make = Callable[..., Checkpointer]
 
@@ -142,45 +141,3 @@ def test_a_sign_of_life_is_not_written_into_what_is_no_file(kind: str, tmp_path:
     replaced(tmp_path / "leases" / "1", kind)
     with pytest.raises((StorageError, Missing)):
         ended(lambda: put_lightly(storage, "leases/1", b"x"))
-
-
-def test_a_temporary_file_that_is_none_does_not_hold_a_sweep(tmp_path: Path) -> None:
-    storage = open_storage(tmp_path)
-    storage.put("data/x", b"x")
-    for number, kind in enumerate(ODD):
-        name = tmp_path / "data" / f".{number}.tmp"
-        replaced(name, kind)
-        if not name.is_dir():
-            os.utime(name, (0, 0), follow_symlinks=False)
-    ended(lambda: storage.tidy(3600))
-    assert storage.get("data/x") == b"x"
-
-
-def test_a_sign_of_life_of_any_size_is_read_to_its_first_bytes(tmp_path: Path, checkpointer: Make) -> None:
-    """A sparse file of 200 GB there would fill the memory of whoever comes."""
-    with checkpointer(tmp_path) as runs:
-        runs.save(1, state(1))
-    (tmp_path / "leases").mkdir(exist_ok=True)
-    with open(tmp_path / "leases" / "00000001", "wb") as file:
-        os.truncate(file.fileno(), 200 * 2**30)
-    began_s = time.process_time()
-    assert ended(lambda: checkpointer(tmp_path, grace_s=0).claim()).number == 2
-    assert time.process_time() - began_s < WITHIN_S
-
-
-def test_what_is_as_it_should_be_is_read_as_ever(tmp_path: Path) -> None:
-    storage = open_storage(tmp_path)
-    whole = bytes(range(256)) * 8192
-    storage.put("x", whole)
-    put_lightly(storage, "leases/1", b"longer")
-    put_lightly(storage, "leases/1", b"x")
-    make_durable(storage, "x")
-    assert storage.get("leases/1") == b"x"
-    assert storage.get("x") == whole
-    assert storage.get("x", 250, 10) == whole[250:260]
-    assert storage.get("x", len(whole) - 1, 10) == whole[-1:]
-    assert storage.get("x", len(whole) + 5, 10) == b""
-    target = bytearray(len(whole))
-    assert get_into(storage, "x", memoryview(target)) == len(whole)
-    assert target == whole
-    assert get_into(storage, "x", memoryview(target)[:5]) == len(whole)

@@ -5,24 +5,18 @@ The servers are moto and Ceph's gateway behind a front that resets, hangs, and a
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
-from fsspec.implementations.arrow import ArrowFSWrapper
-from fsspec.implementations.memory import MemoryFileSystem
 
 from elastic.__main__ import main as elastic_main
 from elastic.events import reading
@@ -109,16 +103,6 @@ def test_who_won_a_race_is_known_through_all_trouble(front_of_ceph: Front) -> No
     storage.close()
 
 
-def test_a_probe_whose_answer_was_lost_still_finds_out(front_of_ceph: Front) -> None:
-    """The client library repeats the request by itself, and is told that the object exists: it is the probe's own."""
-    storage = open_storage("s3://runs/lost-probe", front_of_ceph.options, retry_s=PATIENCE_S)
-    storage.put("a", b"a connection that is kept")
-    front_of_ceph.troubles.append("lost")
-    assert storage.exclusive()
-    assert storage.list("claims") == {}
-    storage.close()
-
-
 @pytest.mark.parametrize("trouble", ["SlowDown", "reset"])
 def test_what_does_not_pass_ends_at_the_deadline(front: Front, trouble: str) -> None:
     """No library may retry below ours, or the deadline would be many times as long. (But aiohttp sends a request once
@@ -156,19 +140,6 @@ def test_what_the_server_will_never_do_is_said_after_one_request(front: Front, c
     assert caught.value.attempts == front.requests - before == 1
     assert code in str(caught.value)
     storage.close()
-
-
-def test_the_probe_of_the_conditional_create_is_logged_once(
-    any_s3: S3Server, checkpointer: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="elastic_checkpoint")
-    runs = checkpointer("s3://runs/probe", storage_options=any_s3.options, retry_s=PATIENCE_S)
-    for step in (1, 2, 3):
-        runs.save(step, STATE)
-    told = [record.getMessage() for record in caplog.records if "only if it is absent" in record.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("s3://runs/probe creates an object only if it is absent")
-    assert any_s3.secret not in caplog.text
 
 
 @pytest.fixture
@@ -260,32 +231,6 @@ def test_an_object_of_a_server_that_does_not_answer_is_not_absent(
         getattr(open_storage(f"{scheme}{silent}/x", retry_s=0), ask)("commits/1")
 
 
-NEVER_ANSWERS = """
-import asyncio, sys, threading
-import fsspec
-from fsspec.asyn import AsyncFileSystem
-from elastic_checkpoint.errors import StorageError
-from elastic_checkpoint.storage import open_storage
-
-class Resolves(AsyncFileSystem):
-    "As aiohttp, which looks names up in its loop's pool."
-    protocol = "resolves"
-    async def _find(self, path, **_):
-        await asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
-
-fsspec.register_implementation("resolves", Resolves)
-try:
-    open_storage("resolves://host/run", retry_s=0, answer_s=0.5).list("commits")
-except StorageError as error:
-    sys.exit(3 if "no answer within" in str(error) else 1)
-"""
-
-
-def test_a_command_that_gave_a_storage_up_ends() -> None:
-    """The end of an interpreter joins the threads of all pools: the prompt came back when the resolver gave up."""
-    assert subprocess.run([sys.executable, "-c", NEVER_ANSWERS], check=False, timeout=60).returncode == 3
-
-
 def test_a_server_that_refuses_connections_is_no_empty_folder() -> None:
     """fsspec's own walk passes over every error: a run there would have begun anew, and its report have been empty."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -307,36 +252,6 @@ def test_each_command_says_what_of_a_url_does_not_answer(
     assert "failed 1 times within 2 s" in said
     assert "attempt 1  TimeoutError: no answer within 2 s" in said
     assert "  next   see whether the storage can be reached" in said
-
-
-class NamesErrorsItself(MemoryFileSystem):  # type: ignore[misc]  # it has no types
-    """One whose library knows of no FileNotFoundError."""
-
-    protocol = "namesitself"
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        raise OSError(errno.ENOENT, "no such share", path)
-
-
-def test_a_folder_that_is_not_there_is_empty_whatever_a_filesystem_calls_it() -> None:
-    fsspec.register_implementation("namesitself", NamesErrorsItself, clobber=True)
-    assert open_storage("namesitself://share/run", retry_s=0).list("commits") == {}
-
-
-def test_what_wraps_a_filesystem_that_is_none_of_fsspecs_is_a_storage(tmp_path: Path) -> None:
-    """As hdfs://, by pyarrow, whose own filesystems have no protocol."""
-    arrow = pytest.importorskip("pyarrow.fs")
-
-    class Wrapped(ArrowFSWrapper):  # type: ignore[misc]
-        protocol = "wrapped"
-
-        def __init__(self, **_: Any) -> None:
-            super().__init__(arrow.LocalFileSystem())
-
-    fsspec.register_implementation("wrapped", Wrapped, clobber=True)
-    (tmp_path / "commits").mkdir()
-    (tmp_path / "commits" / "one").write_bytes(b"12")
-    assert open_storage(f"wrapped://{tmp_path}", retry_s=0).list("commits") == {"commits/one": 2}
 
 
 class AnswersOnce(LocalStorage):

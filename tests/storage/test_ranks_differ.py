@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from elastic_checkpoint import Checkpointer, PerRank, RanksDiffer, StateMismatch, UnsupportedValue, digest
-from elastic_checkpoint.format.marks import Patterns
 from elastic_checkpoint.load.reader import read_commit
 from elastic_checkpoint.save.group import replicas
 from tests.kit.ranks import returned, run_ranks
@@ -276,18 +275,6 @@ def test_a_ddp_model_with_batchnorm_is_saved_as_rank_0_holds_it_and_that_is_said
     assert not [line for line in others if "running statistics" in line]
 
 
-def trusting(rank: int, size: int, folder: str) -> set[float]:
-    with ranks_of(folder, rank, size, name="trust", replicas="trusted") as (runs, _):
-        state = {"w": torch.full((90_000,), float(rank))}
-        runs.save(1, state)
-        runs.load(state)
-        return set(state["w"].tolist())
-
-
-def test_replicas_that_are_trusted_are_not_looked_at(tmp_path: Path) -> None:
-    assert returned(run_ranks(trusting, 2, str(tmp_path))) == [{0.0, 1.0}] * 2
-
-
 def _on_device(tensors: dict[str, torch.Tensor]) -> Any:
     return replicas._on_device([tensors[name] for name in sorted(tensors)])
 
@@ -329,12 +316,3 @@ def test_large_states_are_hashed_in_parts_by_several_threads(monkeypatch: pytest
             assert replicas.digest(state) != first, (name, index)
             tensor[index] = before
     assert replicas.digest(state) == first
-
-
-def test_patterns_name_an_entry_and_all_below_it() -> None:
-    patterns = Patterns(["rng", "model.*.running_*", "state[0].x"], "per_rank")
-    for path in ("rng", "rng.torch", "rng[0]", "model.a.running_mean", "model.a.b.running_var", "state[0].x"):
-        assert patterns.match(path), path
-    for path in ("rng2", "xrng", "a.rng", "model.running_mean", "state0.x", ""):
-        assert not patterns.match(path), path
-    assert not Patterns((), "rank0").match("rng")

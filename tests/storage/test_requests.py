@@ -169,14 +169,3 @@ def test_an_aged_run_reads_its_claims_at_the_same_time_and_its_sweeps_read_them_
         storage.requests.clear()
         assert read_history(storage, lambda line: None, known=known) == history
         assert storage.requests == {"list commits": 1, "list claims": 1} | ({"get claims": reads} if reads else {})
-
-
-def test_the_sweeps_of_one_job_read_no_claim_twice(tmp_path: Path, checkpointer: Make) -> None:
-    storage = aged(tmp_path, 30)
-    runs = checkpointer(storage, keep=2, keep_every=1000, grace_s=0)
-    runs.save(31_000, {"w": torch.zeros(1)})
-    storage.requests.clear()
-    runs.save(32_000, {"w": torch.zeros(1)})
-    assert storage.requests["get claims"] < 8, "only its own, to see that it still is its own"
-    assert len(runs.list()) == 2  # the others' manifests are none
-    assert len(read_history(storage, lambda line: None).lineage) == 32

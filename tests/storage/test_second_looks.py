@@ -4,7 +4,6 @@ what they look like."""
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elastic_checkpoint import Checkpointer, CheckpointError, NoCheckpoint
-from elastic_checkpoint.format.hashing import seal, unseal
-from elastic_checkpoint.format.names import CommitId
+from elastic_checkpoint import Checkpointer
 from elastic_checkpoint.runs.fence import withdraw
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import local, open_storage, redact
-from elastic_checkpoint.storage.local import LocalStorage
 from elastic_checkpoint.storage.redact import Scrubber
 from elastic_checkpoint.testing import Delay, Faults, Plan, ShortRead
 from tests.kit.ranks import returned, run_ranks
@@ -84,23 +80,6 @@ def test_an_entry_whose_sync_failed_is_synced_before_it_is_called_durable(
     assert synced == ["failed", "done"]
 
 
-def test_a_new_folder_whose_entry_was_not_synced_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = open_storage(tmp_path / "run")
-    failed: list[Path] = []
-    real = local._fsync_folder
-
-    def fails_once(folder: Path) -> None:
-        if folder == tmp_path and not failed:
-            failed.append(folder)
-            raise OSError(errno.EIO, "Input/output error")
-        real(folder)
-
-    monkeypatch.setattr("elastic_checkpoint.storage.local._fsync_folder", fails_once)
-    storage.put_new("claims/x", b"x")
-    assert failed == [tmp_path]
-    assert storage.get("claims/x") == b"x"
-
-
 def test_a_clock_that_is_set_sweeps_no_save_under_way(
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,17 +98,6 @@ def test_a_clock_that_is_set_sweeps_no_save_under_way(
     assert all(one.ok for one in runs.verify())
 
 
-def test_a_file_under_way_is_no_leftover_whatever_the_clock_says(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    target = tmp_path / "data"
-    target.mkdir()
-    with storage._written(target / "x", b"half of it") as temporary:
-        assert storage.tidy(-(2.0**40)) == ()
-        assert temporary.exists()
-    (target / ".x.0123456789ab.tmp").write_bytes(b"its writer is dead")
-    assert storage.tidy(-(2.0**40)) == ("data/.x.0123456789ab.tmp",)
-
-
 def test_a_withdrawn_claim_never_counts(tmp_path: Path, checkpointer: Make) -> None:
     with checkpointer(tmp_path) as runs:
         runs.save(1, state(1))
@@ -143,41 +111,6 @@ def test_a_withdrawn_claim_never_counts(tmp_path: Path, checkpointer: Make) -> N
     assert [id.step for id in history.outside] == [2]
     assert (history.newest_claim, history.highest) == (1, 2)
     assert checkpointer(tmp_path).claim().number == 3
-
-
-@pytest.mark.parametrize("field", ["meta", "tree"])
-def test_a_manifest_nested_beyond_reason_is_passed_over(field: str, tmp_path: Path, checkpointer: Make) -> None:
-    """One such object stopped every load of the run; what may be nested that deeply is still read."""
-    runs = checkpointer(tmp_path)
-    deep: Any = 0
-    for _ in range(190):
-        deep = (deep,)
-    runs.save(1, {"w": torch.ones(3), "deep": deep})
-    newest = runs.save(2, {"w": torch.zeros(3), "deep": 0})
-    path = tmp_path / CommitId(newest.claim, newest.step, newest.nonce).manifest_key
-    body, document = unseal(path.read_bytes(), "it"), "0"
-    for _ in range(390):
-        document = f'{{"!":"tuple","items":[{document}]}}'
-    body[field] = {"a": json.loads(document)} if field == "meta" else json.loads(document)
-    path.write_bytes(seal(body))
-    assert runs.read().step == 1
-    assert runs.load({"w": torch.zeros(3), "deep": 0}) == 1
-    assert [commit.step for commit in runs.list()] == ([1] if field == "meta" else [2, 1])
-    latest = runs.latest()
-    assert latest is not None
-    assert latest.step == (1 if field == "meta" else 2)
-
-
-@pytest.mark.parametrize("url", ["s3:/bucket/run", "s3:bucket", "memory:/x", "file:/tmp/x"])
-def test_a_url_with_one_slash_is_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    protocol = url.partition(":")[0]
-    with pytest.raises(CheckpointError, match=f"write {protocol}:// with two slashes"):
-        Checkpointer(url)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(NoCheckpoint):
-        Checkpointer(f"./{url}").read()
-    Checkpointer("12:30/run").close()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from elastic_checkpoint.net.machine import only_near
 from elastic_checkpoint.net.secured import client_side
 from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
 from elastic_checkpoint.storage import open_storage
-from elastic_checkpoint.testing import Faults, Plan
 
 Make = Callable[..., Checkpointer]
 STATE = {"w": torch.arange(4.0)}
@@ -61,16 +60,6 @@ def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: B
     assert not only_near("172.17.0.1")
     assert isinstance(ask(beacon.endpoint(), NONCE, timeout_s=5), Alive)
     assert gone_for_certain(beacon.endpoint(), NONCE) is None
-
-
-def test_a_process_that_has_ended_is_gone_for_certain_whatever_its_network(beacon: Beacon) -> None:
-    """Containers share the boot and, with the host's process numbers, the proof; not the loopback."""
-    other = {**beacon.endpoint(), "network": "net:[1]", "addresses": []}
-    assert gone_for_certain(other, NONCE) is None  # it runs: it is this process
-    assert "has ended" in str(gone_for_certain({**other, "started": 1}, NONCE))  # the number is another's by now
-    assert gone_for_certain({**other, "started": 1, "pid_namespace": 1}, NONCE) is None
-    beacon.close()
-    assert "refuses" in str(gone_for_certain(beacon.endpoint(), NONCE))
 
 
 def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_lives(
@@ -150,14 +139,6 @@ def test_a_copy_of_a_live_run_is_another_run(tmp_path: Path, checkpointer: Make)
         checkpointer(tmp_path / "same").save(2, STATE)
     first.save(2, STATE)
     assert not [path for path in (tmp_path / "run" / "claims").iterdir() if "probe" in path.name]
-
-
-def test_a_holder_at_a_url_that_wants_options_is_no_riddle(tmp_path: Path, checkpointer: Make) -> None:
-    """Whether this is a copy cannot be told without them, so it counts as the same run."""
-    url, options = Faults(Plan()).around(str(tmp_path / "run"), {"auto_mkdir": True})
-    checkpointer(url, storage_options=options).save(1, STATE)
-    with pytest.raises(ClaimHeld):
-        checkpointer(tmp_path / "run").save(2, STATE)
 
 
 def test_a_moved_run_is_still_its_holders(tmp_path: Path, checkpointer: Make) -> None:

@@ -12,7 +12,7 @@ import torch
 from elastic_checkpoint import Checkpointer, ClaimLost, CorruptCheckpoint, NoCheckpoint, StorageError
 from elastic_checkpoint.format.names import COMMITS, CommitId
 from elastic_checkpoint.runs.history import read_history
-from elastic_checkpoint.storage import Missing, open_storage
+from elastic_checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]
 
@@ -166,36 +166,3 @@ def test_a_checkpoint_whose_data_no_listing_shows_yet_is_whole(tmp_path: Path, c
     (tmp_path / newest.shard_key(0)).unlink()
     storage.still = 1
     assert checkpointer(storage).read().step == 1
-
-
-def test_a_save_whose_data_no_listing_shows_yet_is_committed(tmp_path: Path, checkpointer: Make) -> None:
-    """A run could not start while every listing was late, and ended: the same failure twice."""
-    storage: Any = Stale(tmp_path)
-    whole = storage.list
-
-    def late(prefix: str) -> dict[str, int]:
-        return {} if prefix.startswith("data/c") else whole(prefix)
-
-    storage.list = late
-    checkpointer(storage).save(1, state(1))
-    assert checkpointer(tmp_path).read().step == 1
-
-
-class Late(Stale):
-    """Shows no manifest at the first look."""
-
-    hidden = False
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if key.startswith(COMMITS) and not self.hidden:
-            self.hidden = True
-            raise Missing(key)
-        data: bytes = self._inner.get(key, start, length)
-        return data
-
-
-def test_a_manifest_that_is_not_shown_at_once_is_not_said_to_be_lost(tmp_path: Path, checkpointer: Make) -> None:
-    runs = checkpointer(Late(tmp_path))
-    with pytest.raises(StorageError, match="counts if the storage shows all of it later"):
-        runs.save(1, {"w": torch.ones(3)})
-    assert checkpointer(tmp_path).read().step == 1

@@ -5,7 +5,6 @@ Where no thread can be started nothing is copied before somebody asks for it: so
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ import torch
 from elastic_checkpoint import Checkpointer, SaveDropped, Saving, StateChanged, WriterDied, digest
 from elastic_checkpoint.save import copying
 from elastic_checkpoint.save.copying import PIECE_BYTES, Copying, Remainder
-from elastic_checkpoint.save.staging import Stage
 from tests.storage.beside import WITHIN_S, Make, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -88,36 +86,6 @@ def test_a_piece_that_an_exception_cuts_off_is_missed(no_thread: None, monkeypat
             one.finish()
     one.finish()
     assert not one.done
-
-
-class _FailedStream:
-    """As torch's events answer once a kernel has failed."""
-
-    done, took_s = False, 0.0
-
-    def wait(self) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-
-def test_a_gpu_that_has_failed_costs_the_save_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waited for the copy got the GPU's error, at each call, and closing left the writer process behind."""
-    live = state(0)
-    copy = Stage.copy
-
-    def copied(*arguments: Any) -> Remainder:
-        remainder = copy(*arguments)
-        return Remainder(remainder.moves, [_FailedStream()])  # type: ignore[list-item]
-
-    with Checkpointer(tmp_path) as runs:
-        runs.save(0, live, blocking=False).wait(WITHIN_S)
-        with monkeypatch.context() as patched:
-            patched.setattr(Stage, "copy", copied)
-            saving = begun(runs, 1, live)
-            assert saving.staged()
-        with pytest.raises(SaveDropped, match="cut off"):
-            saving.wait(WITHIN_S)
-        runs.save(2, live, blocking=False).wait(WITHIN_S)
-    assert not writers()
 
 
 def test_what_is_steady_is_copied_after_the_call_and_all_else_in_it(
@@ -207,48 +175,6 @@ def test_a_save_whose_steady_tensors_are_written_to_is_dropped_and_the_next_one_
         begun(runs, 2, live).wait(WITHIN_S)
         assert [commit.step for commit in runs.list()] == [2, 0]
     assert held(tmp_path, 2) == then
-
-
-def test_a_save_whose_steady_tensors_are_moved_is_dropped(tmp_path: Path, checkpointer: Make) -> None:
-    """As torch.multiprocessing moves what it is given to shared memory: no version counts that."""
-    live = state(1)
-    runs = checkpointer(tmp_path)
-    runs.save(0, live)
-    saving = begun(runs, 1, live)
-    next(one for one in gc.get_objects() if type(one) is Copying).finish()  # before its memory goes
-    version = live["weights"]["w2"]._version
-    live["weights"]["w2"].untyped_storage().resize_(2**24)
-    assert live["weights"]["w2"]._version == version
-    saving.staged()
-    with pytest.raises(StateChanged, match=r"weights\.w2 changed"):
-        saving.wait(WITHIN_S)
-
-
-def test_an_interrupted_copy_is_dropped(tmp_path: Path, no_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = state(1)
-    with Checkpointer(tmp_path) as runs:
-        saving = begun(runs, 1, live)
-
-        def interrupted(*_: int) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(copying, "_memmove", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                saving.staged()
-        with pytest.raises(SaveDropped, match="its copy was cut off"):
-            saving.wait(WITHIN_S)
-        assert runs.latest() is None
-
-
-def test_what_takes_no_time_is_copied_at_once(tmp_path: Path, checkpointer: Make, no_thread: None) -> None:
-    runs = checkpointer(tmp_path)
-    small = {"weights": {"w": torch.ones(1000)}}
-    saving = begun(runs, 1, small)
-    assert saving.staged(wait=False)
-    small["weights"]["w"].zero_()
-    saving.wait(WITHIN_S)
-    assert torch.equal(runs.read().tree["weights"]["w"], torch.ones(1000))
 
 
 def test_another_writer_process_takes_what_is_copied_and_never_what_has_moved_on(

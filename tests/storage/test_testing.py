@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import textwrap
@@ -51,10 +50,6 @@ def opened(url: str, faults: Faults) -> tuple[Any, str]:
     return faulty, root
 
 
-def contents(filesystem: Any, root: str) -> dict[str, bytes]:
-    return {name: filesystem.cat_file(name) for name in filesystem.find(root)}
-
-
 ACTS: dict[str, Any] = {
     "write": lambda fs, root: fs.pipe_file(f"{root}/a/one", b"new"),
     "read": lambda fs, root: fs.cat_file(f"{root}/a/one"),
@@ -93,34 +88,6 @@ def test_the_example_in_the_docstring_is_a_test_that_runs() -> None:
     assert kinds["TornWrite"] > 0
 
 
-def test_without_rules_it_is_the_filesystem_underneath(url: str) -> None:
-    faulty, root = opened(url, Faults(Plan()))
-    plain = faulty.target
-    assert faulty.find(root) == plain.find(root)
-    assert sorted(faulty.ls(f"{root}/a", detail=False)) == sorted(plain.ls(f"{root}/a", detail=False))
-    assert faulty.info(f"{root}/a/one")["size"] == 10
-    assert faulty.cat([f"{root}/a/one", f"{root}/a/two"]) == contents(plain, root)
-    assert faulty.cat_file(f"{root}/a/one", start=2, end=5) == b"234"
-    assert faulty.glob(f"{root}/*/t*") == plain.glob(f"{root}/*/t*")
-    assert faulty.exists(f"{root}/a/one")
-    assert not faulty.exists(f"{root}/a/three")
-    assert faulty.modified(f"{root}/a/one") == plain.modified(f"{root}/a/one")
-    with pytest.raises(FileNotFoundError):
-        faulty.cat_file(f"{root}/a/three")
-    with pytest.raises(FileExistsError):
-        faulty.pipe_file(f"{root}/a/one", b"x", mode="create")
-
-    faulty.pipe_file(f"{root}/b/new", b"3", mode="create")
-    faulty.cp_file(f"{root}/b/new", f"{root}/b/copy")
-    faulty.mv(f"{root}/b/copy", f"{root}/b/moved")
-    assert contents(plain, f"{root}/b") == {f"{root}/b/new": b"3", f"{root}/b/moved": b"3"}
-    faulty.rm(f"{root}/b", recursive=True)
-    assert not plain.exists(f"{root}/b/new")
-    faulty.rm_file(f"{root}/a/one")
-    assert [name.rpartition("/")[2] for name in plain.find(root)] == ["two"]
-    assert faulty.faults.happened == []
-
-
 def test_files_that_are_opened_are_read_and_written_through_the_faults(url: str) -> None:
     faults = Faults(Plan(Error("io", on="write", after=1, times=1), ShortRead(after=2, times=1)))
     faulty, root = opened(url, faults)
@@ -141,20 +108,6 @@ def test_files_that_are_opened_are_read_and_written_through_the_faults(url: str)
         faulty.open(f"{root}/a/text", "ab")
 
 
-def test_a_transaction_that_fails_writes_nothing(url: str) -> None:
-    faulty, root = opened(url, Faults(Plan()))
-    with contextlib.suppress(ZeroDivisionError), faulty.transaction:
-        with faulty.open(f"{root}/a/three", "wb") as file:
-            file.write(b"3")
-        raise ZeroDivisionError
-    assert not faulty.exists(f"{root}/a/three")
-    with faulty.transaction:
-        with faulty.open(f"{root}/a/three", "wb") as file:
-            file.write(b"3")
-        assert not faulty.exists(f"{root}/a/three")
-    assert faulty.cat_file(f"{root}/a/three") == b"3"
-
-
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", sorted(ERRORS))
 def test_an_error_strikes_the_operations_that_it_is_about(kind: str, operation: str) -> None:
@@ -172,16 +125,6 @@ def test_an_error_strikes_the_operations_that_it_is_about(kind: str, operation: 
     assert faulty.target.cat_file(f"{root}/a/two") == b"22"
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_late_error_strikes_when_the_work_is_done(operation: str) -> None:
-    faults = Faults(Plan(Error("reset", on=operation, late=True)))
-    faulty, root = opened("memory://late", faults)
-    with pytest.raises(ConnectionResetError):
-        ACTS[operation](faulty, root)
-    found = contents(faulty.target, root).get(f"{root}/a/one")
-    assert found == {"write": b"new", "delete": None}.get(operation, b"0123456789")
-
-
 def test_a_torn_write_is_visible_in_part(url: str) -> None:
     faults = Faults(Plan(TornWrite(times=1, keep=0.4), TornWrite(silent=True, keep=1.0)))
     faulty, root = opened(url, faults)
@@ -194,12 +137,6 @@ def test_a_torn_write_is_visible_in_part(url: str) -> None:
     assert faulty.cat_file(f"{root}/a/one") == b""
 
 
-def test_a_short_read_lacks_its_end() -> None:
-    faulty, root = opened("memory://short", Faults(Plan(ShortRead(keep=0.5, after=1, times=1))))
-    reads = [faulty.cat_file(f"{root}/a/one", start=2) for _ in range(3)]
-    assert reads == [b"23456789", b"2345", b"23456789"]
-
-
 def test_a_stale_listing_shows_what_the_last_one_showed(url: str) -> None:
     faulty, root = opened(url, Faults(Plan(StaleList(times=2), StaleList(after=3, times=1))))
     assert faulty.find(root) == []
@@ -210,14 +147,6 @@ def test_a_stale_listing_shows_what_the_last_one_showed(url: str) -> None:
     faulty.pipe_file(f"{root}/a/three", b"3")
     assert faulty.find(root, detail=True) == before
     assert [name.rpartition("/")[2] for name in faulty.find(root)] == ["three", "two"]
-
-
-def test_a_delay_waits_and_then_works() -> None:
-    waits: list[float] = []
-    faulty, root = opened("memory://slow", Faults(Plan(Delay(2.5, on="read")), sleep=waits.append))
-    assert faulty.cat_file(f"{root}/a/two") == b"22"
-    faulty.find(root)
-    assert waits == [2.5]
 
 
 def test_a_hang_ends_at_its_deadline_or_when_all_is_healed() -> None:
@@ -255,20 +184,6 @@ def test_after_a_cut_nothing_works_until_the_power_is_back(late: bool) -> None:
     faults.heal()
     assert faulty.cat_file(f"{root}/a/one") == (b"at the cut" if late else b"done")
     assert [one.number for one in faults.happened] == [1]
-
-
-def test_a_rule_sees_only_its_paths_and_an_operation_suffers_one_fault() -> None:
-    """The second rule waits for its turn: what the first one struck does not count as struck by both."""
-    faults = Faults(Plan(Error("io", path="*/one", times=1), Error("reset", on="read", after=1, times=1)))
-    faulty, root = opened("memory://paths", faults)
-    said: list[str] = []
-    for name in ("two", "one", "two", "one"):
-        try:
-            faulty.cat_file(f"{root}/a/{name}")
-            said.append("fine")
-        except OSError as error:
-            said.append(type(error).__name__)
-    assert said == ["fine", "OSError", "ConnectionResetError", "fine"]
 
 
 rules = st.builds(
@@ -312,50 +227,6 @@ def test_the_same_plan_gives_the_same_faults_within_its_bounds(plan: Plan, seque
     for (operation, path), one in zip(sequence, found, strict=True):
         certain = [r for r in plan.rules if r.about(operation, path) and (r.after, r.times, r.chance) == (0, None, 1.0)]
         assert one is not None or not certain
-
-
-def test_another_seed_gives_other_faults_and_about_as_many_as_the_chance_says() -> None:
-    reads = [("read", "a")] * 1000
-    strikes = [tuple(struck(Plan(Error("io", chance=0.2), seed=seed), reads)) for seed in range(5)]
-    assert len(set(strikes)) == 5
-    assert all(150 <= 1000 - one.count(None) <= 250 for one in strikes)
-
-
-def test_threads_share_the_counts() -> None:
-    faults = Faults(Plan(Error("io", after=100, times=50), Error("reset", chance=0.1), seed=3))
-    faulty, root = opened("memory://threads", faults)
-    alone = struck(faults.plan, [("read", f"{root}/a/two")] * 1600)
-    errors: list[str] = []
-
-    def read() -> None:
-        for _ in range(200):
-            try:
-                assert faulty.cat_file(f"{root}/a/two") == b"22"
-            except OSError as error:
-                errors.append(type(error).__name__)
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert faults.operations == {"read": 1600}
-    assert Counter(errors) == {"OSError": 50, "ConnectionResetError": len(faults.happened) - 50}
-    assert [one.number for one in faults.happened] == [number for number, rule in enumerate(alone) if rule is not None]
-
-
-def test_filesystems_made_of_a_plan_count_alone_and_those_of_one_faults_together() -> None:
-    plan = Plan(Error("io", on="read", times=1))
-    options: dict[str, Any] = {"target_protocol": "memory"}
-    fsspec.filesystem("memory").pipe_file("/shared", b"1")
-    for faults, expected in ((plan, 2), (plan.document(), 2), (Faults(plan), 1)):
-        failed = 0
-        for _ in range(2):
-            try:
-                fsspec.filesystem("faulty", **options, faults=faults).cat_file("/shared")
-            except OSError:
-                failed += 1
-        assert failed == expected
 
 
 def test_the_report_names_the_plan_and_every_fault() -> None:
