@@ -1,7 +1,7 @@
 """The judge notices bugs of our own: each of a catalogue is planted in every process of a real run, and named.
 
 With no bug planted the same runs are green, so it is the bug that is noticed and not the fault. Of both `make test`
-runs a sample, in which each promise of a drill is broken once at least, and `make nightly` all. See tests/kit/planted.
+runs a sample, another one each day, and `make nightly` all. See tests/kit/planted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic.drill.report.findings import PROMISES
 from tests.kit.planted.catalogue import CATALOGUE
 from tests.kit.planted.plans import WAYS, Undisturbed, judged, undisturbed
 
@@ -41,11 +40,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return of
 
 
-def broken_by(name: str) -> set[str]:
-    """The promises that a run with this bug does not keep."""
-    return {promise for promise, invariants in PROMISES.items() if invariants & CATALOGUE[name].caught_by}
-
-
 @pytest.mark.nightly(sample=1)
 @pytest.mark.elastic_drill
 @pytest.mark.parametrize("name", WAYS)
@@ -55,7 +49,7 @@ def test_with_no_bug_planted_the_judge_finds_nothing(reference: Reference, tmp_p
 
 
 @pytest.mark.elastic_drill
-@pytest.mark.nightly(sample=4, covers=broken_by)
+@pytest.mark.nightly(sample=3)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_planted_bug_is_noticed(reference: Reference, tmp_path: Path, name: str) -> None:
     """By each of the invariants that it breaks, or by the run itself before that; and it must have acted, or another

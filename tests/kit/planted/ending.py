@@ -34,21 +34,6 @@ def leave_an_orphan(right: Any, act: Act) -> Any:
     return close
 
 
-@planted("elastic.loop.session:Session.close", plan="alone", caught_by={"left"})
-def leave_shared_memory(right: Any, act: Act) -> Any:
-    """A file in shared memory outlives the run."""
-
-    def close(self: Any, **how: Any) -> None:
-        import os
-        from pathlib import Path
-
-        act()
-        Path(f"/dev/shm/torch_{os.getpid()}_planted_0").touch()
-        right(self, **how)
-
-    return close
-
-
 @planted("elastic.loop.view_group:ViewGroup._retire", plan="lost", caught_by={"left"})
 def keep_every_view_s_connections(right: Any, act: Act) -> Any:
     """The connections and threads of a view that is over are never given back, and grow with each loss."""

@@ -71,7 +71,6 @@ WAYS: dict[str, Way] = {
         what="a layer is unfrozen, then killed in a step, started again", faults=_KILLED, launches=2, habit="unfreezing"
     ),
     "teacher": Way(what="3 workers and a mean teacher, no faults", workers=3, habit="teacher"),
-    "draws": Way(what="3 workers draw in updates and after them, no faults", workers=3, habit="langevin"),
     "skips together": Way(what="3 workers pass two steps over, no faults", workers=3, habit="skips"),
     "skips, resumed": Way(
         what="a step is passed over, then killed, started again from before it",

@@ -55,18 +55,6 @@ def read_a_share_on_two_workers(right: Any, act: Act) -> Any:
     return deal
 
 
-@planted("elastic.loop.session:Session.read_from", plan="resumed", caught_by={"coverage"})
-def resume_the_sampler_one_step_late(right: Any, act: Act) -> Any:
-    """The sampler's state is off by one when a run goes on: the data of one step are skipped."""
-
-    def read_from(self: Any, first: int) -> None:
-        if first > 0:
-            act()
-        right(self, first + (first > 0))
-
-    return read_from
-
-
 @planted("elastic.data.loader:_Reader.read", plan="alone, loading ahead", caught_by={"content"})
 def augment_with_the_loader_s_own_numbers(right: Any, act: Act) -> Any:
     """An example's random numbers depend on the loader process that reads it."""
@@ -83,42 +71,3 @@ def _(right: Any, act: Act) -> Any:
     import os
 
     return lambda value, device: right(value ^ os.getpid(), device)
-
-
-@planted("elastic.loop.storage.saver:Saver.read", plan="resumed", caught_by={"batch"})
-def forget_the_epoch_on_resume(right: Any, act: Act) -> Any:
-    """A run that goes on believes to be in its first epoch."""
-
-    def read(self: Any) -> Any:
-        from dataclasses import replace
-
-        found = right(self)
-        if found is None:
-            return None
-        act()
-        return replace(found[0], epoch=0), *found[1:]
-
-    return read
-
-
-@planted("elastic.loop.between_steps.evaluation:_evaluating", plan="alone", caught_by={"reference"})
-def train_on_what_is_evaluated(right: Any, act: Act) -> Any:
-    """An evaluation counts as training: the model stays in train mode, and BatchNorm learns from the test set."""
-
-    def evaluating(things: Any) -> Any:
-        from contextlib import nullcontext
-
-        act()
-        return nullcontext()
-
-    return evaluating
-
-
-@train_on_what_is_evaluated.also("elastic.group.buffers:Buffers.untouched")
-def _and_keep_what_it_moved(right: Any, act: Act) -> Any:
-    def untouched(self: Any) -> Any:
-        from contextlib import nullcontext
-
-        return nullcontext()
-
-    return untouched

@@ -23,18 +23,6 @@ def forget_momentum_in_a_transfer(right: Any, act: Act) -> Any:
     return pass_on
 
 
-@planted("elastic.loop.restoring.transfer:take", plan="lost", caught_by={"agreement", "reference"})
-def take_weights_before_all_have_come(right: Any, act: Act) -> Any:
-    """A newcomer goes on without the last of the weights that follow while the others compute."""
-
-    def take(group: Any, given: Any, into: Any) -> None:
-        right(group, given, into)
-        act()
-        into[list(into)[-1]].zero_()
-
-    return take
-
-
 @planted("elastic.loop.steps.update:Update._open", plan="lost", caught_by={"agreement", "reference"})
 def donate_a_torn_state(right: Any, act: Act) -> Any:
     """What a newcomer gets is half from before the last update and half from after it."""
@@ -85,22 +73,6 @@ def restart_survivors(right: Any, act: Act) -> Any:
         raise SystemExit(75)
 
     return recover
-
-
-@planted("elastic.launch.agent:Agent._exited", plan="lost", caught_by={"lost"})
-def kill_one_more(right: Any, act: Act) -> Any:
-    """The agent of a worker that was killed kills another one, which was well."""
-    more = [1]
-
-    def exited(self: Any, worker: Any, ended: Any, **named: Any) -> None:
-        right(self, worker, ended, **named)
-        well = [other for other in self._workers.values() if other.pid and other.ready]
-        if ended.signal and well and more:
-            more.pop()
-            act()
-            well[0].kill()
-
-    return exited
 
 
 @planted(

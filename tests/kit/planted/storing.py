@@ -23,18 +23,6 @@ def resume_at_the_wrong_step(right: Any, act: Act) -> Any:
     return read
 
 
-@planted("elastic_checkpoint.checkpointer:Checkpointer.read", plan="resumed", caught_by={"durable"})
-def resume_from_an_older_checkpoint(right: Any, act: Act) -> Any:
-    """A run goes on from the checkpoint before the newest."""
-
-    def read(self: Any, *, step: Any = None, **others: Any) -> Any:
-        found = right(self, step=step, **others)
-        act()
-        return right(self, step=found.step - 4)
-
-    return read
-
-
 @planted("elastic_checkpoint.save.ranks:save_now", plan="cut", caught_by={"durable"})
 def commit_before_the_data(right: Any, act: Act) -> Any:
     """A checkpoint is listed before its data are there, and a kill comes in between."""
@@ -49,21 +37,6 @@ def commit_before_the_data(right: Any, act: Act) -> Any:
         objects = [StoredObject(len(file), xxh3(file), CHUNK_BYTES, tuple(chunk_hashes(file))) for file in files]
         storage.put_new(save.draft.id.manifest_key, save.draft.manifest(objects))
         _later(lambda: [storage.put(save.draft.id.shard_key(index), file) for index, file in enumerate(files)])
-        return save.commit
-
-    return save_now
-
-
-@planted("elastic_checkpoint.save.ranks:save_now", plan="cut", caught_by={"durable"})
-def report_a_save_before_it_is_durable(right: Any, act: Act) -> Any:
-    """A save is reported as committed while it is still to be written, and a kill comes in between."""
-
-    def save_now(storage: Any, save: Any) -> Any:
-        from dataclasses import replace
-
-        act()
-        copied = replace(save, tensors={name: tensor.clone() for name, tensor in save.tensors.items()})
-        _later(lambda: right(storage, copied))
         return save.commit
 
     return save_now
@@ -106,28 +79,6 @@ def _(right: Any, act: Act) -> Any:
     return lambda storage, draft, objects, **_: storage.put_new(draft.id.manifest_key, draft.manifest(objects))
 
 
-@planted("elastic_checkpoint.save.commit:write_object", plan="alone", caught_by={"checkpoint"})
-def tear_what_the_writer_process_writes(right: Any, act: Act) -> Any:
-    """The process that writes checkpoints beside training loses the end of an object, after it was hashed."""
-
-    def write_object(storage: Any, id: Any, index: int, file: Any) -> Any:
-        import sys
-
-        stored = right(storage, id, index, file)
-        if "torch" not in sys.modules:
-            act()
-            torn = bytes(file[: len(file) - 64]) + bytes(64)
-            storage.put(id.shard_key(index), torn)
-        return stored
-
-    return write_object
-
-
-@tear_what_the_writer_process_writes.also("elastic.loop.storage.saver:_WARM_AFTER_S")
-def _(right: Any, act: Act) -> Any:
-    return 0.0  # no bug: so that a run of a second has a writer process
-
-
 @planted("elastic.state.train_state:TrainState.objects", plan="alone", caught_by={"final"})
 def save_without_momentum(right: Any, act: Act) -> Any:
     """A checkpoint holds the weights, and zeros for the optimizer's averages."""
@@ -142,34 +93,6 @@ def save_without_momentum(right: Any, act: Act) -> Any:
         return found
 
     return objects
-
-
-@planted("elastic.loop.storage.saver:Saver.save", plan="alone", caught_by={"state"})
-def save_another_step_than_it_says(right: Any, act: Act) -> Any:
-    """A checkpoint says one step less than it holds."""
-
-    def save(self: Any, position: Any, **how: Any) -> None:
-        from dataclasses import replace
-
-        if 0 < position.step < self._config.plan.total_steps:
-            act()
-            position = replace(position, step=position.step - 1)
-        right(self, position, **how)
-
-    return save
-
-
-@planted("elastic.loop.recovery:Recovery.save_unless_held", plan="alone", caught_by={"durable"})
-def end_without_the_last_save(right: Any, act: Act) -> Any:
-    """A run ends, and its last state is nowhere."""
-
-    def commit(self: Any, **how: Any) -> None:
-        if self._state.finished:
-            act()
-            return
-        right(self, **how)
-
-    return commit
 
 
 @planted("elastic_checkpoint.runs.retention:Sweeper.sweep", plan="alone", caught_by={"checkpoint"})
