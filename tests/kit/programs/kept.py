@@ -9,8 +9,6 @@ scripts would have alike: a small model, 48 points, two steps an epoch.
 from __future__ import annotations
 
 import copy
-import functools
-import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 import elastic
 
@@ -88,37 +86,6 @@ def running_mean_in_an_attribute() -> None:
 
 
 @script
-def running_mean_in_a_numpy_array() -> None:
-    class Centred(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mean, self.layers = np.zeros(4, np.float32), layers()
-
-        def forward(self, x: torch.Tensor) -> Any:
-            self.mean += 0.1 * (x.detach().mean(dim=0).numpy() - self.mean)
-            return self.layers(x - torch.from_numpy(self.mean))
-
-    fit(Centred())
-
-
-@script
-def hidden_state_of_the_last_batch() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.out = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 2)
-            self.hidden: Any = None
-
-        def forward(self, x: torch.Tensor) -> Any:
-            given, self.hidden = self.hidden, None
-            out, (h, c) = self.lstm(x.unsqueeze(-1), given)
-            self.hidden = (h.detach(), c.detach())
-            return self.out(out[:, -1])
-
-    fit(Recurrent())
-
-
-@script
 def hidden_state_handed_on_by_the_loop() -> None:
     cell, out, hidden = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 2), None
     model = nn.ModuleDict({"cell": cell, "out": out})
@@ -130,23 +97,6 @@ def hidden_state_handed_on_by_the_loop() -> None:
             F.cross_entropy(out(found[:, -1]), y).backward()
             hidden = hidden.detach()
             optimizer.step()
-
-
-@script
-def mode_set_by_the_batch() -> None:
-    """Each share leaves the dropout on, or off, by its own examples."""
-
-    class Moody(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers()
-
-        def forward(self, x: torch.Tensor) -> Any:
-            scores = self.layers(x)
-            self.layers[2].train(bool(x[0, 0] > 0))
-            return scores
-
-    fit(Moody())
 
 
 @script
@@ -200,27 +150,6 @@ def temperature_by_the_own_loss() -> None:
             optimizer.step()
             if run.stepped:
                 scale = 1.0 + loss.item()
-
-
-@script
-def dropout_annealed() -> None:
-    model: Any = layers()
-    fit(model, between=lambda run: setattr(model[2], "p", model[2].p * 0.9))
-
-
-@script
-def queue_of_keys_in_a_list() -> None:
-    """As a contrast over the batches before."""
-    model, queue = layers(), list[torch.Tensor]()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for x, y in run.batches():
-            optimizer.zero_grad()
-            scores = model(x)
-            contrast = (scores @ torch.cat(queue).T).square().mean() if queue else 0.0
-            (F.cross_entropy(scores, y) + 0.1 * contrast).backward()
-            queue = [*queue, scores.detach()][-4:]
-            optimizer.step()
 
 
 @script
@@ -290,28 +219,8 @@ def teacher_that_each_body_moves() -> None:
 
 
 @script
-def teacher_that_each_step_moves() -> None:
-    distilled(average=lambda run, teacher, model: run.stepped and follow(teacher, model))
-
-
-@script
 def teacher_that_was_handed_over() -> None:
     distilled(average=lambda run, teacher, model: run.stepped and follow(teacher, model), handed=True)
-
-
-@script
-def teacher_replaced_each_epoch() -> None:
-    model = layers()
-    teacher = copy.deepcopy(model).eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for _ in run.epochs():
-            for x, y in run.batches():
-                optimizer.zero_grad()
-                scores = model(x)
-                (F.cross_entropy(scores, y) + (scores - teacher(x)).square().mean()).backward()
-                optimizer.step()
-            teacher = copy.deepcopy(model).eval()
 
 
 @script
@@ -325,26 +234,6 @@ def teacher_in_a_loop_over_steps() -> None:
                 loss = F.cross_entropy(scores, y) + (scores - teacher(x)).square().mean()
                 step.backward(loss * len(y), count=len(y))
             follow(teacher, model)
-
-
-KEPT = nn.Linear(4, 2)
-
-
-def changes_what_is_kept() -> None:
-    with torch.no_grad():
-        KEPT.weight.add_(1)
-
-
-@script
-def global_module_that_a_function_moves() -> None:
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for x, y in run.batches():
-            changes_what_is_kept()
-            optimizer.zero_grad()
-            F.cross_entropy(model(x) + 0.1 * KEPT(x).detach(), y).backward()
-            optimizer.step()
 
 
 @script
@@ -388,72 +277,6 @@ def average_that_only_the_end_reads() -> None:
     average = copy.deepcopy(model).eval()
     fit(model, between=lambda run: follow(average, model))
     torch.save(average.state_dict(), "average.pt")
-
-
-@script
-def average_in_a_dict_that_only_the_end_reads() -> None:
-    model = layers()
-    shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
-
-    def average(run: elastic.Run) -> None:
-        for name, one in model.named_parameters():
-            shadow[name] = 0.9 * shadow[name] + 0.1 * one.detach()
-
-    fit(model, between=average)
-    torch.save(shadow, "average.pt")
-
-
-@script
-def best_weights_for_the_end() -> None:
-    model, best, lowest = layers(), None, float("inf")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for _ in run.epochs():
-            total = 0.0
-            for x, y in run.batches():
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                run.add(loss=loss.detach() * len(y))
-                loss.backward()
-                optimizer.step()
-                if run.stepped:
-                    total += float(run.sums["loss"] / run.count)
-            if total < lowest:
-                best, lowest = copy.deepcopy(model.state_dict()), total
-    torch.save(best, "best.pt")
-
-
-@script
-def average_that_goes_back_into_the_model() -> None:
-    """As Lookahead: every third step the weights are those of an average that the script keeps."""
-    model = layers()
-    slow = copy.deepcopy(model)
-
-    def back(run: elastic.Run) -> None:
-        follow(slow, model)
-        if run.step_index % 3 == 0:
-            follow(model, slow, 1.0)
-
-    fit(model, between=back)
-
-
-@script
-def optimizer_around_the_run_s() -> None:
-    """Lookahead, of its own writing: it counts its calls, which are bodies."""
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    slow, calls = [one.detach().clone() for one in model.parameters()], 0
-    with run_of(model, optimizer=optimizer) as run:
-        for x, y in run.batches():
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            calls += 1
-            if calls % 5 == 0:
-                with torch.no_grad():
-                    for mine, other in zip(slow, model.parameters(), strict=True):
-                        mine.lerp_(other, 0.5)
-                        other.copy_(mine)
 
 
 @script
@@ -507,90 +330,6 @@ class Meter:
         self.count += 1
 
 
-class Fitting:
-    """A trainer of the script's own, with its meters and a bar."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.meter, self.seen, self.log = model, Meter(), 0, list[float]()
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def train(self) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        with run_of(self.model, optimizer=self.optimizer) as run:
-            for epoch in run.epochs():
-                for x, y in run.progress(tqdm(range(run.steps_per_epoch), desc=f"epoch {epoch}")):
-                    self.step(x, y)
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        self.loss = F.cross_entropy(self.model(x), y)
-        self.loss.backward()
-        self.optimizer.step()
-        self.seen += len(x)
-        self.meter.update(self.loss)
-        self.log.append(self.loss.item())
-
-
-@script
-def meters_of_a_trainer_of_its_own() -> None:
-    Fitting(layers()).train()
-
-
-@script
-def confusion_counted_in_a_tensor() -> None:
-    """As a metric that is updated in each body, and printed at an epoch's end."""
-    model, confusion = layers(), torch.zeros(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for _ in run.epochs():
-            for x, y in run.batches():
-                optimizer.zero_grad()
-                scores = model(x)
-                F.cross_entropy(scores, y).backward()
-                optimizer.step()
-                confusion.index_put_((y, scores.argmax(dim=1)), torch.ones(len(y)), accumulate=True)
-            print(confusion.tolist())
-            confusion.zero_()
-
-
-@script
-def weight_by_a_count_of_batches() -> None:
-    model, seen = layers(), 0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for x, y in run.batches():
-            seen += len(y)
-            optimizer.zero_grad()
-            (F.cross_entropy(model(x), y) * min(1.0, seen / 1000)).backward()
-            optimizer.step()
-
-
-@script
-def weight_by_enumerate() -> None:
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for _ in run.epochs():
-            for at, (x, y) in enumerate(run.batches()):
-                optimizer.zero_grad()
-                (F.cross_entropy(model(x), y) / (1 + at)).backward()
-                optimizer.step()
-
-
-@script
-def loss_divided_by_its_running_mean() -> None:
-    model, mean = layers(), 1.0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, optimizer=optimizer) as run:
-        for x, y in run.batches():
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            (loss / mean).backward()
-            mean = 0.9 * mean + 0.1 * loss.item()
-            optimizer.step()
-
-
 @script
 def warm_up_by_a_count_of_steps() -> None:
     """Counted where a step is applied, and begun anew by whoever comes later."""
@@ -605,23 +344,6 @@ def warm_up_by_a_count_of_steps() -> None:
             optimizer.step()
             if run.stepped:
                 done += 1
-
-
-@script
-def rate_by_the_own_loss() -> None:
-    """A plateau of this worker's share."""
-    model, best = layers(), 0.5
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with run_of(model, optimizer=optimizer) as run:
-        for x, y in run.batches():
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            if run.stepped:
-                if loss.item() > best:
-                    optimizer.param_groups[0]["lr"] *= 0.9
-                best = min(best, loss.item())
 
 
 @script
@@ -732,15 +454,6 @@ def fit_points(keep: Callable[[Any, int], Any], **kept: Any) -> None:
 
 
 @script
-def harder_by_a_count_of_reads() -> None:
-    def keep(data: Any, index: int) -> float:
-        data.reads += 1
-        return 0.001 * data.reads
-
-    fit_points(keep, reads=0)
-
-
-@script
 def harder_by_a_count_of_reads_in_a_loader() -> None:
     """Each of the loader's processes has a copy of its own."""
 
@@ -749,24 +462,6 @@ def harder_by_a_count_of_reads_in_a_loader() -> None:
         return 0.001 * data.reads
 
     fit(layers(), Points(keep, reads=0), num_workers=1)
-
-
-@script
-def mixed_with_the_example_before() -> None:
-    def keep(data: Any, index: int) -> torch.Tensor:
-        was, data.last = data.last, data.x[index]
-        return 0.1 * was
-
-    fit_points(keep, last=torch.zeros(4))
-
-
-@script
-def centred_by_a_running_mean_of_reads() -> None:
-    def keep(data: Any, index: int) -> torch.Tensor:
-        data.mean += 0.1 * (data.x[index] - data.mean)
-        return -data.mean
-
-    fit_points(keep, mean=torch.zeros(4))
 
 
 @script
@@ -781,26 +476,6 @@ def augmented_once_and_cached() -> None:
     fit_points(keep, cache={})
 
 
-@functools.cache
-def drawn_for(index: int) -> float:
-    return float(np.random.random())
-
-
-@script
-def augmented_once_and_cached_beside() -> None:
-    fit_points(lambda data, index: drawn_for(index))
-
-
-@script
-def order_drawn_at_the_first_read() -> None:
-    def keep(data: Any, index: int) -> Any:
-        if data.order is None:
-            data.order = torch.randperm(48)
-        return data.x[data.order[index]]
-
-    fit_points(keep, order=None)
-
-
 @script
 def augmented_in_place() -> None:
     """A row of the stored data is a view of it."""
@@ -811,19 +486,6 @@ def augmented_in_place() -> None:
         return row
 
     fit_points(keep)
-
-
-READS = itertools.count()
-
-
-@script
-def noise_by_a_global_count() -> None:
-    fit_points(lambda data, index: 0.001 * next(READS))
-
-
-@script
-def noise_of_nobody_s_seed() -> None:
-    fit_points(lambda data, index: torch.from_numpy(np.random.default_rng().random(4).astype(np.float32)))
 
 
 @script
@@ -842,21 +504,6 @@ def counts_caches_and_opens_late() -> None:
     fit_points(keep, reads=0, log=[], file=None, cache={})
 
 
-class Collates:
-    def __init__(self, *, depends: bool) -> None:
-        self.batches, self.depends = 0, depends
-
-    def __call__(self, examples: list[Any]) -> Any:
-        self.batches += 1
-        x, y = map(torch.stack, zip(*examples, strict=True))
-        return x + 0.001 * self.batches * self.depends + 0.1 * torch.rand(4), y
-
-
-@script
-def collates_by_a_count_of_batches() -> None:
-    fit(layers(), collate_fn=Collates(depends=True))
-
-
 @script
 def collates_with_a_generator_of_the_script_s() -> None:
     generator = np.random.default_rng(0)
@@ -866,11 +513,6 @@ def collates_with_a_generator_of_the_script_s() -> None:
         return x * generator.random(), y
 
     fit(layers(), collate_fn=collate)
-
-
-@script
-def collates_counts_and_draws() -> None:
-    fit(layers(), collate_fn=Collates(depends=False))
 
 
 @script
@@ -900,12 +542,6 @@ def hardness_set_in_each_body() -> None:
 
 
 @script
-def hardness_raised_each_step() -> None:
-    data = Points(lambda data, index: data.hardness * torch.rand(4), hardness=0.1)
-    fit(layers(), data, between=lambda run: setattr(data, "hardness", data.hardness * 1.1))  # type: ignore[attr-defined]
-
-
-@script
 def hardness_raised_each_epoch() -> None:
     """By what it was, and not by the epoch's number."""
     model, data = layers(), Points(lambda data, index: data.hardness * torch.rand(4), hardness=0.1)
@@ -919,31 +555,6 @@ def hardness_raised_each_epoch() -> None:
                 optimizer.step()
 
 
-@script
-def hardness_of_the_epoch() -> None:
-    model, data = layers(), Points(lambda data, index: data.hardness * torch.rand(4), hardness=0.0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, data, optimizer) as run:
-        for epoch in run.epochs():
-            data.hardness = epoch / 10  # type: ignore[attr-defined]
-            for x, y in run.batches():
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-
-
-@script
-def points_replaced_in_each_body() -> None:
-    model, data = layers(), points()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with run_of(model, data, optimizer) as run:
-        for x, y in run.batches():
-            data.tensors = (data.tensors[0] * 1.01, data.tensors[1])
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-
 # Data that is another one in each process.
 
 
@@ -954,12 +565,6 @@ def split_that_nobody_has_seeded() -> None:
     generator = torch.Generator()
     generator.seed()
     fit(layers(), random_split(whole, [0.5, 0.5], generator=generator)[0])
-
-
-@script
-def listing_in_another_order() -> None:
-    order = np.random.default_rng().permutation(48).tolist()
-    fit(layers(), Subset(points(), order))
 
 
 # With a trainer.
@@ -1018,20 +623,6 @@ def lightning(*callbacks: Any, outputs: bool = False) -> None:
 
 
 @script
-def transformers_trainer_that_counts_batches() -> None:
-    from elastic.integrations.transformers import ElasticTrainer
-
-    class Counts(ElasticTrainer):
-        batches = 0
-
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            self.batches += 1
-            return super().compute_loss(*args, **kwargs)
-
-    transformers(Counts)
-
-
-@script
 def transformers_trainer_that_weighs_by_its_count() -> None:
     from elastic.integrations.transformers import ElasticTrainer
 
@@ -1043,23 +634,6 @@ def transformers_trainer_that_weighs_by_its_count() -> None:
             return super().compute_loss(*args, **kwargs) * (1 + self.batches / 100)
 
     transformers(Counts)
-
-
-@script
-def transformers_callback_that_counts_for_the_rate() -> None:
-    from transformers import TrainerCallback
-
-    from elastic.integrations.transformers import ElasticTrainer
-
-    class Keeping(TrainerCallback):  # type: ignore[misc]
-        steps = 0
-
-        def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-            self.steps += 1
-            for group in optimizer.param_groups:
-                group["weight_decay"] = 0.1 * self.steps
-
-    transformers(ElasticTrainer, Keeping())
 
 
 def transformers(kind: Any, *callbacks: Any) -> None:
