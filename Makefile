@@ -38,10 +38,14 @@ check: $(STAMP)  ## lint, types, and which room may import which
 docs: $(STAMP)  ## the pages, in build/site: a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-quick: check  ## lint, types and the pure tests, which start no process and wait for nothing
-	$(PYTEST) tests/pure
+pure: $(STAMP)  ## the pure tests, which start no process and wait for nothing
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pure
 
-test: check docs  ## what CI runs: lint, types, pages, and of the longest tests a sample, different ones each day
+quick: $(STAMP)  ## lint, types and the pure tests, at the same time
+	$(MAKE) --jobs=2 --output-sync=target check pure
+
+test: $(STAMP)  ## what CI runs: lint, types, pages, and of the longest tests a sample, different ones each day
+	$(MAKE) --jobs=2 check docs
 	$(PYTEST)
 
 busy: $(STAMP)  ## the same tests beside four busy loops: load must not decide
@@ -119,4 +123,4 @@ bench: $(STAMP)  ## the benchmarks, a line each; one of them: make bench NAME=re
 clean:  ## remove .venv, caches and the pages
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
-.PHONY: help setup demo check docs quick test busy nightly oldest newest deploy-tools deploy-check deploy-nightly kubernetes soak kills counts notices gpu bench clean
+.PHONY: help setup demo check docs pure quick test busy nightly oldest newest deploy-tools deploy-check deploy-nightly kubernetes soak kills counts notices gpu bench clean

@@ -74,7 +74,7 @@ def elastic_undisturbed(elastic_undisturbed: Callable[..., End]) -> Callable[...
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly(sample, covers, of): for `make nightly`, or all but a sample is")
+    config.addinivalue_line("markers", "nightly(sample, of): for `make nightly`, or all but a sample is")
 
 
 def pytest_report_header() -> str:

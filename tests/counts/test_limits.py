@@ -28,6 +28,8 @@ from elastic_checkpoint import Checkpointer, digest, linux
 from tests.kit.launch import Launch
 from tests.kit.sampling import NIGHTLY, ROTATION, sampled
 
+pytestmark = pytest.mark.nightly(sample=3, of="counts")
+
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"
 STOPS = int(os.environ.get("STOPS") or 1)
 HANG_S = 6.0
@@ -110,7 +112,6 @@ def judge(folder: Path, status: int, said: str, of: str, undisturbed: str) -> st
     return f"status {status}"
 
 
-@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("limit", [ITSELF_ALONE, 8, 14, 20, 26, 30, 34, 38, 44, 60])
 def test_a_user_who_may_have_no_further_process_is_told_so(
     folder: Path, undisturbed: Callable[[int], str], limit: int
@@ -155,7 +156,6 @@ def group() -> Iterator[Callable[[int], list[str]]]:
         time.sleep(0.1)
 
 
-@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("mib", [60, 120, 200, 300, 350, 400, 600, 2000])
 def test_a_run_that_gets_no_more_memory_ends_and_says_so(
     folder: Path, undisturbed: Callable[[int], str], group: Callable[[int], list[str]], mib: int

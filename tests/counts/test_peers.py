@@ -30,6 +30,8 @@ from tests.kit.launch import Launch
 from tests.kit.peer import Peer, recording, roster_at
 from tests.kit.sampling import NIGHTLY
 
+pytestmark = pytest.mark.nightly(sample=3, of="counts")
+
 SEED = int(os.environ.get("COUNTS_SEED") or 41)
 PEERS = int(os.environ.get("PEERS") or (12 if NIGHTLY else 6))
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"

@@ -14,10 +14,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from elastic.drill.machine import processes
 from elastic.drill.machine.leftovers import Snapshot
 from tests.kit.launch import POLL_S, Launch
 from tests.kit.sampling import NIGHTLY
+
+pytestmark = pytest.mark.nightly(sample=3, of="counts")
 
 SEED = int(os.environ.get("COUNTS_SEED") or 41)
 STARTS = int(os.environ.get("STARTS") or (12 if NIGHTLY else 6))

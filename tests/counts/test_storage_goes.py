@@ -24,6 +24,8 @@ from elastic_checkpoint import Checkpointer, digest
 from tests.kit.launch import Launch
 from tests.kit.s3 import S3Server
 
+pytestmark = pytest.mark.nightly(sample=3, of="counts")
+
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"
 STEPS = 120
 WITHIN_S = 240.0
@@ -119,7 +121,6 @@ def weights(url: str | Path, options: dict[str, Any] | None = None) -> str:
     return digest(found.tree["model"])
 
 
-@pytest.mark.nightly(sample=1, of="storage goes")
 def test_a_disk_that_takes_nothing_for_a_while_costs_no_step(
     small_disk: Storage, start: Start, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -139,7 +140,6 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_no_step(
     assert weights(storage.url) == undisturbed
 
 
-@pytest.mark.nightly(sample=1, of="storage goes")
 def test_a_disk_that_takes_nothing_any_more_ends_the_run_with_a_copy_and_both_go_on(
     small_disk: Storage, start: Start, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -161,7 +161,6 @@ def test_a_disk_that_takes_nothing_any_more_ends_the_run_with_a_copy_and_both_go
     assert weights(storage.url) == undisturbed
 
 
-@pytest.mark.nightly(sample=1, of="storage goes")
 @pytest.mark.parametrize("comes_back", [False, True], ids=["for good", "empty"])
 def test_a_bucket_that_is_deleted_ends_the_run_with_a_copy_that_goes_on(
     bucket: Storage, start: Start, undisturbed: str, tmp_path: Path, comes_back: bool

@@ -28,6 +28,8 @@ from tests.kit.s3 import S3Server
 from tests.kit.sampling import NIGHTLY
 from tests.kit.traffic import watched
 
+pytestmark = pytest.mark.nightly(sample=3, of="counts")
+
 STRAYS = int(os.environ.get("STRAYS") or (1000 if NIGHTLY else 200))
 OLD_S = 1_000_000_000.0  # when they were last written: no grace spares them
 PAGE = 1000  # keys that S3 lists in one answer
@@ -127,7 +129,6 @@ def flags(options: dict[str, Any]) -> list[str]:
     return [word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")]
 
 
-@pytest.mark.nightly(sample=1)
 def test_a_run_among_strays_is_the_run_without_them(
     place: Callable[[str], tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.kit.host_runs import HostRun
 STEPS = 240
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
+@pytest.mark.nightly(sample=1, of="the host of the hub")
 def test_hosts_meet_over_ipv6_and_agents_listen_where_a_firewall_lets_them(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -10,10 +10,11 @@ from elastic.drill.end import End
 from elastic.drill.hosts.network import Way, host_of
 from tests.kit.host_runs import HostRun
 
+pytestmark = pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+
 STEPS = 240
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("host", [3, 1])
 def test_a_cable_that_is_cut_in_one_direction_evicts_its_host(
@@ -32,7 +33,6 @@ def test_a_cable_that_is_cut_in_one_direction_evicts_its_host(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_slow_network_is_slow_and_nothing_else(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -48,7 +48,6 @@ def test_a_slow_network_is_slow_and_nothing_else(
     assert (run.generation, end.verdict.redone) == (view, 0)
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_host_that_loses_packets_makes_progress_or_is_lost(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

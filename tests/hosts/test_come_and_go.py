@@ -13,6 +13,7 @@ from tests.kit.host_runs import HostRun
 STEPS = 240
 
 
+@pytest.mark.nightly(sample=2, of="hosts that come, crash or fall silent")
 def test_hosts_join_and_are_told_to_stop(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from elastic.drill.end import End
 from tests.kit.host_runs import HostRun
 
 STEPS = 240
 
 
+@pytest.mark.nightly(sample=2, of="hosts that come, crash or fall silent")
 def test_hosts_crash_and_the_others_go_on(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -14,6 +14,7 @@ STEPS = 240
 LEASE_S = 3.0
 
 
+@pytest.mark.nightly(sample=2, of="hosts that come, crash or fall silent")
 def test_a_cut_shorter_than_the_lease_is_a_pause(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -35,7 +36,7 @@ def test_a_cut_shorter_than_the_lease_is_a_pause(
     assert end.verdict.redone == 0
 
 
-@pytest.mark.nightly(sample=1, of="silent hosts")
+@pytest.mark.nightly(sample=2, of="hosts that come, crash or fall silent")
 @pytest.mark.parametrize("way", ["both", "power"])
 def test_a_host_that_is_silent_is_lost(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], way: str
@@ -55,7 +56,7 @@ def test_a_host_that_is_silent_is_lost(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="silent hosts")
+@pytest.mark.nightly(sample=2, of="hosts that come, crash or fall silent")
 def test_two_of_five_hosts_are_silent_together(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -6,9 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from elastic.drill.hosts.network import address, until
 from tests.kit.doctor import WITHIN_S, doctor, wrong
 from tests.kit.hosts import Hosts
+
+pytestmark = pytest.mark.nightly(sample=1, of="doctor on hosts")
 
 PORT = 7000
 _NOT = "6 0 0 0,6 0 0 2"  # pass, drop

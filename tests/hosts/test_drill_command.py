@@ -16,10 +16,11 @@ from elastic.drill.plan.options import parse
 from elastic.events.reading import read_events
 from elastic_checkpoint import linux
 
+pytestmark = pytest.mark.nightly(sample=1, of="drills of hosts")
+
 SMALL = str(Path(__file__).parents[1] / "kit" / "programs" / "small.py")
 
 
-@pytest.mark.nightly(sample=1, of="drills of hosts")
 @pytest.mark.usefixtures("hosts")
 def test_a_drill_of_hosts_that_are_cut_off_and_lost_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -48,7 +49,6 @@ def test_a_drill_of_hosts_that_are_cut_off_and_lost_holds(
     assert linux.children(os.getpid()) == {}
 
 
-@pytest.mark.nightly(sample=1, of="drills of hosts")
 @pytest.mark.usefixtures("hosts")
 def test_two_sides_that_go_on_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,8 @@ from elastic.drill.hosts.on_hosts import PORT
 from elastic.launch.rendezvous.written_meeting import FOLDER
 from tests.kit.host_runs import HostRun
 
+pytestmark = pytest.mark.nightly(sample=1, of="the host of the hub")
+
 STEPS = 240
 
 
@@ -22,7 +24,6 @@ def met_at(run: HostRun) -> int:
     return next(host for host in (1, 2, 3) if address(host) == json.loads(written.read_text())["host"])
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 @pytest.mark.parametrize("how", ["crash", "lose_power", "cut"])
 def test_the_hub_s_host_is_lost(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], how: str
@@ -46,7 +47,6 @@ def test_the_hub_s_host_is_lost(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_the_hub_s_host_is_told_to_stop(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -67,7 +67,6 @@ def test_the_hub_s_host_is_told_to_stop(
     assert end.verdict.redone == 0
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 @pytest.mark.parametrize("by", ["the run's URL alone", "another host that is named"])
 def test_who_comes_when_the_first_host_is_gone_finds_the_run(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], by: str
@@ -86,7 +85,6 @@ def test_who_comes_when_the_first_host_is_gone_finds_the_run(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_hosts_that_know_nothing_but_the_run_s_url(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -107,7 +105,6 @@ def test_hosts_that_know_nothing_but_the_run_s_url(
     run.assert_kept(end, ended=left)
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_a_machine_that_meets_nobody_does_not_evict_the_run_that_it_left(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -130,7 +127,6 @@ def test_a_machine_that_meets_nobody_does_not_evict_the_run_that_it_left(
     assert end.verdict.redone == 0
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 @pytest.mark.parametrize("how", ["crash", "terminate"])
 def test_the_host_that_is_named_comes_back_by_the_same_command(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], how: str
@@ -151,7 +147,6 @@ def test_the_host_that_is_named_comes_back_by_the_same_command(
     run.assert_kept(end, ended=[1, 2, 3])
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]) -> None:
     """Down to one of five, which goes on by a claim in storage; then others join it."""
     run = host_run(7, nodes="1:5", steps=STEPS)
@@ -171,7 +166,6 @@ def test_hub_after_hub_is_lost(host_run: Callable[..., HostRun], elastic_undistu
     assert end.verdict.redone <= 4
 
 
-@pytest.mark.nightly(sample=1, of="the hub's host")
 def test_every_host_was_replaced_once(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

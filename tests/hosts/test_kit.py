@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from elastic.drill.hosts.hosts import Outcome
 from elastic.drill.hosts.network import Way, address, until
 from elastic_checkpoint import linux
 from tests.kit.hosts import Hosts
+
+pytestmark = pytest.mark.nightly(sample=2, of="what is done to hosts")
 
 MakeHosts = Callable[[int], Hosts]
 
@@ -81,16 +85,6 @@ def probed(hosts: Hosts, source: int, target: int, count: int, wait_s: float) ->
     said = hosts.on(source, sys.executable, "-S", "-c", PROBE, address(target), str(count), str(wait_s))
     found: list[float] = json.loads(said)
     return found
-
-
-def test_a_host_is_a_machine_of_its_own(hosts: MakeHosts, tmp_path: Path) -> None:
-    lab = hosts(2)
-    abouts = [json.loads(boot(lab, host, tmp_path).read_text()) for host in (1, 2)]
-
-    assert [name for name, *_ in abouts] == ["h1", "h2"]
-    assert abouts[0][1] == abouts[1][1] < 20  # pids count from 1, its init
-    assert abouts[1][2] - abouts[0][2] > 50_000  # seconds: nothing may compare the clocks of two boots
-    assert abouts[0][3] == abouts[1][3] == []
 
 
 def test_cables_are_cut_and_healed(hosts: MakeHosts, tmp_path: Path) -> None:
@@ -184,26 +178,6 @@ def test_what_a_command_leaves_behind_is_told(hosts: MakeHosts, tmp_path: Path) 
     assert not Path("/dev/shm/x").exists()
 
 
-def test_a_machine_is_told_to_stop(hosts: MakeHosts, tmp_path: Path) -> None:
-    lab = hosts(1)
-    boot(lab, 1, tmp_path)
-    lab.terminate(1)
-    until(lambda: not lab.running(1), "its end")
-
-    assert lab.ended(1) == Outcome(-15, ())
-
-
-def test_a_machine_is_frozen_and_thawed(hosts: MakeHosts, tmp_path: Path) -> None:
-    lab = hosts(2)
-    boot(lab, 2, tmp_path)
-    lab.freeze(2)
-    assert {state(pid) for pid in lab.pids(2)} == {"T"}
-    assert deaf(lab, 1, 2)
-
-    lab.thaw(2)
-    assert hears(lab, 1, 2)
-
-
 def test_nothing_is_left_of_hosts_that_are_closed(tmp_path: Path, hosts: MakeHosts) -> None:
     before = linux.children(os.getpid()).keys()  # a server that other tests fork their processes from
     lab = hosts(2)
@@ -213,8 +187,3 @@ def test_nothing_is_left_of_hosts_that_are_closed(tmp_path: Path, hosts: MakeHos
 
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
     assert linux.children(os.getpid()).keys() <= before
-
-
-def state(pid: int) -> str:
-    stat = linux.process_stat(pid)
-    return stat.state if stat is not None else "gone"

@@ -12,11 +12,12 @@ import pytest
 from elastic.drill.end import End
 from tests.kit.host_runs import HostRun
 
+pytestmark = pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+
 STEPS = 240
 NOT_SHARED = "the folder is not shared"
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_three_of_five_go_on_without_a_witness(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -36,7 +37,6 @@ def test_three_of_five_go_on_without_a_witness(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_crashed_host_of_three_is_gone_on_without_and_one_that_is_left_alone_waits(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

@@ -10,6 +10,8 @@ from elastic.drill.end import End
 from tests.kit.host_runs import HostRun
 from tests.kit.sampling import NIGHTLY
 
+pytestmark = pytest.mark.nightly(sample=1, of="sides of a cut")
+
 STEPS = 240
 GONE_ON = "others have gone on with the run"
 LOOKS = "this node joins the run again as soon as it reaches the others"
@@ -17,7 +19,6 @@ LOOKS_MORE = 8 if NIGHTLY else 3
 NO_HUB = "the connection to the run's hub is lost: nothing was heard of it"
 
 
-@pytest.mark.nightly(sample=1, of="sides of a cut")
 @pytest.mark.parametrize("majority", [(1, 2, 3), (3, 4, 5)], ids=["hub in the majority", "hub in the minority"])
 def test_the_majority_of_five_goes_on(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End], majority: Sequence[int]
@@ -37,7 +38,6 @@ def test_the_majority_of_five_goes_on(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="sides of a cut")
 def test_a_side_that_lost_waits_for_as_long_as_the_cut_lasts(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:
@@ -62,7 +62,6 @@ def test_a_side_that_lost_waits_for_as_long_as_the_cut_lasts(
     run.assert_only_the_step_in_flight_was_redone(end)
 
 
-@pytest.mark.nightly(sample=1, of="sides of a cut")
 def test_one_half_of_four_goes_on(host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]) -> None:
     """Whoever wins the claim in storage, which both reach; the other half says that others have it."""
     run = host_run(4, nodes="1:4", steps=STEPS)

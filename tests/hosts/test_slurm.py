@@ -30,6 +30,8 @@ from tests.kit.host_runs import ROOT, SCRIPT
 from tests.kit.hosts import Hosts
 from tests.kit.slurm import HOST, Slurm, missing
 
+pytestmark = pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+
 DEPLOY = ROOT / "deploy/slurm"
 STEPS, WITHIN_S, POLL_S = 160, 240.0, 0.2
 LEFT = 75
@@ -61,7 +63,6 @@ def slurm(two_hosts: Hosts, tmp_path: Path) -> Slurm:
     return Slurm(two_hosts, tmp_path / "slurm")
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 @pytest.mark.parametrize("why", ["scancel", "an urgent job", "the end of its allocation"])
 def test_a_job_leaves_whole_is_queued_again_and_goes_on(
     slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path, why: str
@@ -113,7 +114,6 @@ def test_a_job_leaves_whole_is_queued_again_and_goes_on(
     assert re.findall(r"^begun (\d+)$", said, re.M) == [str(again) for again in range(len(left) + 1)], said
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 @pytest.mark.timeout(900)
 def test_a_job_loses_a_node_grows_is_preempted_and_goes_on(
     slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path
@@ -141,7 +141,6 @@ def test_a_job_loses_a_node_grows_is_preempted_and_goes_on(
     assert slurm.ended() == {"COMPLETED"}, f"{slurm.ended()}\n{slurm.said()}"
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_task_of_an_array_that_leaves_queues_no_other_one_again(
     slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:
@@ -164,7 +163,6 @@ def test_a_task_of_an_array_that_leaves_queues_no_other_one_again(
     assert slurm.ended() == {"COMPLETED"}, f"{slurm.ended()}\n{slurm.said()}"
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_job_ends_well_though_an_agent_was_killed(
     slurm: Slurm, two_hosts: Hosts, elastic_undisturbed: Callable[..., End], tmp_path: Path
 ) -> None:
@@ -192,7 +190,6 @@ echo "ended with $?"
 """
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 @pytest.mark.parametrize("agents", [False, True], ids=["ranks", "agents"])
 def test_what_srun_starts_on_two_nodes_is_one_run(
     slurm: Slurm, elastic_undisturbed: Callable[..., End], tmp_path: Path, agents: bool
@@ -223,7 +220,6 @@ echo "ended with $?"
 """
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_a_loop_of_ones_own_leaves_at_a_signal_to_every_process_of_its_step(slurm: Slurm, tmp_path: Path) -> None:
     """Its loader process is among them, and hears it twice."""
     (tmp_path / "notes").mkdir()

@@ -12,11 +12,12 @@ from tests.kit.crossing import crossing
 from tests.kit.host_runs import HostRun
 from tests.kit.hosts import Hosts
 
+pytestmark = pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
+
 STEPS = 240
 WIDE = 8192  # its gradients are worth the way by host
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_each_host_sends_its_gradients_once(hosts: Callable[[int], Hosts], tmp_path: Path) -> None:
     """Two of two workers: half of them to the other's sum, and half of the sum. A ring sends 1.5 times as much."""
     two = hosts(2)
@@ -28,7 +29,6 @@ def test_each_host_sends_its_gradients_once(hosts: Callable[[int], Hosts], tmp_p
     assert min(together.bytes) > 0.95 * together.weights, "it is measured"
 
 
-@pytest.mark.nightly(sample=1, of="hosts in rarer trouble")
 def test_hosts_of_several_workers_crash_and_come_back(
     host_run: Callable[..., HostRun], elastic_undisturbed: Callable[..., End]
 ) -> None:

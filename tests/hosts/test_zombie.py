@@ -12,7 +12,7 @@ from tests.kit.host_runs import HostRun
 STEPS = 240
 
 
-@pytest.mark.nightly(sample=1, of="silent hosts")
+@pytest.mark.nightly(sample=2, of="hosts that come, crash or fall silent")
 @pytest.mark.parametrize("host", [3, 1])
 @pytest.mark.parametrize("cut", [True, False], ids=["its network, too", "its kernel still answers"])
 def test_a_host_that_stood_still_is_told_that_it_was_moved_on_from(

@@ -2,24 +2,24 @@
 
     @pytest.mark.nightly                      the test runs in `make nightly` only
     @pytest.mark.nightly(sample=2)            of its cases, `make test` runs two, and others each day
-    @pytest.mark.nightly(sample=2, covers=f)  and more of them until all that f(case) names is covered
     @pytest.mark.nightly(sample=2, of="…")    of all tests with this mark, in any file, it runs two
+    pytestmark = pytest.mark.nightly(…)       the same of a file's tests that have no mark of their own
 
 Promises  what a sample leaves out is run within three weeks, since samples follow each other through the cases;
           ROTATION=N runs the sample of a day again, and pytest prints N; of a file or test that is asked for by name,
           and with -k, every case runs.
-Leaves    what a marked test promises to the tests beside it: a mark may thin a promise's cases, never remove the last.
+Leaves    what a marked test promises to the tests of its family: a mark may thin what is asked each day of one kind of
+          promise, and takes none of it away.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from typing import Any, TypeVar
 
 Case = TypeVar("Case")
-Covers = Callable[[Case], Iterable[object]]
 
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
 # Also for pytest-xdist's workers, which may be started on the other side of midnight.
@@ -47,18 +47,10 @@ def seeds(count: int, *, sample: int) -> range:
     return range(begin, begin + sample)
 
 
-def sampled(cases: Sequence[Case], sample: int, rotation: int, covers: Covers[Case] | None = None) -> list[Case]:
-    """`sample` of the cases, and with `covers` as many more as it takes to cover all that it names."""
+def sampled(cases: Sequence[Case], sample: int, rotation: int) -> list[Case]:
+    """`sample` of the cases, which follow yesterday's."""
     begin = rotation * sample % len(cases)
-    order = [*cases[begin:], *cases[:begin]]
-    chosen = order[:sample]
-    if covers is not None:
-        missing = {thing for case in cases for thing in covers(case)}.difference(*map(covers, chosen))
-        for case in order[sample:]:
-            if missing.intersection(covers(case)):
-                missing.difference_update(covers(case))
-                chosen.append(case)
-    return chosen
+    return [*cases[begin:], *cases[:begin]][:sample]
 
 
 def left_to_the_night(items: Sequence[Any]) -> set[str]:
@@ -68,18 +60,10 @@ def left_to_the_night(items: Sequence[Any]) -> set[str]:
     left: set[str] = set()
     families: dict[str, list[Any]] = {}
     for item in items:
-        if item.get_closest_marker("nightly"):
-            family = item.get_closest_marker("nightly").kwargs.get("of", item.nodeid.partition("[")[0])
-            families.setdefault(family, []).append(item)
+        if mark := item.get_closest_marker("nightly"):
+            families.setdefault(mark.kwargs.get("of", item.nodeid.partition("[")[0]), []).append(item)
     for cases in families.values():
         left.update(item.nodeid for item in cases)
-        how = cases[0].get_closest_marker("nightly").kwargs
-        if "sample" in how:
-            covers = how.get("covers")
-            chosen = sampled(cases, how["sample"], ROTATION, covers and _of_parameters(covers))
-            left.difference_update(item.nodeid for item in chosen)
+        if sample := cases[0].get_closest_marker("nightly").kwargs.get("sample"):
+            left.difference_update(item.nodeid for item in sampled(cases, sample, ROTATION))
     return left
-
-
-def _of_parameters(covers: Callable[..., Iterable[object]]) -> Covers[Any]:
-    return lambda item: covers(**item.callspec.params)

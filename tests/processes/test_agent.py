@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.kit.agents import HERE, STAY, WITHIN_S, Here, Run
-from tests.kit.launch import Launch
+
+pytestmark = pytest.mark.nightly(sample=4, of="what an agent does")
 
 
 def test_a_script_without_elastic_simply_runs(run: Run) -> None:
@@ -84,17 +84,6 @@ def test_what_runs_a_script_loads_little_of_elastic() -> None:
         "elastic.membership.progress",
     ]
     assert "torch" not in loaded
-
-
-def test_kills_from_outside_never_count(run: Run) -> None:
-    """--max-restarts bounds what repeats by itself; spot machines may take a worker a hundred times."""
-    launch = run(STAY, "--max-restarts=0")
-    here = Here(launch)
-    for count in range(1, 6):
-        os.kill(here.wait(count)[-1][1], signal.SIGKILL)
-    here.wait(6)
-    launch.send(signal.SIGTERM)
-    assert launch.finish(within_s=WITHIN_S) == 0
 
 
 def test_forked_workers_are_like_fresh_ones(run: Run) -> None:
@@ -266,14 +255,6 @@ def test_a_worker_that_starts_again_in_place_is_the_same_worker(run: Run) -> Non
     assert "the same failure twice before its first step: ValueError: told by the script" in launch.output
 
 
-def test_fresh_interpreters_are_had_for_the_asking(run: Run) -> None:
-    launch = run(HERE + "raise KeyError('x')", "--start-method=spawn")
-    assert launch.finish(within_s=WITHIN_S) == 1
-    assert launch.output.count("Traceback (most recent call last)") == 1
-    assert "elastic/launch" not in launch.output
-    assert "each worker starts" not in launch.output
-
-
 def test_files_and_marked_lines_are_torchruns(run: Run, tmp_path: Path) -> None:
     source = (
         HERE
@@ -299,22 +280,6 @@ def test_files_and_marked_lines_are_torchruns(run: Run, tmp_path: Path) -> None:
     assert (folder / "attempt_0/0/stderr.log").read_text() == "to stderr\n"
 
 
-@pytest.mark.nightly
-def test_an_agent_holds_no_more_after_many_replacements_than_before(run: Run) -> None:
-    launch = run(STAY, "--nproc-per-node=2")
-    here = Here(launch)
-    here.wait(2)
-    settle(launch)
-    before = descriptors(launch.process.pid)
-    for count in range(3, 23):
-        os.kill(here.all()[-1][1], signal.SIGKILL)
-        here.wait(count)
-    settle(launch)
-    assert descriptors(launch.process.pid) == before
-    launch.send(signal.SIGTERM)
-    assert launch.finish(within_s=WITHIN_S) == 0
-
-
 def command(pid: int) -> str:
     """As `ps -o comm` shows it."""
     with contextlib.suppress(OSError):
@@ -324,12 +289,6 @@ def command(pid: int) -> str:
 
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def settle(launch: Launch) -> None:
-    """Until a process is forked ahead again: the warm process, it, and the two workers."""
-    launch.wait_for(lambda: len(launch.pids) == 5, "a spare process", within_s=WITHIN_S)
-    time.sleep(0.2)
 
 
 assert sys.platform == "linux", "these tests read /proc"

@@ -10,6 +10,8 @@ import pytest
 
 from tests.kit.agents import STAY, WITHIN_S, Here, Run, meet
 
+pytestmark = pytest.mark.nightly(sample=3, of="notices to an agent")
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_notice_to_the_agent_ends_everything_in_order(run: Run, number: signal.Signals) -> None:

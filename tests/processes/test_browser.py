@@ -16,7 +16,10 @@ from tests.kit.html import Parsed, figures_of
 from tests.kit.story import Story
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.nightly(sample=1, of="pages in a browser"),
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium"),
+]
 CHECK = """
 for (const place of document.querySelectorAll(".plot")) {
   const {template, ...layout} = place.layout;

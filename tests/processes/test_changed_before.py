@@ -9,11 +9,12 @@ import pytest
 
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=1, of="what is changed before an epoch, or lost with a coordinator")
+
 WITHIN_S = 240.0
 PROGRAM = "tests.kit.programs.counts_before"
 
 
-@pytest.mark.nightly(sample=1, of="what is changed before an epoch, or lost with a coordinator")
 def test_a_resume_does_not_change_it_once_more(tmp_path: Path) -> None:
     """Under plain torchrun the survivor saved what it held in the midst of step 6: its count was 7 by then, and 8 after
     the resume, in the same step; the run came to its end with other weights."""
@@ -30,7 +31,6 @@ def test_a_resume_does_not_change_it_once_more(tmp_path: Path) -> None:
     assert "resuming after step 4 of 12" in output
 
 
-@pytest.mark.nightly(sample=1, of="what is changed before an epoch, or lost with a coordinator")
 @pytest.mark.parametrize("killed_at", [8, 10])
 def test_the_beginning_of_an_epoch_is_not_passed_once_more(tmp_path: Path, killed_at: int) -> None:
     """Killed in an epoch's first step, the survivor saved what it held, its rate halved; the resume halved it again. So

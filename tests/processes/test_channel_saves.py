@@ -8,6 +8,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.nightly(sample=1, of="saves that are asked for")
+
 _WORKER = """
 import socket
 import threading

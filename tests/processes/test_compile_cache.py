@@ -17,6 +17,8 @@ from elastic.loop.compiled.storage import FOLDER, encode
 from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=1, of="what is compiled")
+
 WITHIN_S = 560.0  # C++ takes minutes on a busy machine
 PROGRAM = "tests.kit.programs.compile_cached"
 SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "compile_cached.py"
@@ -64,7 +66,6 @@ def loaded(url: Path) -> list[dict[str, Any]]:
     return [event for event in read_events(url) if event["event"] == "compiled_loaded"]
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_another_machine_compiles_nothing_and_what_was_changed_is_compiled_again(
     start: Callable[..., Launch], tmp_path: Path
 ) -> None:
@@ -117,7 +118,6 @@ def spoil(url: Path, kept: Path, folder: Path) -> tuple[Path, Path]:
     return evil, max(path.parent.iterdir()).relative_to(url)
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_path: Path) -> None:
     """Each of the two meets one size of a share, and keeps what it has compiled."""
     secret, url, hurry = generated_secret(), tmp_path / "run", tmp_path / "hurry"
@@ -134,7 +134,6 @@ def test_what_two_workers_compile_serves_one(start: Callable[..., Launch], tmp_p
     assert [found for event in read_events(url) for found in problems(event)] == []
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(
     start: Callable[..., Launch], tmp_path: Path
 ) -> None:
@@ -145,7 +144,6 @@ def test_without_a_lasting_secret_nothing_is_kept_and_that_is_said_once(
     assert objects(tmp_path / "run") == []
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_where_nothing_is_compiled_nothing_is_imported_nor_asked_of_storage(
     start: Callable[..., Launch], tmp_path: Path
 ) -> None:
@@ -156,7 +154,6 @@ def test_where_nothing_is_compiled_nothing_is_imported_nor_asked_of_storage(
     assert VARIABLE not in run.output
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_a_script_that_resets_its_compiler_has_it_all_the_same(start: Callable[..., Launch], tmp_path: Path) -> None:
     """torch._dynamo.reset() forgets whom torch tells of compilations."""
     secret, url = generated_secret(), tmp_path / "run"
@@ -165,7 +162,6 @@ def test_a_script_that_resets_its_compiler_has_it_all_the_same(start: Callable[.
     assert about(start("two", url, "--steps=8", "--forgetful", secret=secret))["misses"] == 0
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_a_storage_that_hangs_costs_the_wait_for_it_and_one_line(start: Callable[..., Launch], tmp_path: Path) -> None:
     """Whoever reads one object waits for ever, here training's first compilation for as long as it may, and then a
     thread until the process ends."""
@@ -187,7 +183,6 @@ def test_a_storage_that_hangs_costs_the_wait_for_it_and_one_line(start: Callable
     assert len(objects(url)) == 2, "what cannot be read keeps nobody from adding what he has"
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 def test_a_storage_that_takes_nothing_is_one_line(start: Callable[..., Launch], tmp_path: Path) -> None:
     folder = tmp_path / "run" / FOLDER
     folder.parent.mkdir(parents=True)
@@ -199,7 +194,6 @@ def test_a_storage_that_takes_nothing_is_one_line(start: Callable[..., Launch], 
     assert "a file lies where a folder is needed" in run.output
 
 
-@pytest.mark.nightly(sample=1, of="what is compiled")
 @needs_compiler
 @pytest.mark.timeout(1200)
 def test_kernels_of_cpp_go_with_the_run_too(start: Callable[..., Launch], tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from elastic.drill.faults import At
 from elastic.errors import IdentityMismatch, StepError
 from elastic.state import compiled
 
+pytestmark = pytest.mark.nightly(sample=2, of="compiled steps")
+
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "compiled.py"
 
 needs_compiler = pytest.mark.skipif(

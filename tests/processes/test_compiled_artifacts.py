@@ -15,6 +15,8 @@ import torch
 from elastic.state import compilations
 from elastic.state.compiled_artifacts import Piece, pieces, recorded, skip_headers
 
+pytestmark = pytest.mark.nightly(sample=2, of="compiled artifacts")
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

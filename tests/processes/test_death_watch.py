@@ -138,27 +138,6 @@ def test_a_worker_that_becomes_another_program_lives(heard: tuple[DeathWatch, Ca
     os.close(fd)
 
 
-def test_nobody_waits_for_what_nobody_holds(heard: tuple[DeathWatch, Callable[[float], list[str]]]) -> None:
-    """Whoever waited would have it, and a worker that comes later must get it."""
-    watch, _ = heard
-    fd = os.memfd_create("mutex")
-    os.ftruncate(fd, AT + robust_mutex.BYTES)
-    mutex = RobustMutex.make(fd, AT)
-    watch.watch("it", mutex)
-    held_before = mutex.is_held
-    mutex.hold()
-    assert (held_before, mutex.is_held) == (False, True)
-    os.close(fd)
-
-
-def test_memory_without_room_for_one_is_left_alone() -> None:
-    fd = os.memfd_create("progress")
-    os.ftruncate(fd, AT)
-    robust_mutex.hold(fd, AT)
-    assert os.fstat(fd).st_size == AT
-    os.close(fd)
-
-
 def test_a_place_is_free_once_its_last_process_is_gone() -> None:
     process = subprocess.Popen(["sleep", "600"])
     dying = Dying()

@@ -20,6 +20,8 @@ from elastic.drill.environment import Overrides
 from elastic.drill.faults import At, Fault, Join, Kill, KillAgent, LeaveNode, Plan
 from elastic.report.report import report
 
+pytestmark = pytest.mark.nightly(sample=1, of="early deaths")
+
 STEPS, JOINED, STEP = 60, 3, 20
 NODES: dict[str, Any] = {"workers": 2, "nodes": 1, "nodes_max": 2, "launcher": "elastic", "steps": STEPS, "seed": 7}
 JOINS_AWAIT_S = 60.0  # else a busy machine's run is past STEP before the second node is there
@@ -58,7 +60,6 @@ def taken_over(end: End) -> list[str]:
     return [line for line in end.output.splitlines() if "this node is the run's hub now, after " in line]
 
 
-@pytest.mark.nightly(sample=1, of="early deaths")
 @pytest.mark.parametrize("phase", ["backward", "in_exchange", "applied"])
 @pytest.mark.parametrize(("leaves", "dies"), [(HUB, 1), (HUB, 2), (2, 0), (2, 3)])
 def test_a_worker_is_killed_while_a_node_leaves(
@@ -80,7 +81,6 @@ def test_a_worker_is_killed_while_a_node_leaves(
     assert hubs in {(int(leaves == HUB),) * 2, *([(0, 0)] if over_first else [])}, end.output
 
 
-@pytest.mark.nightly(sample=1, of="early deaths")
 @pytest.mark.parametrize(("agent_of", "dies"), [(HUB, 2), (2, 0), (HUB, 3), (2, 1)])
 def test_a_worker_is_killed_while_the_agent_of_another_node_is(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, agent_of: int, dies: int

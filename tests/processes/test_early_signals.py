@@ -17,6 +17,8 @@ from elastic_checkpoint import linux
 from tests.kit.agents import WITHIN_S
 from tests.kit.host_runs import ROOT
 
+pytestmark = pytest.mark.nightly(sample=1, of="early signals")
+
 PROCESS_1 = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 

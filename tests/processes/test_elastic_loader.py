@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from elastic import ElasticLoader, LoaderError, LoaderTimeout, audit
+from elastic import ElasticLoader, LoaderError, LoaderTimeout
 from elastic.data.elastic_loader import TIMEOUT_S
 from tests.kit.launch import Launch
 from tests.kit.programs import own_loop, stock_trainer
@@ -207,32 +206,6 @@ def test_processes_that_persist_read_the_next_epoch() -> None:
     assert epochs[0] != epochs[1]
 
 
-class Shuffled(IterableDataset[int]):
-    """Another order each time, by a count that each process keeps for itself."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.times += 1
-        return iter(random.Random(self.times).sample(range(64), 64))
-
-
-def test_an_audit_lets_loader_processes_that_persist_alone() -> None:
-    """They hold the data set's place: the epoch that is under way goes on, and so does the next one."""
-    orders: list[list[int]] = []
-    for audited in (False, True):
-        loader = DataLoader(Shuffled(), batch_size=8, num_workers=1, persistent_workers=True)
-        under_way = iter(loader)
-        read = [next(under_way)]
-        if audited:
-            assert audit(loader).findings == ()
-        read += [*under_way, *loader]
-        orders.append([int(i) for batch in read for i in batch])
-    assert len(orders[0]) == 128
-    assert orders[0] == orders[1]
-
-
 class Hanging(Rows):
     def __getitem__(self, index: int) -> int:
         threading.Event().wait()
@@ -247,48 +220,6 @@ def test_a_loader_process_that_hangs_is_not_waited_for_for_ever() -> None:
     assert ElasticLoader(Rows(40), 4, num_workers=1).timeout == TIMEOUT_S
 
 
-class Once(Rows):
-    """`happens` at example 17, once, in whichever process reads it first."""
-
-    def __init__(self, length: int, flag: Path, happens: Callable[[], object]) -> None:
-        super().__init__(length)
-        self.flag, self.happens = flag, happens
-        flag.touch()
-
-    def __getitem__(self, index: int) -> int:
-        if index == 17 and self.flag.exists():
-            self.flag.unlink()
-            self.happens()
-        return index
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize(
-    ("happens", "raised", "said"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), LoaderError, r"1 of 2 died \(pid \d+, exit code -9\)"),
-        (lambda: os._exit(0), LoaderError, r"1 of 2 died \(pid \d+, exit code 0\)"),
-        (threading.Event().wait, LoaderTimeout, "no batch within timeout = 2 s"),
-    ],
-    ids=["killed", "ended", "stuck"],
-)
-@pytest.mark.timeout(TIMEOUT_S / 4)
-def test_who_iterates_again_after_an_error_has_new_processes(
-    tmp_path: Path, happens: Callable[[], object], raised: type[Exception], said: str, persistent: bool
-) -> None:
-    """As a script does that catches what an epoch raised; it goes on behind the last batch that was trained on."""
-    data = Once(40, tmp_path / "flag", happens)
-    patience: dict[str, Any] = {"timeout": 2} if raised is LoaderTimeout else {}
-    loader = ElasticLoader(data, 4, num_workers=2, persistent_workers=persistent, **patience)
-    read: list[int] = []
-    with pytest.raises(raised, match=rf"{said}(.|\n)*\n  state  .*trained on\n  next  "):
-        read.extend(trained_epoch(loader))
-    step_then = loader.step
-    read = read[: 4 * step_then] + list(trained_epoch(loader))
-    assert sorted(read) == list(range(40))
-    assert step_then < 10
-
-
 def kill_children() -> None:
     """And wait until they are gone."""
     victims = multiprocessing.active_children()
@@ -296,14 +227,6 @@ def kill_children() -> None:
         victim.kill()
     for victim in victims:
         victim.join()
-
-
-@pytest.mark.timeout(TIMEOUT_S / 4)
-def test_processes_that_persist_and_die_between_two_epochs_cost_nothing() -> None:
-    loader = ElasticLoader(Rows(40), 4, num_workers=2, persistent_workers=True)
-    first = list(trained_epoch(loader))
-    kill_children()
-    assert sorted(trained_epoch(loader)) == sorted(first) == list(range(40))
 
 
 @pytest.mark.timeout(TIMEOUT_S / 4)
@@ -321,27 +244,3 @@ def test_a_process_that_is_killed_in_the_midst_of_a_batch_is_an_error_where_the_
 class Texts(Rows):
     def __getitem__(self, index: int) -> Any:
         return "x" * 100_000
-
-
-class Slow(Rows):
-    def __getitem__(self, index: int) -> int:
-        time.sleep(0.15)
-        return index
-
-
-def test_a_batch_that_takes_longer_than_a_look_at_the_processes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic.data.torch_loader._POLL_S", 0.1)
-    assert sorted(trained_epoch(ElasticLoader(Slow(8), 4, num_workers=1))) == list(range(8))
-
-
-class Unpicklable(Rows):
-    def __getitem__(self, index: int) -> Any:
-        return threading.Lock()
-
-
-def test_a_batch_that_cannot_be_handed_over_is_an_error_and_not_waited_for() -> None:
-    """Python prints why a queue's thread could not pickle it, and drops it; torch waits for it for ever."""
-    loader = ElasticLoader(Unpicklable(12), 2, num_workers=1, collate_fn=list, worker_init_fn=print)
-    with pytest.raises(LoaderError, match="exit code 74: what it had read could not be handed over"):
-        list(loader)
-    assert loader.worker_init_fn is print

@@ -31,6 +31,8 @@ from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import ROOT, Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
+pytestmark = pytest.mark.nightly(sample=3, of="how workers end")
+
 LONG, PATIENT = "tests.kit.programs.long", "tests.kit.programs.patient"
 AT_ONCE_S = 120.0  # against a timeout_s of 600: whoever waits for a peer that is gone misses it by far
 Share = tuple[torch.Tensor, torch.Tensor]

@@ -13,10 +13,11 @@ import pytest
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
-from elastic.drill.faults import At, Disk, Flip, Kill, Plan, Raise
+from elastic.drill.faults import At, Disk, Kill, Plan, Raise
 from elastic.drill.machine import disk
 from elastic.drill.machine.leftovers import Snapshot
-from elastic_checkpoint.format.names import CommitId
+
+pytestmark = pytest.mark.nightly(sample=2, of="what drills have found")
 
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
@@ -114,62 +115,6 @@ def test_a_disk_that_is_struck_twice_is_healed_of_both(tmp_path: Path) -> None:
             disk.strike(url, second)
             disk.heal(url)
             (url / "new").write_bytes(bytes(4096))
-    finally:
-        disk.unmount(url)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
-def test_no_byte_is_flipped_while_the_disk_is_read_only(tmp_path: Path) -> None:
-    """The worker that was to do it was lost. (Drill 773681.)"""
-    url = tmp_path / "disk"
-    disk.mount(url, like=tmp_path)
-    flip = Flip(0, At(1, "applied"))
-    try:
-        (url / "commits").mkdir()
-        for step in (1, 2):
-            id = CommitId(1, step, "01a2014117fa41a53183")
-            (url / id.manifest_key).touch()
-            (url / id.data_folder).mkdir(parents=True)
-            (url / id.shard_key(0)).touch()
-        assert flip.may_spoil(url)
-        disk.strike(url, "read_only")
-        assert not flip.may_spoil(url)
-        disk.heal(url)
-        assert flip.may_spoil(url)
-    finally:
-        disk.unmount(url)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
-def test_a_disk_in_an_odd_folder_is_healed_and_taken_away(tmp_path: Path) -> None:
-    """The kernel escapes spaces in its list of mounts, and follows links before it writes one there."""
-    (tmp_path / "my drill\twith a tab").mkdir()
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "my drill\twith a tab")
-    url = link / "disk"
-    disk.mount(url, like=tmp_path / "absent")
-    try:
-        disk.strike(url, "read_only")
-        with pytest.raises(OSError, match="Read-only"):
-            (url / "new").touch()
-        disk.heal(url)
-        (url / "new").touch()
-    finally:
-        disk.unmount(url)
-    assert not url.is_mount()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
-def test_a_disk_that_was_healed_in_the_midst_of_the_next_strike_can_be_healed_again(tmp_path: Path) -> None:
-    """The strike's first call was undone, and its second one made the disk itself read-only, for good."""
-    url = tmp_path / "disk"
-    disk.mount(url, like=tmp_path / "absent")
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", url], check=True)
-        with pytest.raises(OSError, match="Read-only"):
-            (url / "new").touch()
-        disk.heal(url)
-        (url / "new").touch()
     finally:
         disk.unmount(url)
 

@@ -16,6 +16,8 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan
 
+pytestmark = pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
+
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
@@ -46,7 +48,6 @@ def validated(end: End) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-@pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 def test_a_gpt_that_loses_workers_writes_what_an_undisturbed_one_writes(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, data: Path
 ) -> None:
@@ -65,7 +66,6 @@ def test_a_gpt_that_loses_workers_writes_what_an_undisturbed_one_writes(
     assert validated(end) == validated(alone)
 
 
-@pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 @pytest.mark.parametrize("recipe", ["gpt_hf.py", "gpt_lightning.py"])
 def test_the_same_model_under_a_trainer_loses_workers_and_writes_the_same(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, data: Path, recipe: str
@@ -85,7 +85,6 @@ def test_the_same_model_under_a_trainer_loses_workers_and_writes_the_same(
     assert losses[0] == losses[1] < math.log(256)
 
 
-@pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 def test_a_gpt_learns_more_than_how_frequent_bytes_are(elastic_cluster: MakeCluster, data: Path) -> None:
     """Small as it is; the whole one takes two minutes."""
     options: dict[str, Any] = {**SMALL, "width": 64, "steps": 100}

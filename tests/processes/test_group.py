@@ -5,7 +5,6 @@ elastic/group/form.py calls constructors of torch that no documentation mentions
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -15,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -243,33 +240,6 @@ def test_bytes_of_any_length_are_gathered_in_rank_order(port: int) -> None:
     assert gather_bytes(LocalGroup(), b"alone") == [b"alone"]
 
 
-def form_again_and_again(rank: int, world_size: int, port: int, times: int) -> dict[str, Any]:
-    """Every generation is another group; what they leave behind is counted after the first ones warmed things up."""
-
-    def held() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-
-    found: dict[str, Any] = {"sums": []}
-    for generation in range(times):
-        store, group = joined(port, rank, world_size, generation)
-        tensor = torch.tensor([float(rank + generation)])
-        group.all_reduce(tensor).wait()
-        found["sums"].append(tensor.item())
-        group.close()
-        del store, group
-        if generation == 2:
-            found["early"] = held()
-    found["late"] = held()
-    return found
-
-
-def test_groups_can_be_formed_and_closed_again_and_again(port: int) -> None:
-    """Live recovery forms a group per fault: none may leave a thread, a socket or a file behind."""
-    for found in returned(run_ranks(form_again_and_again, 3, port, 12)):
-        assert found["sums"] == [3.0 + 3 * generation for generation in range(12)]
-        assert found["late"] == found["early"]
-
-
 def wait_in_a_backward_pass(rank: int, world_size: int, port: int, dies: bool) -> tuple[str, list[Array]]:
     """Rank 1 begins its own when another waits for it in one, or dies then. Returns whom the wait raised, if any."""
     store, group = joined(port, rank, world_size, address=f"127.0.0.{1 + rank // 2}")
@@ -292,14 +262,6 @@ def wait_in_a_backward_pass(rank: int, world_size: int, port: int, dies: bool) -
         raised = lost.phase
     group.close(abruptly=dies)
     return raised, gradients
-
-
-def test_a_rank_that_waits_for_others_inside_its_backward_pass_says_so(port: int) -> None:
-    """Its agent must not take it for the one that hangs."""
-    for raised, gradients in returned(run_ranks(wait_in_a_backward_pass, 4, port, False)):
-        alone = gradients_of(LocalGroup(), ordered=True)
-        assert raised == ""
-        assert [gradient.tobytes() for gradient in gradients] == [gradient.tobytes() for gradient in alone]
 
 
 def test_a_rank_that_waits_inside_its_backward_pass_learns_of_a_loss(port: int) -> None:
@@ -355,39 +317,6 @@ def arrive_alone(rank: int, world_size: int, port: int) -> str:
 
 def test_a_group_whose_peer_never_comes_is_a_lost_peer_by_the_deadline(port: int) -> None:
     assert returned(run_ranks(arrive_alone, 1, port)) == ["forming of the group"]
-
-
-def use_closed(rank: int, world_size: int, port: int) -> str:
-    _store, group = joined(port, rank, world_size)
-    group.all_reduce(torch.ones(1)).wait()  # the peer has formed it, too
-    group.close()
-    try:
-        group.all_reduce(torch.ones(1))
-    except PeerLost as lost:
-        return str(lost)
-    return "it started"
-
-
-def test_a_closed_group_starts_nothing(port: int) -> None:
-    assert returned(run_ranks(use_closed, 2, port)) == ["the all-reduce cannot start: the group is closed"] * 2
-
-
-def held_by_an_error(rank: int, world_size: int, port: int) -> bool:
-    _store, group = joined(port, rank, world_size)
-    assert isinstance(group, DistributedGroup)
-    group.all_reduce(torch.ones(1)).wait()  # the peer has formed it, too
-    group.sever()
-    with pytest.raises(PeerLost) as lost:
-        group.all_reduce(torch.ones(1))
-    held = any(isinstance(holder, FrameType) for holder in gc.get_referrers(group._gloo))
-    del lost
-    group.close()
-    return held
-
-
-def test_an_error_does_not_keep_its_group(port: int) -> None:
-    """Whoever forgets the last hold of a group waits for gloo's end: the closing thread, not one that recovers."""
-    assert returned(run_ranks(held_by_an_error, 2, port)) == [False, False]
 
 
 def form_with_one_that_never_connects(rank: int, world_size: int, port: int) -> str:

@@ -16,6 +16,8 @@ import pytest
 from elastic_checkpoint import linux
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=2, of="hangs")
+
 SCRIPT = """
     import os, sys, time, torch, elastic
     elastic.seed(0)

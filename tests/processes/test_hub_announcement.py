@@ -20,6 +20,8 @@ from elastic.membership import hub_file
 from elastic_checkpoint.net.listener import listen
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=5, of="announcements of a hub")
+
 WITHIN_S = 60.0
 KEY = "elastic/job/hub"
 HUB = {"host": "10.0.0.2", "port": 7001, "nonce": "ours"}

@@ -19,6 +19,8 @@ from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity
 from tests.kit.launch import Launch
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
+pytestmark = pytest.mark.nightly(sample=6, of="what belongs to a run's identity")
+
 
 class Trained:
     """A small run to its end. `changes` are Run's arguments, or of the script around it: lr, width, kind, length."""
@@ -102,38 +104,6 @@ def test_a_difference_is_accepted_by_the_environment_as_by_the_script(
     monkeypatch.setenv("ELASTIC_ACCEPT", "processors")
     with pytest.raises(ConfigError, match="ELASTIC_ACCEPT take a list of field names, not processors; they are"):
         Trained(tmp_path / "run")
-
-
-def test_several_differences_are_named_together_and_each_must_be_accepted(tmp_path: Path) -> None:
-    Trained(tmp_path / "run", steps=2)
-    with pytest.raises(IdentityMismatch, match=r"clip_grad_norm: 1.0 here, null there(.|\n)*threads: 2 here, 1 there"):
-        Trained(tmp_path / "run", threads=2, clip_grad_norm=1.0)
-    with pytest.raises(IdentityMismatch) as refused:
-        Trained(tmp_path / "run", threads=2, clip_grad_norm=1.0, accept=["threads"])
-    assert refused.value.fields == {"clip_grad_norm": (1.0, None)}
-
-
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [("optimizer", {"kind": torch.optim.Adam}), ("scheduler", {"scheduled": True})],
-    ids=["optimizer", "scheduler"],
-)
-def test_another_kind_of_object_is_refused(tmp_path: Path, field: str, changes: dict[str, Any]) -> None:
-    Trained(tmp_path / "run", steps=2)
-    with pytest.raises(IdentityMismatch) as refused:
-        Trained(tmp_path / "run", **changes)
-    assert field in refused.value.fields
-
-
-def test_the_process_s_own_settings_belong_to_it(tmp_path: Path) -> None:
-    Trained(tmp_path / "run", steps=2)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(IdentityMismatch, match="deterministic_algorithms: true here, false there"):
-            Trained(tmp_path / "run")
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert Trained(tmp_path / "run").steps == 4
 
 
 def test_another_processor_of_the_same_capability_is_refused_by_name() -> None:

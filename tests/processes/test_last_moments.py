@@ -15,6 +15,8 @@ from elastic.report.report import report
 from tests.kit.observed import assert_observed
 from tests.kit.told_nodes import ToldNode, ToldNodes
 
+pytestmark = pytest.mark.nightly(sample=2, of="machines that go before a boundary")
+
 LEFT_S = 12
 SOON = f"leave {LEFT_S} the price went up"
 
@@ -36,7 +38,6 @@ def held_at(nodes: ToldNodes, moment: str) -> ToldNode:
     return node
 
 
-@pytest.mark.nightly(sample=2, of="machines that go before a boundary")
 @pytest.mark.parametrize(
     ("moment", "at"),
     [("body", "in a step"), ("section", "between two steps"), ("evaluating", "in an evaluation")],
@@ -57,7 +58,6 @@ def test_what_is_lost_is_on_record_before_the_machine_is_gone(nodes: ToldNodes, 
     assert report(nodes.events).cut_short == (f"{at}, {applied} steps applied: {cut['why']}",)
 
 
-@pytest.mark.nightly(sample=2, of="machines that go before a boundary")
 @pytest.mark.parametrize(("moment", "redone"), [("body", 1), ("evaluating", 0)])
 def test_others_go_on_at_once_without_it(nodes: ToldNodes, moment: str, redone: int) -> None:
     stays = nodes.start()

@@ -16,6 +16,8 @@ from elastic.events.reading import read_events
 from elastic.report.report import report
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=2, of="who leaves and who saves")
+
 PROGRAM = "tests.kit.programs.leaves"
 WITHIN_S = 240.0
 

@@ -31,6 +31,8 @@ from elastic.drill.faults import (
 )
 from elastic.events.event import Event
 
+pytestmark = pytest.mark.nightly(sample=1, of="losses in a live run")
+
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
@@ -55,7 +57,6 @@ def judged(run: Cluster, reference: Sequence[Event] | str | None, *, within_s: f
     return end
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_a_worker_is_killed_at_every_moment_of_a_step(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -69,7 +70,6 @@ def test_a_worker_is_killed_at_every_moment_of_a_step(
     assert sum(event["event"] == "claimed" for event in end.events) == 1
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_workers_are_killed_while_others_recover(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -85,7 +85,6 @@ def test_workers_are_killed_while_others_recover(
     judged(live(elastic_cluster, faults, steps=360, **SLOW), elastic_undisturbed(steps=360, seed=7).events)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_several_are_killed_at_once(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Two, with the coordinator among them, and in the end all four: the agent starts others, which go on from the
     newest save."""
@@ -100,7 +99,6 @@ def test_several_are_killed_at_once(elastic_cluster: MakeCluster, elastic_undist
     assert sum(event["event"] == "claimed" for event in end.events) == 2
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_everything_is_killed_and_goes_on_at_another_size(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -111,7 +109,6 @@ def test_everything_is_killed_and_goes_on_at_another_size(
     judged(run.start(workers=2), elastic_undisturbed(steps=40, seed=7).events)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_a_stopped_worker_is_replaced(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """It resets no connection, and those who wait for it are not taken for stuck themselves."""
     faults: list[Fault] = [
@@ -127,7 +124,6 @@ def test_a_stopped_worker_is_replaced(elastic_cluster: MakeCluster, elastic_undi
     assert end.output.count("its process is stopped; it is killed") == len(faults)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_a_worker_that_is_told_to_leave_costs_nobody_a_step(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -137,7 +133,6 @@ def test_a_worker_that_is_told_to_leave_costs_nobody_a_step(
     assert (end.world_sizes, end.steps_redone) == ([4, 3, 2], 0)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_one_that_is_killed_as_it_leaves_costs_the_others_one_view(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -150,7 +145,6 @@ def test_one_that_is_killed_as_it_leaves_costs_the_others_one_view(
     assert end.steps_redone <= 1  # its end may tear the last bytes of the exchange from one who still reads them
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_all_are_told_to_leave_and_nothing_is_lost(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -165,7 +159,6 @@ def test_all_are_told_to_leave_and_nothing_is_lost(
     assert end.steps_redone == 0
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_an_exception_in_the_script_costs_its_worker_only(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -178,7 +171,6 @@ def test_an_exception_in_the_script_costs_its_worker_only(
         assert end.output.count(f"OnPurpose: {fault}") == 1, end.output
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_the_same_exception_twice_at_one_step_ends_the_run(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:
@@ -196,7 +188,6 @@ def test_the_same_exception_twice_at_one_step_ends_the_run(
     assert end.steps_redone <= 2
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_workers_with_loader_processes_are_lost(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Loader processes of the dead neither outlive nor delay anything."""
     faults: list[Fault] = [Kill(2, complete("forward")), Kill(0, complete("data")), Kill(1, complete("in_exchange"))]
@@ -205,13 +196,11 @@ def test_workers_with_loader_processes_are_lost(elastic_cluster: MakeCluster, el
     judged(run, elastic_undisturbed(steps=STEPS, seed=7).events)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_in_fast_mode_every_example_is_still_applied_once(elastic_cluster: MakeCluster) -> None:
     faults = [Kill(2, complete("forward")), Kill(0, complete("in_update")), Kill(1, complete("in_exchange"))]
     judged(live(elastic_cluster, faults, mode="fast", **SLOW), None)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 @pytest.mark.parametrize("worker", [0, 2])
 def test_a_worker_is_lost_where_the_run_ends(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, worker: int
@@ -222,7 +211,6 @@ def test_a_worker_is_lost_where_the_run_ends(
     judged(run, elastic_undisturbed(steps=200, seed=7, evaluate_every=16).events)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_a_killed_agent_leaves_nothing_behind(elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed) -> None:
     """Its workers see its death, save what they may and go; the same command goes on."""
     run = live(elastic_cluster, [KillAgent(2, At(12, "forward"))], steps=60)
@@ -234,7 +222,6 @@ def test_a_killed_agent_leaves_nothing_behind(elastic_cluster: MakeCluster, elas
     judged(run.start(), elastic_undisturbed(steps=60, seed=7).events)
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_a_worker_that_is_stopped_as_its_agent_is_killed_is_not_left_behind(elastic_cluster: MakeCluster) -> None:
     """It heard nothing of that for as long as nobody woke it."""
     faults = Stop(1, At(12, "forward")), KillAgent(2, At(12, "backward"))
@@ -242,7 +229,6 @@ def test_a_worker_that_is_stopped_as_its_agent_is_killed_is_not_left_behind(elas
     assert (killed.exit_code, killed.left_behind, killed.not_reached) == (-signal.SIGKILL, (), ())
 
 
-@pytest.mark.nightly(sample=1, of="losses in a live run")
 def test_all_are_told_to_leave_below_the_minimum_and_nothing_is_lost(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
 ) -> None:

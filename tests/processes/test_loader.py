@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.data.data_plan import DataPlan
-from elastic.data.loader import Loader, Request
+from elastic.data.loader import Loader
 from elastic.errors import ExampleError, LoaderTimeout
 from elastic.events.observer import Observer
 from tests.kit.loading import (
@@ -94,22 +93,6 @@ def test_opening_again_drops_what_was_read_ahead(num_workers: int) -> None:
             made.next()
 
 
-def test_reading_ahead_is_bounded() -> None:
-    """An endless run's plan is drawn as it is needed."""
-    drawn: list[int] = []
-
-    def endless() -> Iterator[Request]:
-        while True:
-            drawn.append(len(drawn))
-            yield request(len(drawn))
-
-    with loader(Asked(lambda i: i), num_workers=2) as made:
-        made.open(endless())
-        for _ in range(10):
-            made.next()
-    assert len(drawn) <= 10 + 2 * 2
-
-
 @IN_BOTH
 def test_an_exception_in_the_dataset_names_the_example(num_workers: int) -> None:
     """Of a million files one is broken: the person on call needs its index, and the line that failed."""
@@ -137,16 +120,6 @@ def train(url: Path, dataset: Any, **options: Any) -> None:
                 run.evaluate(Bomb() if len(dataset) == 600 else [1], lambda values: {"n": len(values)})
 
 
-class Short(Bomb):
-    """It lacks the example that is none."""
-
-    def __len__(self) -> int:
-        return 600
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 @IN_BOTH
 def test_an_exception_in_the_dataset_of_a_run_names_the_step(tmp_path: Path, num_workers: int) -> None:
     """Beside the example's index and epoch; with the exception's own type, text and line."""
@@ -160,21 +133,6 @@ def test_an_exception_in_the_dataset_of_a_run_names_the_step(tmp_path: Path, num
     assert f"dataset[17] in epoch 0 raised KeyError: 'picture-17.png'\n  read for  step {index}\n  state " in said
     assert 'raise KeyError("picture-17.png")' in said
     assert (failed.value.index, failed.value.epoch, failed.value.read_for) == (17, 0, f"step {index}")
-
-
-@IN_BOTH
-def test_an_exception_in_what_is_evaluated_says_so(tmp_path: Path, num_workers: int) -> None:
-    with pytest.raises(ExampleError, match=r"dataset\[17\] .*\n  read for  an evaluation, 2 steps being applied"):
-        train(tmp_path / "run", Short(), num_workers=num_workers)
-
-
-@IN_BOTH
-def test_a_collate_function_that_gives_nothing_is_refused(num_workers: int) -> None:
-    """Examples that were read would not count, and nobody would be told."""
-    with loader(Asked(lambda i: i), collate_fn=lambda examples: None, num_workers=num_workers) as made:
-        made.open([request(2, 3, epoch=1)])
-        with pytest.raises(ExampleError, match=r"collate_fn of 2 examples \(2 of epoch 1, 3 of epoch 1\) gave None"):
-            made.next()
 
 
 @IN_BOTH
@@ -228,30 +186,6 @@ def test_tensors_are_indexed_to_the_bytes_that_stacking_gives() -> None:
         assert batches[0].indices.tolist() == batches[1].indices.tolist()
 
 
-def test_a_tensor_dataset_needs_no_processes() -> None:
-    """Sending its rows between processes would cost more than indexing them."""
-    with loader(TensorDataset(torch.arange(9)), num_workers=4) as made:
-        made.open([request(8, 1)])
-        assert children() == []
-        assert made.next().batch[0].tolist() == [8, 1]
-
-
-@pytest.mark.parametrize("x", [torch.zeros(50, 3), torch.zeros(3, 50).T], ids=["rows", "columns"])
-def test_tensors_that_the_script_has_replaced_are_read(x: torch.Tensor) -> None:
-    """A curriculum over epochs: the loader indexes the tensors themselves, and knew those that it began with."""
-    dataset = TensorDataset(torch.ones(50, 3), torch.arange(50))
-    with loader(dataset) as made:
-        made.open([request(4, 2), request(4, 3), request(1)])
-        before = made.next().batch
-        dataset.tensors = (x, torch.arange(50) * 2)
-        after = made.next().batch
-        assert (before[0].sum(), before[1].tolist()) == (6, [4, 2])
-        assert (after[0].sum(), after[1].tolist()) == (0, [8, 6])
-        assert after[0].stride() == before[0].stride()
-        dataset.tensors = (torch.full((50, 1), 7.0),)
-        assert [one.tolist() for one in made.next().batch] == [[[7.0]]]
-
-
 @IN_BOTH
 def test_observers_wrap_dataset_and_collate_function_once_and_before_the_fork(num_workers: int) -> None:
     """This is how a drill learns what was really read, without the loader knowing of drills."""
@@ -268,39 +202,6 @@ def test_observers_wrap_dataset_and_collate_function_once_and_before_the_fork(nu
         batch = made.next().batch
     assert batch["read"] == [3, 5]
     assert batch["batch"].tolist() == [9, 25]
-
-
-Pair = namedtuple("Pair", "left right")
-
-
-class Moves:
-    """A batch that knows how to move itself, as a tokenizer's encoding does."""
-
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
-
-    def to(self, device: torch.device) -> Moves:
-        return Moves(device.type)
-
-
-@IN_BOTH
-def test_batches_are_moved_whatever_their_shape(num_workers: int) -> None:
-    """Collate functions return tuples, dictionaries, named tuples and objects of their own."""
-    t = torch.ones(2)
-
-    def collate(_: list[Any]) -> Any:
-        return {"pair": Pair(t, [t, "text"]), "own": Moves(), "tuple": (t, 3), "none": None}
-
-    device = torch.device("meta")  # a device of its own on every machine
-    with loader(Asked(lambda i: i), collate_fn=collate, device=device, num_workers=num_workers) as made:
-        made.open([request(0)])
-        batch = made.next().batch
-
-    assert isinstance(batch["pair"], Pair)
-    assert batch["pair"].left.device == batch["pair"].right[0].device == batch["tuple"][0].device == device
-    assert (batch["pair"].right[1], batch["tuple"][1], batch["none"]) == ("text", 3, None)
-    assert isinstance(batch["tuple"], tuple)
-    assert batch["own"].device == "meta"
 
 
 def test_what_is_made_of_a_batch_has_the_same_bits_whoever_has_read_it() -> None:
@@ -329,18 +230,6 @@ def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     """At the start, by name."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Loader(Augmented(), seed=0, observer=Observer(), **wrong)
-
-
-def test_a_dataset_with_a_batched_read_is_still_read_one_by_one() -> None:
-    """`__getitems__` would give all examples of a request one random stream."""
-
-    class Batched(Augmented):
-        def __getitems__(self, indices: list[int]) -> list[Any]:
-            raise AssertionError("not called")
-
-    with loader(Batched(), num_workers=1) as made:
-        made.open([request(1, 2)])
-        assert made.next().batch[1].tolist() == [1, 2]
 
 
 class Curriculum:

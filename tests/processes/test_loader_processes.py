@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -57,18 +56,6 @@ def test_a_loader_process_that_is_killed_is_an_error_where_a_batch_is_asked_for(
         os.close(end)
         with pytest.raises(LoaderError, match=r"1 of 1 died \(pid \d+, exit code -9\), while 1 examples \(9 of epoch"):
             made.next()
-
-
-def test_one_that_is_killed_in_the_midst_of_a_batch_is_an_error_likewise() -> None:
-    """A pipe holds 64 KiB: the rest of the batch dies with its writer, and a read of it would never end."""
-    with loader(Asked(lambda i: "x" * 300_000), num_workers=1) as made:
-        made.open(consecutive(9))
-        made.next()
-        time.sleep(0.5)  # the next message is begun, and nobody reads on
-        for victim in children():
-            os.kill(victim, signal.SIGKILL)
-        with pytest.raises(LoaderError, match="1 of 1 died"):
-            read_all(made)
 
 
 def test_nothing_is_left_after_closing() -> None:
@@ -161,19 +148,6 @@ def test_loader_processes_stay_through_signals_to_the_whole_group(moment: str) -
         assert len(read_all(made)) == (99 if moment == "at work" else 100)
 
 
-def test_programs_that_a_dataset_starts_can_still_be_told_to_stop() -> None:
-    """An ignored signal is inherited by a decoder that dataset[i] runs; a handled one is not."""
-
-    def decode(_: int) -> int:
-        with subprocess.Popen(["sleep", "60"]) as decoder:
-            decoder.terminate()
-            return decoder.wait(10)
-
-    with loader(Asked(decode), num_workers=1) as made:
-        made.open([request(0)])
-        assert made.next().batch.tolist() == [-signal.SIGTERM]
-
-
 PARENT = """
     import os, sys, time, numpy as np
     from elastic.data.loader import Loader, Request
@@ -254,19 +228,6 @@ def test_the_folder_of_a_killed_worker_is_removed_by_the_next_one(tmp_path: Path
             newcomer.communicate(timeout=30)
         living.communicate(timeout=30)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_long_tmpdir_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch system's is as long as the job's name. The kernel takes no socket's path of 108 bytes, and a child that
-    could not make its own would die without a word."""
-    deep = tmp_path / ("d" * 100) / ("e" * 100)
-    deep.mkdir(parents=True)
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    with loader(Asked(lambda i: torch.full((1000,), i)), num_workers=2) as made:
-        made.open(consecutive(20))
-        assert [int(loaded.batch[0, 0]) for loaded in read_all(made)] == list(range(0, 60, 3))
-        assert len(list(deep.iterdir())) == 1
-    assert list(deep.iterdir()) == []
 
 
 def test_processes_of_the_script_s_own_loader_may_outlive_the_run_s(capfd: pytest.CaptureFixture[str]) -> None:

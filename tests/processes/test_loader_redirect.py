@@ -6,13 +6,11 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader, Request
 from elastic.errors import ExampleError, LoaderError, LoaderTimeout
@@ -57,18 +55,6 @@ class Interrupt:
             raise PeerGone
 
 
-def test_a_wait_that_is_given_up_loses_nothing() -> None:
-    """A peer is lost while this worker waits for its data. The recovery begins now, and then the batch is still due."""
-    with Gated(3) as dataset, loader(dataset, num_workers=2, interrupt=Interrupt()) as made:
-        made.open([request(3), request(4)])
-        started = children()
-        with pytest.raises(PeerGone):
-            made.next()
-        dataset.open(3)
-        assert names(made) == [[3], [4]]
-        assert children() == started
-
-
 @IN_BOTH
 def test_redirected_the_loader_delivers_the_new_sequence_alone(num_workers: int) -> None:
     """A batch of the old shares would be trained twice, on two workers."""
@@ -85,29 +71,6 @@ def test_redirected_the_loader_delivers_the_new_sequence_alone(num_workers: int)
         made.redirect([request(1)])
         assert children() == started
         assert names(made) == [[1]]
-
-
-def test_a_tensor_dataset_is_redirected_without_processes() -> None:
-    with loader(TensorDataset(torch.arange(9)), num_workers=2) as made:
-        made.open(consecutive(3))
-        made.next()
-        made.redirect([request(8), request(7)])
-        assert names(made) == [[8], [7]]
-        assert children() == []
-
-
-def test_a_sequence_that_has_ended_can_be_followed_by_another_in_the_same_processes() -> None:
-    """A newcomer may bring the last step back: to its own worker it was over."""
-    with loader(Asked(lambda i: i), num_workers=2) as made:
-        made.open(consecutive(3))
-        started = children()
-        for first in (100, 200, 300):
-            read_all(made)
-            with pytest.raises(StopIteration):
-                made.next()
-            made.redirect([request(first + i) for i in range(7)])
-            assert names(made) == [[first + i] for i in range(7)]
-        assert children() == started
 
 
 def test_what_was_read_ahead_is_not_read_again() -> None:
@@ -133,22 +96,6 @@ def test_a_stale_read_that_hangs_does_not_hold_up_the_other_child() -> None:
         made.redirect(request(i) for i in range(10, 30))
         assert names(made) == [[i] for i in range(10, 30)]
         dataset.open(1)
-
-
-def test_a_stale_request_is_not_read_to_its_end() -> None:
-    """It stands before the new ones in its child's queue, and may be a hundred pictures long."""
-    with Gated(1) as dataset, loader(dataset, num_workers=1) as made:
-        made.open([request(1, *range(100, 200)), request(*range(200, 300))])
-        assert dataset.wait_for_reads(1) == [1]
-        made.redirect([request(2), request(3)])
-        dataset.open(1)
-        assert names(made) == [[2], [3]]
-        assert dataset.reads() == {2: 1, 3: 1}
-        started = children()
-        made.redirect([request(1, *range(100, 103))])
-        dataset.open(1)
-        assert names(made) == [[1, 100, 101, 102]]
-        assert children() == started
 
 
 def test_an_error_of_a_stale_request_is_raised_only_if_it_is_asked_for_again() -> None:
@@ -201,38 +148,6 @@ def test_after_a_timeout_the_stuck_process_is_replaced() -> None:
         made.redirect([request(3), request(5)])
         assert names(made) == [[3], [5]]
         assert not set(stuck) & set(children())
-
-
-_refused: list[int] = []
-
-
-def _unpacked(index: int) -> int:
-    if not _refused:
-        _refused.append(index)
-        raise MemoryError("no room for a batch")
-    return index
-
-
-class Heavy:
-    """Cannot be unpacked where it arrives, the first time."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (self.index,)
-
-
-def test_a_batch_that_cannot_be_received_is_read_again() -> None:
-    """Else every batch after it would be taken for its neighbour."""
-    _refused.clear()
-    with loader(Asked(lambda i: Heavy(i) if i == 2 else i), num_workers=1, collate_fn=lambda e: e[0]) as made:
-        made.open(request(i) for i in range(5))
-        assert [made.next().batch for _ in range(2)] == [0, 1]
-        with pytest.raises(MemoryError):
-            made.next()
-        assert [loaded.batch for loaded in read_all(made)] == [2, 3, 4]
-    assert _refused == [2]
 
 
 def test_a_sequence_that_breaks_off_does_not_look_as_if_it_had_ended() -> None:

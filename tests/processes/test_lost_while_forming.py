@@ -19,6 +19,8 @@ from tests.kit.agents import meet
 from tests.kit.launch import Launch
 from tests.kit.programs.dies_forming import MOMENTS, STORE
 
+pytestmark = pytest.mark.nightly(sample=1, of="losses while a run forms")
+
 WITHIN_S = 240.0
 SMALL = Path(__file__).parents[1] / "kit" / "programs" / "small.py"
 # torch's own wait for whoever is lost would not end within this test; and all three are in its round

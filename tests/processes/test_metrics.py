@@ -111,17 +111,17 @@ def elastic_run(*flags: str, isolated: bool = False) -> tuple[int, str]:
     return said.returncode, said.stderr
 
 
-def test_without_its_package_it_says_what_to_install() -> None:
-    status, said = elastic_run("--metrics-port=24001", isolated=True)
-    assert status == 2
-    assert "pip install prometheus-client" in said
-
-
 @pytest.mark.parametrize("port", ["0", "70000"])
 def test_what_is_no_port_is_refused(port: str) -> None:
     status, said = elastic_run(f"--metrics-port={port}")
     assert status == 2
     assert f"found {port}" in said
+
+
+def test_without_its_package_it_says_what_to_install() -> None:
+    status, said = elastic_run("--metrics-port=24001", isolated=True)
+    assert status == 2
+    assert "pip install prometheus-client" in said
 
 
 def test_a_port_that_is_taken_is_named_before_anything_runs(run: Run) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import TCPStore
 from torch.utils.data import Subset, TensorDataset
 
 import elastic
-from elastic.errors import StepError
 from elastic.events.reading import read_events
-from elastic.group.fingerprint import Kind, announce
-from elastic.group.form import form
 from elastic.membership.exit_statuses import AGAIN
 from tests.kit.launch import Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
+
+pytestmark = pytest.mark.nightly(sample=5, of="scripts that go different ways")
 
 AT_ONCE_S = 30.0  # against a timeout_s of 600
 Way = Callable[[elastic.Run, int, int], None]
@@ -185,52 +180,6 @@ def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_p
     assert "rank 0: out of the loop by `break` after step 0, at " in lost["error"]
 
 
-def announces(rank: int, world_size: int, port: int, groups: int) -> tuple[set[str], int]:
-    """One rank comes with another row, and each ends the group as soon as it may. How, and in how many it has waited
-    for the others, which is no computing that the watch for hangs would judge."""
-    waits = []
-
-    @contextmanager
-    def waiting() -> Iterator[None]:
-        waits.append(True)
-        yield
-
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=AT_ONCE_S))
-    ends = set()
-    for generation in range(groups):
-        group = form(
-            store,
-            rank=rank,
-            world_size=world_size,
-            generation=generation,
-            address="127.0.0.1",
-            device=torch.device("cpu"),
-            timeout_s=AT_ONCE_S,
-        )
-        all_have(store, f"formed {generation}", world_size)
-        try:
-            announce(group, Kind.SAVE if rank == 0 else Kind.STEP, step=3, waiting=waiting).check()
-        except StepError as error:
-            ends.add(type(error).__name__)
-        closing = threading.Thread(target=group.close, kwargs={"abruptly": True}, daemon=True)
-        del group  # gloo may not let go of what failed in it
-        closing.start()
-        all_have(store, f"left {generation}", world_size)
-    return ends, len(waits)
-
-
-def all_have(store: TCPStore, key: str, world_size: int) -> None:
-    if store.add(key, 1) == world_size:
-        store.set(f"all {key}", "1")
-    store.wait([f"all {key}"], timedelta(seconds=AT_ONCE_S))
-
-
-def test_nobody_hangs_up_on_a_rank_that_is_still_getting_the_rows(port: int) -> None:
-    """Rows go from rank to rank: of eight, a third lost the first that knew, instead of being told where all were."""
-    for ends, waits in returned(run_ranks(announces, 8, port, 6, within_s=4 * AT_ONCE_S)):
-        assert (ends, waits) == ({"CollectiveMismatch"}, 6)
-
-
 SCRIPT = """
     import os, signal, sys, time, torch, elastic
     from elastic.loop.between_steps.boundary import Wish
@@ -332,11 +281,6 @@ def test_one_that_breaks_off_a_loop_over_batches_ends_the_run_on_all(tmp_path: P
         assert end.kind == "CollectiveMismatch"
         assert re.search(r"rank 1: out of the training loop after step 2, by .*, at .*test_mismatch", end.text)
         assert "run.stop(reason), and no `break` behind it, ends it for all" in end.text
-
-
-def test_all_that_break_off_a_loop_over_batches_at_one_step_end_it_there(tmp_path: Path, port: int) -> None:
-    answers = run_ranks(in_a_plain_loop, 3, port, str(tmp_path / "run"), (0, 1, 2), within_s=AT_ONCE_S)
-    assert answers == ["the script left the loop"] * 3
 
 
 @pytest.mark.parametrize("what", ["all break", "all but the lost break"])

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from elastic.errors import IdentityMismatch
 from elastic.loop.storage.next_step import NextStep
 from elastic_checkpoint.format.hashing import unseal
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
+
+pytestmark = pytest.mark.nightly(sample=7, of="the step behind a checkpoint")
 
 
 class Own(Dataset[Any]):
@@ -100,13 +101,6 @@ def test_another_script_is_refused_in_the_first_step_by_every_worker(tmp_path: P
     assert returned(run_ranks(in_rank, 3, port, str(tmp_path / "run"), 1.0)) == [whole] * 3
 
 
-def test_a_script_that_is_meant_to_be_another_goes_on(tmp_path: Path) -> None:
-    train(tmp_path / "run", until=3)
-    with pytest.raises(IdentityMismatch, match="gives other gradients"):
-        train(tmp_path / "run", times=2.0)
-    train(tmp_path / "run", times=2.0, accept=["script"])
-
-
 def test_data_that_is_meant_to_be_another_goes_on(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole")
     train(tmp_path / "run", until=3)
@@ -131,27 +125,6 @@ def test_a_checkpoint_takes_its_note_along(tmp_path: Path) -> None:
         assert all(one.ok for one in storage.verify())
     assert {*notes(tmp_path / "run")} <= kept
     assert len(kept) == 2
-
-
-class Batch:
-    """Of which nobody knows what it holds."""
-
-    def __init__(self, examples: list[Any]) -> None:
-        self.x, self.y = map(torch.stack, zip(*examples, strict=True))
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.x, self.y))
-
-
-def test_of_batches_that_nobody_can_digest_the_gradients_alone_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for epochs in (1, 2):
-        train(tmp_path / "run", epochs=epochs, collate_fn=Batch)
-    assert "read once more" not in capsys.readouterr().err
-    train(tmp_path / "other", until=3, collate_fn=Batch)
-    with pytest.raises(IdentityMismatch, match=r"step 2 \(of whose batches nobody knows .* gives other gradients"):
-        train(tmp_path / "other", collate_fn=Batch, times=2.0)
 
 
 def test_a_finished_run_that_is_made_longer_is_told_of_other_data(
@@ -304,12 +277,3 @@ def test_a_body_that_fails_on_leaving_fails_nothing(tmp_path: Path, steps: bool)
     assert train_until_told(tmp_path / "run", tell=0, steps=steps, fails=True) == "left with 0"
     whole = train_until_told(tmp_path / "whole", steps=steps)
     assert train_until_told(tmp_path / "run", steps=steps) == whole
-
-
-def test_a_coordinator_without_a_share_of_the_next_step_passes_its_first_one(tmp_path: Path, port: int) -> None:
-    """The last batch of an epoch is a short one, of one share."""
-    short = {"batch_size": 10, "virtual_workers": 2}
-    (whole,) = returned(run_ranks(told_in_rank, 1, port, str(tmp_path / "whole"), None, False, short))
-    assert returned(run_ranks(told_in_rank, 2, port, str(tmp_path / "run"), 1, False, short)) == ["left with 0"] * 2
-    assert any(note.first_gradients for note in notes(tmp_path / "run").values())
-    assert returned(run_ranks(told_in_rank, 2, port, str(tmp_path / "run"), None, False, short)) == [whole] * 2

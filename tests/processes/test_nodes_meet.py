@@ -10,6 +10,8 @@ import pytest
 
 from tests.kit.agents import HERE, STAY, WITHIN_S, Here, Run, meet
 
+pytestmark = pytest.mark.nightly(sample=2, of="nodes that meet")
+
 
 @pytest.mark.nightly(sample=1, of="two agents")
 def test_nodes_meet_and_a_later_one_joins_without_a_restart(run: Run) -> None:

@@ -24,6 +24,8 @@ from tests.kit.launch import Launch
 from tests.kit.metadata import MetadataServer
 from tests.kit.observed import assert_observed
 
+pytestmark = pytest.mark.nightly(sample=2, of="notices in real runs")
+
 PROGRAM = "tests.kit.programs.small"
 WITHIN_S = 240.0
 
@@ -80,7 +82,6 @@ def waiting(launch: Launch, what: str, holds: Callable[[], bool]) -> None:
     launch.wait_for(holds, what, within_s=WITHIN_S)
 
 
-@pytest.mark.nightly(sample=2, of="notices in real runs")
 def test_a_node_whose_file_says_so_leaves_in_a_step_and_the_other_goes_on(nodes: Nodes, tmp_path: Path) -> None:
     meet = two_nodes()
     says = tmp_path / "says"
@@ -105,7 +106,6 @@ def test_a_node_whose_file_says_so_leaves_in_a_step_and_the_other_goes_on(nodes:
     assert goes.output.count("the same command") == 1
 
 
-@pytest.mark.nightly(sample=2, of="notices in real runs")
 def test_ec2_recommends_and_the_run_saves_then_takes_the_node_and_all_leave_what_is_saved(
     nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -290,7 +290,6 @@ def test_a_signal_to_every_process_while_the_state_is_loaded_is_a_leave_in_order
         assert "ended otherwise" not in again.output
 
 
-@pytest.mark.nightly(sample=2, of="notices in real runs")
 def test_under_torchrun_the_first_worker_of_a_node_watches_and_all_save_and_leave(nodes: Nodes, tmp_path: Path) -> None:
     says = tmp_path / "says"
     torchrun = nodes.start(f"file:{says}", launcher=None)

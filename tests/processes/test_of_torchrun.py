@@ -5,10 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from elastic.launch.processes.of_torchrun import advice
 from tests.kit.launch import Launch
 
 SCRIPT = """
@@ -62,18 +60,3 @@ def test_what_torchrun_gives_and_a_run_does_not_is_told_once(tmp_path: Path, wha
         assert "\nelastic: " not in output
         assert "  next   " not in output
     assert "the run failed: the same failure once within 3600 s" in output, output
-
-
-def test_nothing_is_said_of_other_errors() -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise ValueError("it has no words")
-
-    own: list[BaseException] = []
-    row: dict[str, int] = {}
-    try:
-        row["RANK"]
-    except KeyError as error:
-        own.append(error)
-    assert [advice(one) for one in (*own, Mute(), KeyError(np.arange(3)), KeyError("RANK"))] == [""] * 4
-    assert advice(KeyError()) == advice(KeyError("rank")) == advice(ValueError("RANK")) == advice(SystemExit(1)) == ""

@@ -25,6 +25,8 @@ from elastic.state import trained
 from elastic.state.train_state import TrainState
 from elastic_checkpoint.save import copying
 
+pytestmark = pytest.mark.nightly(sample=2, of="saves beside the next step")
+
 STEPS = 6
 WITHIN_S = 240
 

@@ -20,6 +20,8 @@ from elastic.errors import RendezvousTimeout
 from tests.kit.launch import Launch
 from tests.kit.ranks import Raised, run_ranks
 
+pytestmark = pytest.mark.nightly(sample=5, of="notices to a loop of one's own")
+
 WITHIN_S = 120.0
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly(sample=1, of="pytest in pytest")
+
 SMALL = Path(__file__).parents[1] / "kit/programs/small.py"
 
 A_SCRIPT_OF_ITS_OWN = """
@@ -60,7 +62,6 @@ def run(asked: Path, *, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.nightly(sample=1, of="pytest in pytest")
 def test_each_test_module_is_compared_with_its_own_script_wherever_pytest_is_started(tmp_path: Path) -> None:
     """Of two scripts with the same options, one's weights say nothing about the other's."""
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
@@ -73,7 +74,6 @@ def test_each_test_module_is_compared_with_its_own_script_wherever_pytest_is_sta
     assert "2 passed" in (said := run(project, cwd=elsewhere)), said
 
 
-@pytest.mark.nightly(sample=1, of="pytest in pytest")
 def test_a_test_that_fails_tells_the_verdict_whole_and_what_the_script_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint('given', sys.argv[2:])\nsys.exit(3)\n")
     (tmp_path / "test_it.py").write_text(FAILS)
@@ -86,7 +86,6 @@ def test_a_test_that_fails_tells_the_verdict_whole_and_what_the_script_said(tmp_
     assert said.count("draws the same again") == 2
 
 
-@pytest.mark.nightly(sample=1, of="pytest in pytest")
 def test_a_test_that_compares_weights_is_led_to_the_line(tmp_path: Path) -> None:
     seeded = SMALL.read_text()
     assert "    elastic.seed(options.seed)\n" in seeded

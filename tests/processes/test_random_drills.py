@@ -14,18 +14,18 @@ import pytest
 from tests.kit.drills_at_once import ROOT, SEED, run_all
 from tests.kit.sampling import seeds
 
+pytestmark = pytest.mark.nightly(sample=1, of="drills at random")
+
 DRILLS = os.environ.get("DRILLS")
 FAILED_ONCE = sorted((ROOT / "tests" / "kit" / "drills").glob("*.json"))
 
 
-@pytest.mark.nightly(sample=1, of="drills at random")
 @pytest.mark.timeout(4 * 3600)
 def test_random_drills_keep_every_promise() -> None:
     """Each prints the command that replays it before it runs; one that fails keeps its folder."""
     run_all([str(SEED + at) for at in (range(int(DRILLS)) if DRILLS else seeds(4, sample=1))])
 
 
-@pytest.mark.nightly(sample=1, of="drills at random")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.stem)
 def test_drills_that_failed_once_keep_every_promise(path: Path) -> None:

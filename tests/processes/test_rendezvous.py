@@ -24,6 +24,8 @@ from elastic.membership.worker.rendezvous import AtUrl, meet
 from tests.kit.launch import Launch as Program
 from tests.kit.ranks import Died, returned, run_ranks
 
+pytestmark = pytest.mark.nightly(sample=5, of="ranks that meet")
+
 TIMEOUT_S = 20.0
 SHORT_S = 3  # of a deadline that comes: a store that is connected to may wait for a name server for one of them
 

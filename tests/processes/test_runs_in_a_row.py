@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import elastic_checkpoint
 from tests.kit.agents import WITHIN_S, Run
 from tests.kit.launch import Launch
+
+pytestmark = pytest.mark.nightly(sample=1, of="runs in a row")
 
 STAGES = """
 import os, signal, sys

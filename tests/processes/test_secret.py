@@ -16,6 +16,8 @@ from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.agents import meet
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=2, of="secrets")
+
 WITHIN_S = 240.0
 REFUSED_S = 60.0  # on a busy machine: 5 s, and the start
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"

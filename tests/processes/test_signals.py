@@ -12,6 +12,8 @@ from elastic.events.event import Event
 from elastic.events.reading import read_events
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=1, of="signals")
+
 PROGRAM = "tests.kit.programs.long"
 LONG, STEPS = 1_000_000, 200
 WITHIN_S = 240.0
@@ -43,7 +45,6 @@ def finished(output: str) -> str:
     return line
 
 
-@pytest.mark.nightly(sample=1, of="signals")
 @pytest.mark.parametrize("workers", [None, 2], ids=["alone", "torchrun"])
 def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_same_bytes(
     tmp_path: Path, workers: int | None
@@ -66,7 +67,6 @@ def test_sigterm_finishes_the_step_saves_and_the_same_command_goes_on_to_the_sam
     assert finished(again) == finished(straight)
 
 
-@pytest.mark.nightly(sample=1, of="signals")
 @pytest.mark.parametrize(
     "numbers",
     [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],
@@ -80,7 +80,6 @@ def test_signals_that_come_twice_at_once_are_one_notice(tmp_path: Path, numbers:
     left_in_order(events, 1)
 
 
-@pytest.mark.nightly(sample=1, of="signals")
 def test_one_ctrl_c_leaves_in_order_under_torchrun(tmp_path: Path) -> None:
     _, output, events = interrupted(tmp_path, 2, signal.SIGINT)
 
@@ -88,7 +87,6 @@ def test_one_ctrl_c_leaves_in_order_under_torchrun(tmp_path: Path) -> None:
     assert "goes on from here" in output
 
 
-@pytest.mark.nightly(sample=1, of="signals")
 def test_a_second_ctrl_c_ends_a_blocked_worker_at_once(tmp_path: Path) -> None:
     """No Python handler runs while the main thread is blocked: a thread reads the signals."""
     with Launch(PROGRAM, [tmp_path / "run", LONG, tmp_path, "--stuck"]) as launch:

@@ -23,13 +23,14 @@ from tests.kit.launch import Launch
 from tests.kit.observed import assert_observed
 from tests.kit.screen import Screen
 
+pytestmark = pytest.mark.nightly(sample=1, of="where the status is shown")
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "kit" / "programs"
 SAYS_EACH_STEP = "tests.kit.programs.says_each_step"
 WITHIN_S = 240.0
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_where_there_is_no_terminal_each_change_is_a_line(elastic_cluster: Callable[..., Cluster]) -> None:
     """A log file is read the next morning: who was lost, why, and what it cost."""
     run = elastic_cluster(workers=3, launcher="elastic", steps=40, seed=7, awaits=3)
@@ -43,7 +44,6 @@ def test_where_there_is_no_terminal_each_change_is_a_line(elastic_cluster: Calla
     assert "\x1b" not in end.output
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 @pytest.mark.parametrize("launcher", ["elastic", "torch.distributed.run", None])
 def test_where_there_is_no_terminal_one_worker_says_how_far_the_run_is(tmp_path: Path, launcher: str | None) -> None:
     """Nothing for hours looks like a hang; a line of each worker would be as many as there are."""
@@ -74,7 +74,6 @@ def assert_whole(screen: Screen) -> None:
     assert not any(screen.rows[-2:])
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     """The script's own lines stay whole, and the terminal is given back."""
     url = tmp_path / "run"
@@ -88,7 +87,6 @@ def test_on_a_terminal_the_last_lines_are_the_status(tmp_path: Path) -> None:
     assert_observed(read_events(url))
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_the_time_from_the_command_to_the_first_step_is_said_once(tmp_path: Path) -> None:
     """By whoever wonders where a start's ten seconds go; a replaced worker's start is not the command's."""
     flags = ["run", "--standalone", "--no-status", "--timing", "--nproc-per-node=2"]
@@ -101,7 +99,6 @@ def test_the_time_from_the_command_to_the_first_step_is_said_once(tmp_path: Path
     assert [float(at) for at, _ in rows] == sorted(float(at) for at, _ in rows)
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     """Its agent is not ours, and people watch such a run as well; others have only lines to say."""
     pid, screen = on_a_terminal(tmp_path / "run", "--steps=60", module="torch.distributed.run", program=SAYS_EACH_STEP)
@@ -110,7 +107,6 @@ def test_under_torchrun_rank_0_shows_the_status(tmp_path: Path) -> None:
     screen.close()
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_an_agent_that_is_killed_or_told_to_end_gives_the_terminal_back(tmp_path: Path, sent: signal.Signals) -> None:
     """What a person types next scrolls as ever, and nobody has to know of `reset`."""
@@ -123,7 +119,6 @@ def test_an_agent_that_is_killed_or_told_to_end_gives_the_terminal_back(tmp_path
     screen.close()
 
 
-@pytest.mark.nightly(sample=1, of="where the status is shown")
 def test_a_worker_that_is_killed_leaves_the_status_where_it_is(tmp_path: Path) -> None:
     pid, screen = on_a_terminal(tmp_path / "run", "--steps=4000")
     screen.until(lambda: "2 workers" in screen.rows[-1])

@@ -24,6 +24,8 @@ from elastic_checkpoint.net.secret import VARIABLE, generated_secret
 from tests.kit.agents import meet
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=2, of="strangers at a store")
+
 WITHIN_S = 240.0
 GROWS_MAX = 200 << 20  # of an agent, which may read once what a stranger has left; what is sent is far more
 SENT, MANY = 60, 600

@@ -13,6 +13,8 @@ from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan
 from tests.kit.programs.lines import write_lines
 
+pytestmark = pytest.mark.nightly(sample=1, of="what comes of streams")
+
 MakeCluster = Callable[..., Cluster]
 
 PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "streamed.py"
@@ -80,7 +82,6 @@ def test_who_reads_a_stream_leaves_the_bits_alone(
     assert digests(shared) == alone
 
 
-@pytest.mark.nightly(sample=1, of="what comes of streams")
 def test_who_takes_a_step_over_reads_on_from_behind_it(
     elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool, alone: set[str]
 ) -> None:
@@ -89,7 +90,6 @@ def test_who_takes_a_step_over_reads_on_from_behind_it(
     assert digests(lost, nobody_lost=True) == alone
 
 
-@pytest.mark.nightly(sample=1, of="what comes of streams")
 def test_a_run_goes_on_by_position_at_another_size(
     elastic_cluster: MakeCluster, folder: Path, tmp_path: Path, plain: bool, alone: set[str]
 ) -> None:

@@ -40,13 +40,3 @@ def test_strings_hash_alike_at_every_start(script: Path) -> None:
 
     of_the_user = hashes(script, workers=1, environ={**random, "PYTHONHASHSEED": "5"})
     assert {*of_the_user} != {*one}
-
-
-def test_a_program_that_is_read_from_stdin_is_not_begun_anew(tmp_path: Path) -> None:
-    """It could not be read once more."""
-    calls = "import sys, elastic.__main__ as command; sys.exit(command.main())"
-    random = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
-    command = [sys.executable, "-", "run", "--nnodes=x", "nothing.py"]
-    done = subprocess.run(command, env=random, input=calls, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2
-    assert "--nnodes" in done.stderr

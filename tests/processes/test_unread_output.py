@@ -17,6 +17,8 @@ from elastic.membership.environment import NOTICES
 from elastic_checkpoint import Checkpointer
 from tests.kit.agents import WITHIN_S
 
+pytestmark = pytest.mark.nightly(sample=2, of="output that nobody reads")
+
 STEPS = 30
 TALKS = """
     import logging, sys, time

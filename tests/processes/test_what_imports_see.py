@@ -18,6 +18,8 @@ import pytest
 from tests.kit.forkserver import FRESH
 from tests.kit.launch import ROOT, Launch
 
+pytestmark = pytest.mark.nightly(sample=1, of="what imports see")
+
 WITHIN_S = 240.0
 
 SEEN = """
@@ -55,7 +57,6 @@ def write(folder: Path, **sources: str) -> None:
         (folder / f"{name}.py").write_text(textwrap.dedent(source))
 
 
-@pytest.mark.nightly(sample=1, of="what imports see")
 @pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
 def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: Path, module: bool) -> None:
     package, more = tmp_path / "package", tmp_path / "package" / "more"
@@ -78,7 +79,6 @@ def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: 
     assert output.count("ahead True") == 2
 
 
-@pytest.mark.nightly(sample=1, of="what imports see")
 @pytest.mark.parametrize(
     "first",
     ["os.environ['OMP_NUM_THREADS'] = '2'", "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + '/own')"],
@@ -107,7 +107,6 @@ def test_torch_is_as_a_script_has_it_that_does_something_before_its_import(tmp_p
     assert alone.stdout in output
 
 
-@pytest.mark.nightly(sample=1, of="what imports see")
 @pytest.mark.parametrize("start", [[str(Path(sys.executable).parent / "elastic")], [sys.executable, "-m", "elastic"]])
 def test_torch_is_loaded_once_however_the_command_is_started(tmp_path: Path, start: list[str]) -> None:
     """A worker that is a fork of its agent has the agent's command line; a fresh interpreter has one of its own. Of the
@@ -126,7 +125,6 @@ def test_torch_is_loaded_once_however_the_command_is_started(tmp_path: Path, sta
     assert " run --nproc-per-node=1 " in ended.stdout
 
 
-@pytest.mark.nightly(sample=1, of="what imports see")
 def test_what_reads_a_rank_variable_is_imported_afresh_by_each_worker(tmp_path: Path) -> None:
     """What the script imports before it stays shared: only the rest is waited for by others."""
     write(

@@ -12,6 +12,8 @@ import pytest
 from tests.kit.agents import HERE, WITHIN_S, Here, Run
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=4, of="how workers are said to have ended")
+
 TRAINS = """
 import os, signal, sys
 import torch
@@ -34,7 +36,6 @@ with elastic.Run(
 if run.is_coordinator:
     print(run.step_index, "steps")
 """
-CLOSES_STDERR = "import os\nos.close(2)\n" + TRAINS
 IN_A_FOLDER_OF_ITS_OWN = """
 import os, sys
 os.makedirs(mine := f"{sys.argv[1]}/of-{os.getpid()}")
@@ -58,14 +59,6 @@ def test_an_exception_that_repeats_is_shown_once_and_ends_the_run(run: Run) -> N
     assert "elastic/launch" not in launch.output
     assert "the same failure twice before its first step: ValueError: no good 2" in launch.output
     assert "(local rank" in launch.output
-
-
-def test_an_exception_in_a_log_file_is_shown_once_with_the_file(run: Run, tmp_path: Path) -> None:
-    launch = run(HERE + "raise ValueError('no good')", "--redirects=3", f"--log-dir={tmp_path / 'logs'}")
-    assert launch.finish(within_s=WITHIN_S) == 1
-    assert launch.output.count("Traceback (most recent call last)") == 1
-    (file,) = set(re.findall(r"log  (\S+attempt_0/0/stderr\.log)", launch.output))
-    assert "ValueError: no good" in Path(file).read_text()
 
 
 def test_a_first_failure_is_forgiven(run: Run, tmp_path: Path) -> None:
@@ -155,23 +148,3 @@ def test_workers_that_write_to_one_pipe_write_whole_lines(run: Run) -> None:
     output = run(source, "--nproc-per-node=4", "--start-method=spawn").succeed(within_s=WITHIN_S)
     lines = [line for line in output.splitlines() if line.startswith("line")]
     assert sorted(lines) == sorted(f"line {number} of {rank}" for number in range(500) for rank in range(4))
-
-
-def test_a_script_that_has_closed_stderr_trains(tmp_path: Path) -> None:
-    """The next descriptor was the way to its agent, which was sent what was said to people, and killed the worker."""
-    script = tmp_path / "script.py"
-    script.write_text(CLOSES_STDERR)
-    command = [sys.executable, "-m", "elastic", "run", "--standalone", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        [*command, str(tmp_path / "run")], check=False, timeout=WITHIN_S, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "8 steps\n")
-
-
-def test_a_url_that_is_too_long_is_not_tried_again_by_a_worker(run: Run, tmp_path: Path) -> None:
-    """The replacement tried the claim for 20 s: neither a disk that is emptied nor anybody's rights heal a name."""
-    launch = run(TRAINS, args=(str(tmp_path / ("x" * 300)),))
-    assert launch.finish(within_s=WITHIN_S) == 1
-    assert "File name too long" in launch.output
-    assert "next   use a shorter URL" in launch.output
-    assert "is tried again" not in launch.output

@@ -12,6 +12,8 @@ from elastic.events.reading import read_events
 from elastic.membership.exit_statuses import WRONG
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=3, of="workers that are wrong")
+
 HERE = socket.gethostname()
 
 
