@@ -122,7 +122,8 @@ class Disagreement:
             )
         here, there = self.first.values()
         alone = self.owner == self.checker
-        by = "by this worker" if alone else f"by {' and by '.join(map(self.named, ([self.owner], [self.checker])))}"
+        passed_by = [self.named([one]) for one in dict.fromkeys((self.owner, self.checker))]
+        by = "by this worker" if len(self.hosts) == 1 else f"by {' and by '.join(passed_by)}"
         what, differing = f"share {self.share} of step {self.step}", listed(_differing(here, there))
         if self.other_batch:
             which = f": {self.examples}" if self.examples else ""
@@ -135,12 +136,12 @@ class Disagreement:
                 "each example)"
             )
         of_script = f"         of the script's variables it changed {listed(self.changed)}\n" if self.changed else ""
-        machine = "" if alone else ";\n         or one of these machines computes wrongly"
+        machine = "the machine computes" if alone else "one of these machines computes"
         return StepError(
             f"{what} was passed twice, {by}, and gave other gradients the second time: {differing}\n"
             "  found  what the loop's body has changed itself reaches the gradients (a hidden state; a count of "
             "bodies, enumerate's\n         too; a buffer of what came by; what objects keep of the last batch); how "
-            f"many bodies a worker has depends\n         on the world size{machine}\n"
+            f"many bodies a worker has depends\n         on the world size;\n         or {machine} wrongly\n"
             f"{of_script}{UNTOUCHED}"
             "  next   steps are counted by run.step_index, and what is summed up, by run.add and run.sums; what is "
             "kept from step to\n         step is changed where run.stepped, and handed over: extra=; a hidden state "

@@ -93,10 +93,11 @@ class Exchange:
         assignments = assign_shares(self._config, len(step.sizes), self._group.world_size, idle)
         self.assignment = assignments[self._group.rank]
 
-    def begin(self, step: int, *, again: bool, alone: bool = False) -> TrainedSet:
+    def begin(self, step: int, *, again: bool, alone: bool = False, noted: int = 0) -> TrainedSet:
         """Start step `step`, or start it again: gradients are forgotten. Whoever gave it up has restored buffers.
 
         alone  without a word to the others, who may be gone: nothing of it is exchanged
+        noted  digest of all weights as this worker has noted them for a resume, to be compared; 0: it has not
 
         Raises PeerLost, and StepError for a change of what is trained that cannot be carried.
         """
@@ -115,7 +116,7 @@ class Exchange:
         self.buffers.begin()
         if self._group.world_size > 1:
             self._replica.follow(trained, self.buffers.hanging, self.buffers.walked)
-            self._replica_digest = self._replica.digest(step)
+            self._replica_digest = self._replica.digest(step) ^ noted
         return trained
 
     def carry_out(

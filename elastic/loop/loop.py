@@ -276,6 +276,7 @@ class Loop:
         if found is not None and saver is not None:
             saver.look()
             saver.note(found)
+            saver.write_note()
         self._recovery.departure.leave_with_all()
 
     def evaluate(

@@ -56,6 +56,7 @@ class Script:
     steps          that it applies
     pause          after each step, seconds
     takes_timeout  it has an option for how long a collective may take
+    streams        its data is a stream, which nobody can read once more
     """
 
     args: tuple[str, ...]
@@ -67,6 +68,7 @@ class Script:
     habit: str | None
     exact: bool = True
     takes_timeout: bool = False
+    streams: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +241,8 @@ def fitting(options: Script) -> list[str]:
         without.update(("skip-exchange", "repeat-exchange"))
     if not options.exact:
         without.update(name for name, one in NAMED.items() if one.kind.misleads)
+    if options.streams:  # what is passed twice is a copy of what was read, which nobody has read beside it
+        without.add("corrupt-batch")
     if options.save_every not in ("1", "2", "3"):  # what is wrong in a state is found behind a save
         without.update(("corrupt-weight", "corrupt-moment", "stale-state"))
     return [name for name, one in NAMED.items() if not one.kind.needs_hosts and name not in without]

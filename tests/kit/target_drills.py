@@ -74,6 +74,7 @@ def target_drill(target: str, seed: int) -> RandomDrill:
         save_every="3",
         evaluates=of_target.evaluates,
         habit=None,
+        streams=target == "streams",
     )
     shares = 4 if "--torn" in variant and target == "lightning" else 8
     workers = draw.choice((2, 3, 5)) if shares == 8 else draw.choice((2, 3))

@@ -66,6 +66,16 @@ def test_a_rate_that_the_coordinator_alone_has_is_not_saved(drilled: Callable[..
     assert [event["step"] for event in events if event["event"] == "loaded"][-1] == 0
 
 
+@pytest.mark.parametrize("fault", ["other-rate=0@step=4", "corrupt-weight=0@step=4,phase=update"])
+def test_what_a_coordinator_holds_alone_is_not_held_against_the_script(
+    drilled: Callable[..., list[Event]], fault: str
+) -> None:
+    """In the first step behind a save, which whoever goes on from that save compares with what was noted of it."""
+    events = drilled(f"--workers=3 --{fault}")
+    assert [event["step"] for event in events if event["event"] == "loaded"][-1] == 4
+    assert not [event for event in events if "IdentityMismatch" in str(event.get("error"))]
+
+
 def test_a_checkpoint_that_is_missing_is_not_gone_on_from(drilled: Callable[..., list[Event]], tmp_path: Path) -> None:
     events = drilled("--workers=2 --lose-checkpoint=@step=11 --lose-all=@step=11,phase=update")
     loads = [event["step"] for event in events if event["event"] == "loaded"]

@@ -42,7 +42,7 @@ from elastic_checkpoint.format.hashing import seal
 from elastic_checkpoint.format.names import CLAIM_MAX, CLAIMS, COMMITS, CommitId, claim_key
 from elastic_checkpoint.runs.claim_record import Claim, Origin, claim_body, held, read_claim
 from elastic_checkpoint.runs.fence import is_there, withdraw
-from elastic_checkpoint.runs.history import History, Log, read_history, uncommitted
+from elastic_checkpoint.runs.history import CommitsGone, History, Log, read_history, uncommitted
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage
 
 _PAUSE_MAX_S = 2.0
@@ -189,10 +189,16 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
     """Return the history as of now. Raises StorageError where no listing shows what is there until the deadline."""
     ends_s, wait_s = time.monotonic() + deadline_s, 0.0
     while True:
-        history = read_history(storage, log, without=without)
+        history, gone = None, None
+        try:
+            history = read_history(storage, log, without=without)
+        except CommitsGone as error:  # or the listing is so old that it shows none
+            gone = error
         saves = uncommitted(storage, history)
         hidden = [id for id in saves if is_there(storage, id.manifest_key)]  # the listing was stale, or it is brand new
-        if not hidden:
+        if gone is not None and not hidden:
+            raise gone
+        if history is not None and not hidden:
             if saves and not history.lineage:
                 log(
                     f"{storage.url}: no commit is there, and data of {len(saves)} saves, the last of which is "

@@ -62,6 +62,10 @@ class History:
         return [(id, True) for id in self.lineage] + [(id, False) for id in self.outside]
 
 
+class CommitsGone(CorruptCheckpoint):
+    """No commit is listed of a run that has had some."""
+
+
 def read_history(
     storage: Storage,
     log: Log,
@@ -77,7 +81,7 @@ def read_history(
              if nothing is committed under it yet
     known    what was read of claims before, which grows here: for a holder of a claim, who knows that the run is still
              the same. A claim's record never changes, but a run that is removed and made anew has the same numbers
-    raises   CorruptCheckpoint where a claim names a commit, or a note lies with a save's data, and no commit is there
+    raises   CommitsGone where a claim names a commit, or a note lies with a save's data, and no commit is there
     A claim that cannot be read is passed over with a logged reason: its own commits repeat what it resumed from, and
     without any the run goes on from the claim below it. So is what looks like a commit, and has no commit's name.
     """
@@ -126,8 +130,8 @@ def read_history(
 def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitId | None, read: Resumed) -> None:
     """Say what these claims went on from that is newer than all that is there.
 
-    Where nothing is, the run must not begin anew: raises CorruptCheckpoint. A commit that is there, and not listed, is
-    not lost. newest: commit of the lineage
+    Where nothing is, the run must not begin anew: raises CommitsGone. A commit that is there, and not listed, is not
+    lost. newest: commit of the lineage
     """
     _read_ahead(storage, sorted(claims - read.keys()), read)
     for claim in sorted(claims, reverse=True):
@@ -144,7 +148,7 @@ def _look_for_lost(storage: Storage, log: Log, claims: Set[int], newest: CommitI
 
 
 def _look_for_noted(storage: Storage) -> None:
-    """Raise CorruptCheckpoint where a note lies with a save's data, and no commit is there."""
+    """Raise CommitsGone where a note lies with a save's data, and no commit is there."""
     # A run of one claim names no commit that it went on from. Notes are written after their commits, so a run that died
     # before its first commit has none.
     noted = max((id for key in storage.list(DATA) if (id := note_owner(key)) is not None), default=None)
@@ -152,8 +156,8 @@ def _look_for_noted(storage: Storage) -> None:
         raise _commits_gone(storage, noted, f"{noted.note_key} was written after its commit")
 
 
-def _commits_gone(storage: Storage, newest: CommitId, known_by: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(
+def _commits_gone(storage: Storage, newest: CommitId, known_by: str) -> CommitsGone:
+    return CommitsGone(
         f"{storage.url}: its commits are gone\n"
         f"  found     none that it goes on from, though {known_by}\n"
         f"  expected  {newest.manifest_key}, or a newer one\n"
@@ -178,10 +182,13 @@ def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
             list(pool.map(one, numbers))
 
 
-def uncommitted(storage: Storage, history: History) -> list[CommitId]:
-    """Return the saves of which there is data, and no commit in the listing behind `history`. One listing."""
+def uncommitted(storage: Storage, history: History | None) -> list[CommitId]:
+    """Return the saves of which there is data, and no commit in the listing behind `history`. One listing.
+
+    history  None: that listing has shown none
+    """
     owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
-    return sorted(owners - {*history.lineage, *history.outside})
+    return sorted(owners - ({*history.lineage, *history.outside} if history is not None else set()))
 
 
 def list_commits(storage: Storage, history: History, log: Log) -> list[Commit]:

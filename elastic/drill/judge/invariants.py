@@ -114,7 +114,7 @@ def judge(
     violations += _states(sound, lineage)
     violations += _finish(of_kind["finished"], steps, len(lineage.path))
     if reference is not None and exact:
-        violations += _against(of_kind, lineage, reference)
+        violations += _against(sound, lineage, reference)
     if redone_max is not None and redone > redone_max:
         violations.append(Violation("redone", f"{redone} steps were begun again, allowed are {redone_max}"))
     if checkpoints is not None:

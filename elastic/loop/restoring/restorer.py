@@ -86,6 +86,8 @@ class StateRestorer:
         self.first_steps: dict[int, frozenset[int]] = {}
         self._late = ClaimLookup()
         self._next_step: NextStep | None = None  # of the checkpoint that the run goes on from
+        self._noted: NextStep | None = None
+        self._noted_in = 0
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._keeps_trained = False  # what the script has made trainable, and not what the saved run had
         self._accepted: set[str] = set()  # fields in which the run that goes on was another, or other workers are
@@ -286,10 +288,29 @@ class StateRestorer:
 
         A step that could not be applied is not noted: whoever mends its script has nothing to compare.
         """
-        if found is not None:
-            self.check_step(found)
-        if self.saver is not None and found is not None:
+        if found is None:
+            return
+        self.check_step(found)
+        self._noted = found
+        self._noted_in = self._view_group.generation
+        if self.saver is not None:
             self.saver.note(found)
+        self._write_alone()
+
+    def weights_noted(self, step: int) -> int:
+        """Return the digest of the weights with which this step begins, if this view has noted them; else 0."""
+        noted, here = self._noted, self._noted_in == self._view_group.generation  # newcomers have noted none
+        return noted.weights if noted is not None and here and noted.step == step - 1 else 0
+
+    def agreed(self) -> None:
+        """Write what was noted before a step that all workers have exchanged: they have compared it."""
+        if self.saver is not None:
+            self.saver.write_note()
+
+    def _write_alone(self) -> None:
+        """Write what was noted at once where there is nobody to compare it with."""
+        if self._view_group.world_size == 1:
+            self.agreed()
 
     def check_settings(self, step: int, digest_of_settings: Callable[[], int]) -> None:
         """Note what optimizers are set to behind the first step after a save, and compare it behind a resume.
@@ -303,6 +324,7 @@ class StateRestorer:
             noted.check_settings(digest_of_settings(), where=redact(self._config.url))
         if self.saver is not None:
             self.saver.note_settings(step, digest_of_settings)
+        self._write_alone()
 
     def compares_first(self, step: int) -> bool:
         """Return whether a launch before has left what this step's first share gives."""

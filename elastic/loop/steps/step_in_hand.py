@@ -341,7 +341,8 @@ class StepInHand:
         self.share_sums, self.indices_read, self._counted = [], [], 0
         self.sums, self.count, self.for_nothing = {}, 0, False
         self._compare_with_end()
-        trained = exchange.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None)
+        noted = self.session.restorer.weights_noted(self.index)
+        trained = exchange.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None, noted=noted)
         exchange.gradients.look_at(None)
         self.check = self.session.cross_check(self.plan) if self.leaves is None else CrossCheck()
         self.session.body.begin(self.index, trained)
@@ -397,6 +398,7 @@ class StepInHand:
             examples=self._examples_checked,
         )
         self.check = CrossCheck()  # lets go of what was read
+        self.session.restorer.agreed()
         self.computed = None
         if self._notes_step:
             whole = self.session.repeats and not agreed.left_out

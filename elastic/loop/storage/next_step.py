@@ -10,8 +10,9 @@ Each share's batch is digested as the loop's body gets it, and the digests trave
 the same at any world size (in fast mode, at the same one). The step's gradients are the same there anyway, in exact
 mode, and where kernels give the same bits each time; and so are the weights after its update, in which whatever an
 optimizer, a schedule or a callback keeps beside its state shows; what the script sets behind it for the next update,
-in what optimizers are set to then. The coordinator writes them beside the commit once that is
-there, too, in a thread of its own. A run that is lost before has nothing to compare.
+in what optimizers are set to then. The coordinator writes them beside the commit once that is there, and all workers
+have exchanged the step that follows, in which they compare both: else what a damaged coordinator holds alone would be
+held against the script. It does so in a thread of its own. A run that is lost before has nothing to compare.
 
 Where all workers leave in order, nobody computes that step. Once everything is saved the coordinator passes its first
 share for nothing, and leaves the digests of that share's batch and gradients; whoever resumes compares its own pass.
@@ -175,7 +176,8 @@ class Notes:
         self._options = dict(options) if options else None
         self._commit: elastic_checkpoint.Commit | None = None
         self._written: tuple[elastic_checkpoint.Commit, NextStep] | None = None
-        self.newest: NextStep | None = None
+        self.newest: NextStep | None = None  # what this worker knows by itself
+        self._agreed: NextStep | None = None
         self._lock = threading.Lock()
         self._waiting: tuple[elastic_checkpoint.Commit, NextStep] | None = None
         self._thread: threading.Thread | None = None
@@ -186,9 +188,14 @@ class Notes:
         self._match()
 
     def computed(self, read: NextStep) -> None:
-        """Take what is known of the step that was exchanged last, and write it if its commit is there."""
+        """Take what this worker knows of a step."""
         self.newest = read
-        self._match()
+
+    def agreed(self) -> None:
+        """Write what was taken last, once its commit is there: nobody knows anything else of it."""
+        if self._agreed != self.newest:
+            self._agreed = self.newest
+            self._match()
 
     def close(self) -> None:
         thread = self._thread
@@ -197,7 +204,7 @@ class Notes:
 
     def _match(self) -> None:
         """Begin to write in a thread, where commit and step belong together and it is not written yet."""
-        commit, read = self._commit, self.newest
+        commit, read = self._commit, self._agreed
         if commit is None or read is None or commit.step != read.step or self._written == (commit, read):
             return
         self._written = commit, read

@@ -223,13 +223,17 @@ class Saver:
         return position, found.tree, found.commit.claim
 
     def note(self, step: NextStep) -> None:
-        """Write what is known of the first step behind the newest save beside that save."""
+        """Take what is known of the first step behind the newest save, to be written beside that save."""
         self._notes.computed(step)
 
     def note_settings(self, step: int, digest: Callable[[], int]) -> None:
-        """Write beside it, too, what optimizers and schedules are set to behind that step."""
+        """Take, too, what optimizers and schedules are set to behind that step."""
         if (noted := self._notes.newest) is not None and noted.step == step - 1 and noted.shares:
             self._notes.computed(replace(noted, settings=digest()))
+
+    def write_note(self) -> None:
+        """Write what was taken: all workers agree on it, or all others have left."""
+        self._notes.agreed()
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
         """Return the newest whole save of this run after a multiple of `every` steps: (its steps, its state).
