@@ -15,6 +15,7 @@ import pytest
 
 from elastic.drill.judge import invariants
 from elastic.drill.judge.invariants import judge
+from elastic.drill.judge.misled import Misled
 from elastic.drill.judge.stored_checkpoints import StoredCheckpoint
 from elastic.drill.judge.verdict import Verdict
 from elastic.events.digests import digest_of_indices
@@ -516,6 +517,29 @@ def test_what_the_script_changes_between_steps_is_what_is_saved_and_loaded() -> 
     assert verdict.ok, str(verdict)
     for events, held in ((told, at_4), (loaded, replace(at_4, digest="a third"))):
         assert {one.invariant for one in verdict_on(events, checkpoints=[last, held]).violations} == {"state"}
+
+
+def test_what_the_script_changes_may_be_found_in_the_next_view() -> None:
+    """An evaluation behind step 3 loses a worker; those who are left go on with it, and save at 4. (Drill 1796000064,
+    which was condemned.)"""
+    story = Story().launch(4).train(3).read().apply().regroup([0, 1, 2])
+    story._emit(0, "changed", step=3, digest="other")
+    story._save()
+    events = story.launch(2).train(STEPS).finish().events
+    for kind in ("saved", "loaded"):
+        events = changed(events, kind, {"step": 4}, digest="other")
+    assert verdict_on(events).ok, str(verdict_on(events))
+    assert verdict_on(changed(events, "loaded", {"step": 4}, digest="a third")).broken() == {"state"}
+
+
+def test_weights_of_a_worker_that_a_fault_has_misled_are_no_evidence() -> None:
+    """The others applied that step, and found it out in the next one."""
+    story = Story().launch(3).train(3).read()
+    at_s = float(len(story.events))
+    events = story.apply().regroup([0, 2]).train(STEPS).finish().events
+    events = changed(events, "weights", {"step": 3, "rank": 1}, digest="stale")
+    assert verdict_on(events, misled={(1, 0): Misled("w1", at_s)}).ok
+    assert "reference" in verdict_on(events).broken()
 
 
 def test_a_worker_may_finish_the_step_in_hand_when_its_launch_is_given_up() -> None:

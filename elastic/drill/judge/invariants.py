@@ -317,15 +317,17 @@ def _agreement(of_kind: Mapping[str, Sequence[Event]], exact: bool) -> Iterator[
 def _states(of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps) -> Iterator[Violation]:
     """Check that saved, loaded and weights of one lineage name one digest per number of steps applied.
 
-    What the script has changed by the time of a save is what is saved.
+    What the script has changed by the time of a save is what is saved, also where others go on in another view then.
     """
     at: dict[int, list[tuple[object, Event]]] = defaultdict(list)
-    changed = {(event["step"], view_key(event)) for event in of_kind["changed"]}
-    for event in (*of_kind["weights"], *of_kind["changed"]):
+    changed = [event for event in of_kind["changed"] if _is_behind(event, lineage)]
+    superseded = {event["step"] for event in changed}
+    for event in of_kind["weights"]:
         done = lineage.path.get(event["step"])
-        superseded = event["event"] == "weights" and (event["step"], view_key(event)) in changed
-        if done is not None and done.view == view_key(event) and not superseded:
+        if done is not None and done.view == view_key(event) and event["step"] not in superseded:
             at[event["step"] + 1].append((event["digest"], event))
+    for event in changed:
+        at[event["step"] + 1].append((event["digest"], event))
     for event in (*of_kind["saved"], *of_kind["loaded"]):
         if "digest" not in event:
             continue
@@ -336,6 +338,14 @@ def _states(of_kind: Mapping[str, Sequence[Event]], lineage: SurvivingSteps) -> 
     for step, states in sorted(at.items()):
         if evidence := differing(states):
             yield Violation("state", f"the state after {step} steps has several digests", evidence)
+
+
+def _is_behind(event: Event, lineage: SurvivingSteps) -> bool:
+    """Return whether this was behind its step as it survives, and ahead of the next one as that does."""
+    done, following = lineage.path.get(event["step"]), lineage.path.get(event["step"] + 1)
+    return (
+        done is not None and done.view <= view_key(event) and (following is None or view_key(event) <= following.view)
+    )
 
 
 def _finish(finished: Sequence[Event], steps: int | None, reached: int) -> Iterator[Violation]:
