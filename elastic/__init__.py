@@ -51,6 +51,7 @@ from elastic.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from elastic import orders
+    from elastic.config.argument_groups import Checks, Compute, Data, Saving, Update
     from elastic.data.audit import Audit, AuditFailed, AuditTimeout, audit
     from elastic.data.elastic_loader import ElasticLoader
     from elastic.data.mds_dataset import MDSDataset
@@ -68,10 +69,13 @@ __all__ = [
     "AuditFailed",
     "AuditTimeout",
     "BadStep",
+    "Checks",
     "CollectiveFailed",
     "CollectiveMismatch",
+    "Compute",
     "ComputesWrongly",
     "ConfigError",
+    "Data",
     "DataFileError",
     "ElasticError",
     "ElasticLoader",
@@ -89,12 +93,14 @@ __all__ = [
     "RendezvousTimeout",
     "Run",
     "SavesFailed",
+    "Saving",
     "Scanned",
     "StartFailed",
     "Step",
     "StepError",
     "Streams",
     "TokenDataset",
+    "Update",
     "WeightsNotFinite",
     "audit",
     "orders",
@@ -114,16 +120,21 @@ def __getattr__(name: str) -> Any:
         "Audit": "elastic.data.audit",
         "AuditFailed": "elastic.data.audit",
         "AuditTimeout": "elastic.data.audit",
+        "Checks": "elastic.config.argument_groups",
+        "Compute": "elastic.config.argument_groups",
+        "Data": "elastic.config.argument_groups",
         "ElasticLoader": "elastic.data.elastic_loader",
         "MDSDataset": "elastic.data.mds_dataset",
         "Preemption": "elastic.preemption.preemption",
         "RecordDataset": "elastic.data.records",
         "OnBad": "elastic.state.on_bad",
         "Run": "elastic.run",
+        "Saving": "elastic.config.argument_groups",
         "Scanned": "elastic.data.records",
         "Step": "elastic.loop.steps.step",
         "Streams": "elastic.data.streams",
         "TokenDataset": "elastic.data.token_dataset",
+        "Update": "elastic.config.argument_groups",
         "audit": "elastic.data.audit",
         "seed": "elastic.state.randomness",
     }

@@ -147,7 +147,7 @@ class ExampleError(ElasticError, RuntimeError):
     def _next(self) -> str:
         alone = "that function, or its examples" if self.index is None else f"it; dataset[{self.index}] alone shows it"
         if self.may_be_left_out and self.index is not None:
-            alone += '. Run(on_bad_example="skip") leaves such examples out'
+            alone += '. data=elastic.Data(on_bad_example="skip") leaves such examples out'
         return f"repair {alone}"
 
 

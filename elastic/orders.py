@@ -1,4 +1,4 @@
-"""In which order a run visits its examples: what `Run(order=…)` takes.
+"""In which order a run visits its examples: what `Data(order=…)` takes.
 
 A class with one method `for_run(sizes)`, as `Order` has it, is an order, too.
 """

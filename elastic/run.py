@@ -6,19 +6,27 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from elastic.config import Config, Mode
+from elastic.config import Config
+from elastic.config.argument_groups import (
+    Checks,
+    Compute,
+    Data,
+    Saving,
+    Update,
+    arguments_of,
+    check_groups,
+    unknown_argument,
+)
 from elastic.config.checks import check_url, check_world, length_of, named
-from elastic.config.config import absolute, device_of, dict_of, order_of, save_rules
-from elastic.data.data_plan import DataPlan, LastBatch
-from elastic.data.loader import OnBadExample
-from elastic.data.order import Order
+from elastic.config.config import absolute, device_of, extra_of, order_of, save_rules
+from elastic.data.data_plan import DataPlan
 from elastic.errors import ConfigError, StepError
 from elastic.events.log import EventLog
 from elastic.events.timing import Stopwatch
@@ -35,7 +43,7 @@ from elastic.membership import environment
 from elastic.membership.progress import Progress
 from elastic.membership.worker.live import live
 from elastic.plan.save_rules import SaveEvery
-from elastic.state.on_bad import OnBad, parse
+from elastic.state.on_bad import parse
 from elastic.state.torch_release import check_torch
 from elastic.status.console import Console
 from elastic.status.unread_output import drop_unread_output
@@ -74,70 +82,18 @@ class Run:
             the run's identity, so chosen once: three to six times the usual fleet, with many divisors.
         epochs: How many epochs to train.
         steps: How many steps to train, at most; the run ends at whichever comes first, if both are given.
-        order: Which examples an epoch visits, and in which order: one of `elastic.orders`. Default: `Shuffled()`.
         seed: That of the data's order and of every random stream inside steps.
-        clip_grad_norm: `for step in run` only: the largest norm of all gradients together; None leaves them.
         save_every: "auto": at the interval that wastes least, by what a save was measured to cost and what the run has
             lost (60 s until then). Or steps; a time such as "10min" or "90s"; a time of day such as "02:30 UTC"; or a
             list of these, and then whichever comes first. It changes no bit of the result, but where a rollback goes.
-        mode: "exact": the same bits at any world size. "fast": a worker's shares run as one batch.
-        update: `for step in run` only: `update(run, step)`, instead of clip, optimizer step and scheduler step.
-        rebuild: `rebuild(step)`, for a script that adds parameters to its models between steps: makes of models and
-            optimizers, as the script builds them, what they are after `step` steps. Called on a worker that joins then,
-            or resumes there, before it gets the state.
-        micro_batch_size: The most examples in one forward pass: shares are passed in pieces, to bound memory.
-        last_batch: That of an epoch: "short" (a smaller step), "drop", or "carry" (filled from the next epoch).
-        num_workers: Loader processes of this worker; 0 reads in the training process.
-        collate_fn: Makes a batch of a list of examples; default torch's default_collate. The batch's tensors are then
-            moved to `device`.
-        device: Default: where the model is, or, if that is main memory, where an Accelerator or Fabric of
-            elastic.integrations that this process has made computes. "cuda", or a model that `.cuda()` has moved, means
-            this worker's own GPU of those that its node has; workers beyond their number share them.
         extra: `{name: object with state_dict and load_state_dict}` that must survive as well: a teacher, a best result,
             whatever training depends on and the script changes. What lies in variables, or in plain attributes of
             modules and optimizers, is carried by nothing; a module's `get_extra_state`, an optimizer's `state` are.
-        scaler: A torch.amp.GradScaler. `for step in run` scales losses, and its default update unscales; in a loop over
-            `batches` the script calls it as ever.
-        buffers: `{name: rule}` for buffers that the forward pass writes and that belong to no normalisation layer of
-            torch's (whose statistics become the mean over the shares); `*` in a name stands for any part of it. A rule
-            is "first" (what share 0 leaves: a count of passes), "keep" (as before the step: what is only noted), "mean"
-            (over the shares, by their examples: moving averages), "sum" (with what each share has added: a count of
-            examples), "agree" (an error unless all leave the same), or a function that is given a list of the shares'
-            values, in order, and returns what the buffer becomes (a queue, a memory bank).
-        threads: Intra-op threads; part of the run's identity, since they change bits.
-        portable: Pin the instruction set to AVX2, so that processors of one maker with equal caches agree, whatever
-            else they can (starts the process again if need be).
-        overlap: Send gradients during the last backward pass; off for reentrant checkpointing, `for step in run` only.
-        bucket_bytes: How much of the gradients travels together.
-        compile_cache: Keep what torch.compile makes in the run's storage, for later machines of the same kind. Needs a
-            secret of the run (ELASTIC_SECRET), the same at every launch.
-        cross_check: The same share, passed by two workers, must give the same bits. One share of each worker
-            is passed by another one, too, for nothing, in a launch's first step, before saves, and in the first
-            step of who joins, and other batches or gradients are refused before anything is applied: the body, or the
-            data set, depends on what it has changed itself (a hidden state, a count of bodies), or a machine computes
-            wrongly. This is so large a part of all shares beside these, from 0 to 1, which costs one to two times that
-            part of the time; None: none is checked.
-        accept: Names of identity fields that may differ from the saved run's, and between workers; and of what the
-            step behind a save gave before: "dataset_content" (what it read), "script" (its gradients, and the weights
-            after it). `--accept` of `elastic run`, and ELASTIC_ACCEPT in the environment, name more.
-        keep: How many of the newest checkpoints stay.
-        keep_every: Beside them, of every so many steps the first checkpoint stays for good: step N itself where it was
-            saved, else the next one after it.
-        save_failures_max: After so many failed saves in a row the run stops, with SavesFailed, before more work is at
-            risk; None trains on whatever happens. At a save a minute, and with what each save is tried again, 10 are 10
-            to 20 minutes.
-        on_bad: What becomes of a step whose loss or gradient is not finite: "stop" ends the run before its update,
-            "skip" passes over its batch, "rollback" goes back to the newest regular save and passes over what came
-            since; `elastic.OnBad` names bounds for spikes, too. Weights that are not finite are not saved then, nor
-            gone on from. None: the first such step is told of and applied, and checkpoints whose weights are not
-            finite push out none whose weights are.
-        on_bad_example: What becomes of an example for which `dataset[i]` raises: "raise" ends the run, with
-            ExampleError; "skip" leaves it out of its step and of every count, and records it.
-        count: `count(batch)`: in a loop over `batches`, what a batch's loss is a mean over, such as its tokens, or the
-            sum of its targets' class weights; None: its examples.
-        take_over: Claim the URL even if another live job holds it.
-        timeout_s: The deadline of every exchange.
-        storage_options: For fsspec's filesystem: endpoint, credentials.
+        data: `elastic.Data`: which order, what ends an epoch, how examples are read, what is left out.
+        update: `elastic.Update`: clipping, the update itself, the scaler, buffers, what becomes of a bad step.
+        compute: `elastic.Compute`: device, exact or fast mode, threads, deadlines, compiled code.
+        saving: `elastic.Saving`: which checkpoints stay, failed saves, what opens the storage.
+        checks: `elastic.Checks`: how many shares two workers pass, and what may differ from the saved run.
 
     Attributes:
         device: Where this worker computes.
@@ -180,90 +136,57 @@ class Run:
         scheduler: Any = None,
         epochs: int | None = None,
         steps: int | None = None,
-        order: Order | None = None,
         seed: int = 0,
-        clip_grad_norm: float | None = None,
         save_every: SaveEvery = "auto",
-        mode: Mode = "exact",
-        update: Callable[[Run, Step], None] | None = None,
-        rebuild: Callable[[int], None] | None = None,
-        micro_batch_size: int | None = None,
-        last_batch: LastBatch = "short",
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        device: torch.device | str | None = None,
         extra: Mapping[str, Any] | None = None,
-        scaler: Any = None,
-        buffers: Mapping[str, str | Callable[[list[torch.Tensor]], torch.Tensor]] | None = None,
-        threads: int = 1,
-        portable: bool = False,
-        overlap: bool = True,
-        bucket_bytes: int = 8 << 20,
-        compile_cache: bool = False,
-        cross_check: float | None = 0.0,
-        accept: Collection[str] = (),
-        keep: int = 3,
-        keep_every: int | None = None,
-        save_failures_max: int | None = 10,
-        on_bad: str | OnBad | None = None,
-        on_bad_example: OnBadExample = "raise",
-        count: Callable[[Any], float] | None = None,
-        take_over: bool = False,
-        timeout_s: float = 600.0,
-        storage_options: Mapping[str, Any] | None = None,
+        data: Data = Data(),
+        update: Update = Update(),
+        compute: Compute = Compute(),
+        saving: Saving = Saving(),
+        checks: Checks = Checks(),
+        **unknown: NoReturn,
     ) -> None:
         check_torch()
         linux.open_standard_streams()  # a script may have closed them
-        check_url(url, storage_options)
+        for name in unknown:
+            raise unknown_argument(name, "elastic.Run", arguments_of(Run))
+        check_groups(data=data, update=update, compute=compute, saving=saving, checks=checks)
+        check_url(url, saving.storage_options)
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
-        where, options = self._observer.storage(os.fspath(url), storage_options)
-        models, rule = named("model", model, torch.nn.Module), parse(on_bad)
+        where, storage_options = self._observer.storage(os.fspath(url), saving.storage_options)
+        models, rule, accept = named("model", model, torch.nn.Module), parse(update.on_bad), checks.accept
         self._config = config = Config(
             url=absolute(where),
             models=models,
             optimizers=named("optimizer", optimizer, torch.optim.Optimizer),
             schedulers=named("scheduler", scheduler, object) if scheduler is not None else {},
+            extra=extra_of(extra),
             dataset=dataset,
             plan=DataPlan(
                 dataset_length=length_of(dataset),
                 batch_size=batch_size,
                 virtual_workers=virtual_workers,
                 seed=seed,
-                last_batch=last_batch,
-                micro_batch_size=micro_batch_size,
+                last_batch=data.last_batch,
+                micro_batch_size=data.micro_batch_size,
                 epochs=epochs,
                 steps=steps,
-                order=order_of(dataset, order),
+                order=order_of(dataset, data.order),
             ),
-            clip_grad_norm=clip_grad_norm,
             saves=save_rules(self._observer.cadence(save_every), rule),
-            mode=mode,
-            rebuild=rebuild,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            device=device_of(device, self._launch, models),
-            extra=dict_of("extra", extra),
-            scaler=scaler,
-            buffers=dict_of("buffers", buffers),
-            threads=threads,
-            portable=portable,
-            overlap=overlap,
-            bucket_bytes=bucket_bytes,
-            compile_cache=compile_cache,
-            cross_check=self._observer.cross_checks(cross_check),
-            accept=accept if isinstance(accept, str) else (*accept, *environment.accept()),  # type: ignore[arg-type]
-            keep=keep,
-            keep_every=keep_every,
-            save_failures_max=save_failures_max,
+            data=data,
+            update=update,
+            compute=compute,
+            saving=saving,
+            device=device_of(compute.device, self._launch, models),
             on_bad=rule,
-            on_bad_example=on_bad_example,
-            take_over=take_over,
-            timeout_s=timeout_s,
-            storage_options=dict_of("storage_options", options),
-        ).with_streams(order)
+            cross_check=self._observer.cross_checks(checks.cross_check),
+            accept=accept if isinstance(accept, str) else (*accept, *environment.accept()),  # type: ignore[arg-type]
+            storage_options=dict(storage_options or {}),
+        ).with_streams()
         check_world(self._launch, virtual_workers, where)
-        if portable:
+        if compute.portable:
             pin_instruction_set()
         self.device = config.device
         self.model: Any = config.models if isinstance(model, Mapping) else model
@@ -273,8 +196,6 @@ class Run:
         token = self._launch.token or uuid.uuid4().hex[:6]
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{token}"
         self._state = RunState(config.plan.total_steps)
-        self._update = update
-        self._count = count
         self._plain: PlainLoop | None = None
         self._on_apply: list[Callable[[Run, Any], None]] = []
         self._context: Context | None = None
@@ -601,13 +522,13 @@ class Run:
 
     def _plain_loop(self) -> PlainLoop:
         if self._plain is None:
-            self._plain = self._here.plain(check_plain(self._config, self._update, self._count))
+            self._plain = self._here.plain(check_plain(self._config))
         return self._plain
 
     def _compute(self, step: Step) -> None:
         """Make the update of a step's exact gradients: the script's, or the default one."""
-        if self._update is not None:
-            self._update(self, step)
+        if (apply := self._config.update.apply) is not None:
+            apply(self, step)
         else:
             default_update(self._config, self._here.session.exchange.parameters)
 

@@ -38,7 +38,7 @@ def main() -> None:
         virtual_workers=12,
         epochs=options.epochs,
         seed=options.seed,
-        clip_grad_norm=1.0,
+        update=elastic.Update(clip_grad_norm=1.0),
         save_every=options.save_every,
     ) as run:
         for step in run:

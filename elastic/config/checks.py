@@ -18,7 +18,6 @@ from elastic.data.order import Order
 from elastic.errors import CANNOT_DO, ConfigError
 from elastic.membership.environment import Launch
 from elastic.state.on_bad import OnBad
-from elastic_checkpoint import arguments
 from elastic_checkpoint.storage import redact
 from elastic_checkpoint.storage.urls import refusal
 
@@ -80,25 +79,13 @@ def check_rollback(rule: OnBad | None, every_steps: int | None, save_every: Any)
     """Raise ConfigError where a rollback would go to a save that the clock decides on."""
     if rule is not None and rule.action == "rollback" and every_steps is None:
         raise ConfigError(
-            f'on_bad="rollback" goes back to a save, and with save_every={save_every!r} which one that is depends on '
-            "the clock, and so would the result\n  next  save_every=500, say: a number of steps"
+            f'update=Update(on_bad="rollback") goes back to a save, and with save_every={save_every!r} which one that '
+            "is depends on the clock, and so would the result\n  next  save_every=500, say: a number of steps"
         )
 
 
-def check_saves(keep: Any, keep_every: Any, save_failures_max: Any) -> None:
-    """Raise ConfigError for wrong numbers of checkpoints to keep, or of failed saves to stop after."""
-    meaning = "after how many failed saves in a row the run stops"
-    wrong = arguments.keeping(keep, keep_every) or arguments.count(
-        "save_failures_max", save_failures_max, meaning, none=True
-    )
-    if wrong is not None:
-        raise ConfigError(wrong)
-
-
 def check_url(url: Any, storage_options: Any) -> None:
-    """Raise ConfigError for a URL, or options, at which no storage can be opened."""
-    if (wrong := arguments.options("storage_options", storage_options)) is not None:
-        raise ConfigError(wrong)
+    """Raise ConfigError for a URL at which no storage can be opened."""
     if (found := refusal(url, storage_options)) is not None:
         raise ConfigError(str(found.error()))
 
@@ -154,28 +141,26 @@ def check_streams(epochs: int | None, num_workers: int, order: Order | None, ext
     """Raise ConfigError for arguments that do not go with a dataset that is elastic.Streams."""
     for found, refused, instead in (
         (f"epochs={epochs}", epochs is not None, "steps=: streams have no length"),
-        (f"num_workers={num_workers}", num_workers, "leave it out: streams are read in the training process"),
-        (f"order={order!r}", order is not None, "leave it out: streams come in their own"),
+        (
+            f"data=Data(num_workers={num_workers})",
+            num_workers,
+            "leave it out: streams are read in the training process",
+        ),
+        (f"data=Data(order={order!r})", order is not None, "leave it out: streams come in their own"),
         ("extra={'streams': …}", "streams" in (extra or {}), "another name: this one is the streams' own state's"),
     ):
         if refused:
             raise ConfigError(f"{found}, and the dataset is elastic.Streams\n  next  {instead}")
 
 
-def check_bad_examples(on_bad_example: Any, micro_batch_size: int | None, *, streams: bool) -> None:
+def check_bad_examples(on_bad_example: Any, *, streams: bool) -> None:
     """Raise ConfigError where `on_bad_example="skip"` cannot leave an example out."""
-    if on_bad_example not in ("raise", "skip"):
-        raise ConfigError(f"on_bad_example={on_bad_example!r}; expected 'raise' or 'skip'")
-    for found, refused, instead in (
-        ("the dataset is elastic.Streams", streams,
-         "pass over such examples in the streams themselves: what raises there has no number to be left out by, and "
-         "nobody knows where its stream stands behind it"),
-        (f"micro_batch_size={micro_batch_size}", micro_batch_size is not None,
-         "more virtual_workers bound memory likewise: a piece of a share that lost all of its examples cannot be "
-         "passed without moving what the share's other pieces leave in buffers"),
-    ):  # fmt: skip
-        if refused and on_bad_example == "skip":
-            raise ConfigError(f'on_bad_example="skip", and {found}\n  next  {instead}')
+    if on_bad_example == "skip" and streams:
+        raise ConfigError(
+            'data=Data(on_bad_example="skip"), and the dataset is elastic.Streams\n'
+            "  next  pass over such examples in the streams themselves: what raises there has no number to be left out "
+            "by, and nobody knows where its stream stands behind it"
+        )
 
 
 def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str]) -> None:

@@ -6,38 +6,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from elastic.config.argument_groups import Compute, Data, Saving, Update
 from elastic.config.checks import (
-    check_above_zero,
     check_bad_examples,
-    check_clip,
     check_extra,
-    check_numerics,
     check_optimizers,
-    check_part,
     check_rollback,
-    check_saves,
     check_schedulers,
     check_streams,
     check_trained,
 )
 from elastic.config.preferred_device import preferred
 from elastic.data.data_plan import DataPlan, share_sizes
-from elastic.data.loader import OnBadExample
 from elastic.data.order import Order, Sequential, Shuffled
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
 from elastic.plan.save_rules import SaveEvery, SaveRules
 from elastic.state.on_bad import OnBad
-
-Mode = Literal["exact", "fast"]
 
 
 class Loading(TypedDict):
@@ -51,39 +44,29 @@ class Loading(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The arguments of `Run`, in one shape: single models and optimizers are dicts of one. See `Run` for meanings."""
+    """The arguments of `Run`, in one shape: single models and optimizers are dicts of one. See `Run` for meanings.
+
+    What an argument of a group comes to on this worker stands beside the groups: `device`, `on_bad`, `cross_check`,
+    `accept` and `storage_options`.
+    """
 
     url: str
     models: dict[str, torch.nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
     schedulers: dict[str, Any]
-    scaler: Any
     extra: dict[str, Any]
     dataset: Any
     plan: DataPlan
-    clip_grad_norm: float | None
     saves: SaveRules
-    mode: Mode
-    rebuild: Callable[[int], None] | None
-    num_workers: int
-    collate_fn: Callable[[list[Any]], Any] | None
+    data: Data
+    update: Update
+    compute: Compute
+    saving: Saving
     device: torch.device
-    threads: int
-    portable: bool
-    overlap: bool
-    bucket_bytes: int
-    compile_cache: bool
-    cross_check: float | None
-    buffers: dict[str, Any]
-    accept: tuple[str, ...]
-    keep: int
-    keep_every: int | None
-    save_failures_max: int | None
     on_bad: OnBad | None
-    on_bad_example: OnBadExample
-    take_over: bool
-    timeout_s: float
-    storage_options: dict[str, Any] = field(default_factory=dict)
+    cross_check: float | None
+    accept: tuple[str, ...]
+    storage_options: dict[str, Any]
 
     @property
     def streams(self) -> Streams | None:
@@ -93,10 +76,10 @@ class Config:
     def loading(self) -> Loading:
         """Return how this worker's loaders read, whatever they read."""
         return {
-            "num_workers": self.num_workers,
+            "num_workers": self.data.num_workers,
             "device": self.device,
             "pin_memory": self.device.type == "cuda",
-            "timeout_s": self.timeout_s,
+            "timeout_s": self.compute.timeout_s,
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -109,26 +92,21 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for whatever cannot work."""
-        check_above_zero(timeout_s=self.timeout_s, bucket_bytes=self.bucket_bytes)
-        check_clip(self.clip_grad_norm)
-        check_saves(self.keep, self.keep_every, self.save_failures_max)
-        check_part("cross_check", self.cross_check)
         check_optimizers(self.optimizers)
         check_trained(self.models, self.optimizers)
-        check_numerics(self.mode, self.threads)
         check_schedulers(self.schedulers)
         check_extra(self.extra)
-        check_bad_examples(self.on_bad_example, self.plan.micro_batch_size, streams=self.streams is not None)
+        check_bad_examples(self.data.on_bad_example, streams=self.streams is not None)
 
-    def with_streams(self, order: Order | None) -> Config:
+    def with_streams(self) -> Config:
         """Return the configuration in which a dataset of streams survives, too: how far each was read.
 
-        Raises ConfigError. order: as it was given.
+        Raises ConfigError.
         """
         if (streams := self.streams) is None:
             return self
         plan = self.plan
-        check_streams(plan.epochs, self.num_workers, order, self.extra)
+        check_streams(plan.epochs, self.data.num_workers, self.data.order, self.extra)
         streams.assign(share_sizes(plan.batch_size, plan.batch_size, plan.virtual_workers))
         return replace(self, extra={**self.extra, "streams": streams})
 
@@ -144,7 +122,7 @@ class Config:
         return {
             **ends,
             **({} if data is None else {"dataset": data}),
-            "mode": self.mode,
+            "mode": self.compute.mode,
             "seed": self.plan.seed,
             "batch_size": self.plan.batch_size,
             "virtual_workers": self.plan.virtual_workers,
@@ -152,13 +130,13 @@ class Config:
             "last_batch": self.plan.last_batch,
             "dataset_length": self.plan.dataset_length,
             "order": self.plan.order_identity,
-            "clip_grad_norm": self.clip_grad_norm,
-            "buffers": {name: _rule(rule) for name, rule in self.buffers.items()},
-            "portable": self.portable,
+            "clip_grad_norm": self.update.clip_grad_norm,
+            "buffers": {name: _rule(rule) for name, rule in self.update.buffers.items()},
+            "portable": self.compute.portable,
             "device": self.device.type,
-            "scaled": self.scaler is not None,
+            "scaled": self.update.scaler is not None,
             **self._on_bad_numerics(),
-            **({} if self.on_bad_example == "raise" else {"on_bad_example": self.on_bad_example}),
+            **({} if self.data.on_bad_example == "raise" else {"on_bad_example": self.data.on_bad_example}),
         }
 
     @property
@@ -191,10 +169,10 @@ def _rule(rule: Any) -> str:
     return rule if isinstance(rule, str) else f"function {getattr(rule, '__qualname__', type(rule).__name__)}"
 
 
-def dict_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a dict of what the argument `name` was given. Raises ConfigError."""
+def extra_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a dict of what was given as `extra`. Raises ConfigError."""
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name}={given!r}; expected a dict")
+        raise ConfigError(f"extra={given!r}; expected a dict")
     return dict(given or {})
 
 
@@ -226,16 +204,20 @@ def device_of(given: torch.device | str | None, launch: Launch, models: Mapping[
             asked = preferred() or asked
     device = torch.device(asked)
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={device}; gloo on CPU and NCCL on CUDA are what runs are exchanged over")
+        raise ConfigError(
+            f"compute=Compute(device={device}); gloo on CPU and NCCL on CUDA are what runs are exchanged over"
+        )
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device={device}, and torch {torch.__version__} sees no GPU here; use device='cpu'")
+            raise ConfigError(
+                f"device={device}, and torch {torch.__version__} sees no GPU here; use compute=Compute(device='cpu')"
+            )
         gpus = torch.cuda.device_count()
         # `.cuda()` without more puts the models of all workers of a node on its first GPU.
         if device.index is None or (given is None and device.index == 0):
             device = torch.device("cuda", launch.local_rank % gpus)
         if device.index >= gpus:
-            raise ConfigError(f"device={device}, and torch sees {gpus} GPUs here, counted from 0")
+            raise ConfigError(f"compute=Compute(device={device}), and torch sees {gpus} GPUs here, counted from 0")
     return device
 
 

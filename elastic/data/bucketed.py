@@ -35,8 +35,8 @@ class Bucketed:
             the same examples meet again and again. Default: an eighth of an epoch's batches, but 4 to 50.
 
     Raises:
-        ConfigError: lengths is no list of numbers. By `Run`: last_batch="carry" would have batches reach from one
-            bucket into another.
+        ConfigError: lengths is no list of numbers. By `Run`: `Data(last_batch="carry")` would have batches reach from
+            one bucket into another.
     """
 
     def __init__(self, lengths: ArrayLike, *, batches_per_bucket: int | None = None) -> None:

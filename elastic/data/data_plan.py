@@ -15,7 +15,7 @@ the shares' means would weigh examples unequally. In the formulas B is `batch_si
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -261,21 +261,14 @@ def _ceil(total: int, per: int) -> int:
 def _check(plan: DataPlan) -> None:
     """Raise ConfigError for a plan that cannot work."""
     check_seed(plan.seed)
-    for name in (f.name for f in fields(plan) if f.name not in ("seed", "last_batch", "order")):
+    for name in ("dataset_length", "batch_size", "virtual_workers", "epochs", "steps"):
         value = getattr(plan, name)
-        if value is None and name in ("micro_batch_size", "epochs", "steps"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}; expected an integer")
-        if value < 1:
-            raise ConfigError(f"{name} = {value}; expected 1 or more")
+        if value is not None or name not in ("epochs", "steps"):
+            _check_count(name, value)
+    check_batching(plan.order, plan.last_batch, plan.micro_batch_size)
     batch, workers = plan.batch_size, plan.virtual_workers
     if plan.dataset_length > LENGTH_MAX:
         raise ConfigError(f"a dataset of {plan.dataset_length} examples; orders are computed for up to {LENGTH_MAX}")
-    if not isinstance(plan.order, Order) or isinstance(plan.order, type):
-        raise ConfigError(f"order={plan.order!r}; expected one of elastic.orders, such as elastic.orders.Shuffled()")
-    if plan.last_batch not in ("short", "drop", "carry"):
-        raise ConfigError(f'last_batch = {plan.last_batch!r}; expected "short", "drop" or "carry"')
     if batch < workers:
         raise ConfigError(
             f"batch_size = {batch} gives {workers} virtual workers {batch} / {workers} = {batch / workers:.2f} "
@@ -292,3 +285,20 @@ def _check(plan: DataPlan) -> None:
             f'last_batch = "drop" leaves nothing: {length} examples fill no batch of {batch}. '
             f'Use batch_size <= {length}, or last_batch = "short" or "carry".'
         )
+
+
+def check_batching(order: Any, last_batch: Any, micro_batch_size: Any) -> None:
+    """Raise ConfigError for what is no order, no way to end an epoch, or no size of a piece; None is a default."""
+    if order is not None and (not isinstance(order, Order) or isinstance(order, type)):
+        raise ConfigError(f"order={order!r}; expected one of elastic.orders, such as elastic.orders.Shuffled()")
+    if last_batch not in ("short", "drop", "carry"):
+        raise ConfigError(f'last_batch = {last_batch!r}; expected "short", "drop" or "carry"')
+    if micro_batch_size is not None:
+        _check_count("micro_batch_size", micro_batch_size)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} = {value!r} is a {type(value).__name__}; expected an integer")
+    if value < 1:
+        raise ConfigError(f"{name} = {value}; expected 1 or more")

@@ -331,7 +331,7 @@ class _Reader:
         if examples and batch is None:
             raise ExampleError(
                 f"collate_fn of {_named(request)} gave None, and a batch has all of its examples: for those that are "
-                'to be\n            left out dataset[i] raises, under Run(on_bad_example="skip")'
+                'to be\n            left out dataset[i] raises, under data=Data(on_bad_example="skip")'
             )
         return np.array(indices, dtype=np.int64), batch, tuple(left_out)
 

@@ -75,7 +75,7 @@ class EpochOrder(Protocol):
 
 @runtime_checkable
 class Order(Protocol):
-    """A way to visit examples, for any run: what `Run(order=…)` takes."""
+    """A way to visit examples, for any run: what `Data(order=…)` takes."""
 
     def for_run(self, sizes: Sizes) -> EpochOrder:
         """Return this order as one run has it.

@@ -1,4 +1,4 @@
-"""Which rule has a buffer that shares move, and which may a script choose? `Run(buffers=)` names them."""
+"""Which rule has a buffer that shares move, and which may a script choose? `Update(buffers=)` names them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def no_rule(names: Sequence[str], share: int) -> StepError:
         f"{share})\n"
         "  found  each share of a step starts from the step's buffers, and leaves others: what becomes of them is for "
         f"you to say\n{UNTOUCHED}"
-        f"  next   Run(buffers={{{given}}}), '*' in a name stands for any part of it, and a rule is one of\n"
+        f"  next   update=Update(buffers={{{given}}}), '*' in a name stands for any part of it, and a rule is one of\n"
         f"{choices}\n           {_OF_VALUES}"
     )
 

@@ -335,7 +335,7 @@ class Buffers:
                     f"share {share} left {other or before} in buffer {buffer.name}, and an earlier one "
                     f"{one or before}: what it becomes would depend on who computes which share\n"
                     f"{UNTOUCHED}  next   give it one shape in all shares, or keep it outside of the model's buffers; "
-                    f"Run(buffers={{{buffer.name!r}: 'keep'}}) never changes it"
+                    f"update=Update(buffers={{{buffer.name!r}: 'keep'}}) never changes it"
                 )
 
     def _agree(self, share: int, values: ShareValues) -> None:
@@ -506,6 +506,6 @@ def _disagreement(names: Sequence[str], where: str) -> StepError:
     first = ", ".join(f"{name!r}: 'first'" for name in names[:8])
     return StepError(
         f"buffer{'s' * (len(names) > 1)} {shown} became different in {where}, and no mean of them exists\n"
-        f"{UNTOUCHED}  next   Run(buffers={{{first}}}) takes share 0's value, 'keep' never changes it; "
+        f"{UNTOUCHED}  next   update=Update(buffers={{{first}}}) takes share 0's value, 'keep' never changes it; "
         "'*' in a name stands for any part of it"
     )

@@ -458,7 +458,7 @@ class GradientSum:
         return StepError(
             f"a second gradient for {self._names[index]} arrived in one backward pass; the first is in a sum\n"
             "  found  reentrant checkpointing does this, and so does a backward pass inside the loss\n"
-            f"{UNTOUCHED}  next   checkpoint(..., use_reentrant=False), or Run(overlap=False)"
+            f"{UNTOUCHED}  next   checkpoint(..., use_reentrant=False), or compute=Compute(overlap=False)"
         )
 
 

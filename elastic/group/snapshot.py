@@ -33,7 +33,7 @@ _SAMPLED = 4096
 class Buffer:
     """An entry of a module that holds a buffer.
 
-    name     for people, and for `Run(buffers=)`
+    name     for people, and for `Update(buffers=)`
     tensor   what hung there when the step began: the object; None: nothing, or the entry was not there
     start    its values then
     """

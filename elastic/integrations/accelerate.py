@@ -48,10 +48,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
 
     Model, optimizer and scheduler are prepared behind the Run, which wants them as they are; the train loader is not
     prepared, for the run reads the dataset. A loader to evaluate with may be: each worker reads all of it. Where the
-    Accelerator is made behind the Run, Run(device=) names its device. Before `follow` the main process is the first one
-    that the launcher has started, under `elastic run` the first of each node. `sync_gradients` is true once a step,
+    Accelerator is made behind the Run, Compute(device=) names its device. Before `follow` the main process is the first
+    one that the launcher has started, under `elastic run` the first of each node. `sync_gradients` is true once a step,
     before and behind `optimizer.step()`. Run takes what it takes for a loop over
-    `batches`: so no `clip_grad_norm`, for which there is `accelerator.clip_grad_norm_`, no `update` and no
+    `batches`: so no `clip_grad_norm`, for which there is `accelerator.clip_grad_norm_`, no `Update(apply=)` and no
     `overlap=False`.
 
     Raises:
@@ -102,7 +102,7 @@ def check_alone(accelerator: accelerate.Accelerator) -> None:
         raise ConfigError(
             f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps}, and a run adds gradients up by "
             "itself\n"
-            "  next  leave it out: Run(batch_size=) is what one update counts, micro_batch_size= bounds memory"
+            "  next  leave it out: Run(batch_size=) is what one update counts, Data(micro_batch_size=) bounds memory"
         )
     if accelerator.num_processes != 1:
         raise ConfigError(

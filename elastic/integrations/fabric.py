@@ -40,9 +40,9 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
                     ...                                        # as it was: fabric.backward(loss), optimizer.step()
 
     Run gets model and optimizer as they are, and they are set up behind it; `setup_dataloaders` is not for the train
-    loader, for the run reads the dataset. Where the Fabric is made behind the Run, Run(device=) names its device.
+    loader, for the run reads the dataset. Where the Fabric is made behind the Run, Compute(device=) names its device.
     Run takes what it takes for a loop over `batches`: so no `clip_grad_norm`, for which there is
-    `fabric.clip_gradients`, no `update` and no `overlap=False`.
+    `fabric.clip_gradients`, no `Update(apply=)` and no `overlap=False`.
 
     Args:
         device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, where

@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import lightning
@@ -43,6 +44,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, SequentialSampler
 from torchmetrics.utilities import prints
 
+from elastic.config.argument_groups import Data
 from elastic.data.order import Order, Sequential
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.placing import (
@@ -67,6 +69,7 @@ _DECIDED = {
     "last_batch": "the train loader has it: DataLoader(..., drop_last=)",
     "steps": "Trainer(max_steps=)",
     "epochs": "Trainer(max_epochs=)",
+    "device": "ElasticStrategy(device=)",
 }
 
 
@@ -80,7 +83,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     One strategy, one train loader and one `fit` make a run; the same command resumes it. Once the script has imported
     this module there is `Trainer(strategy="elastic")`, too, which takes the first two arguments from the environment.
-    A train loader without `shuffle=True` gives the order `elastic.orders.Sequential()`, unless `order=` says another.
+    A train loader without `shuffle=True` gives the order `elastic.orders.Sequential()`, unless
+    `data=elastic.Data(order=...)` says another.
 
     Of Run's arguments the Trainer and its train loader decide `model`, `optimizer`, `scheduler`, `dataset`,
     `collate_fn`, `num_workers`, `last_batch` (drop_last), `steps` (max_steps) and `epochs` (max_epochs). The loader
@@ -92,8 +96,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         batch_size: Examples of one update, on all workers together; default the train loader's.
         device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, or the
             CPU, as the Trainer's accelerator is.
-        **arguments: Others of elastic.Run, such as `seed`, `order`, `save_every`, `mode`, `micro_batch_size`, `count`,
-            `extra`, `keep`, `on_bad` ("stop") and `timeout_s`. Not those that are `for step in run` only, nor `scaler`.
+        **arguments: Others of elastic.Run: `seed`, `save_every`, `extra`, and the groups `data` (such as its `order`,
+            `micro_batch_size` and `count`), `update` (`on_bad`: "stop"), `compute`, `saving` and `checks`. Not what is
+            for `for step in run` only, nor a `scaler`.
 
     Attributes:
         run: The run, from `fit` on.
@@ -153,10 +158,17 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             )
         self._loaded = True
         _check(trainer, loader, url=self._url, virtual_workers=self._virtual_workers, arguments=self._arguments)
-        if type(loader.sampler) is SequentialSampler:
-            self._arguments.setdefault("order", Sequential())
+        data = self._arguments.get("data", Data())
+        if type(loader.sampler) is SequentialSampler and data.order is None:
+            data = replace(data, order=Sequential())
+        self._arguments["data"] = replace(
+            data,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            last_batch="drop" if loader.drop_last else "short",
+        )
         batch_size = self._batch_size or loader.batch_size
-        steps = _Steps(loader, batch_size, order=self._arguments.get("order"))
+        steps = _Steps(loader, batch_size, order=data.order)
         if self.optimizers:
             self._open(steps, loader)
         else:  # a hook asked for `estimated_stepping_batches`, before there is anything to train with
@@ -185,11 +197,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             optimizer=self.optimizers[0],
             scheduler={name: one for name, one in schedulers.items() if name not in plateaus} or None,
             dataset=loader.dataset,
-            collate_fn=loader.collate_fn,
             batch_size=steps.batch_size,
             virtual_workers=self._virtual_workers,
-            num_workers=loader.num_workers,
-            last_batch="drop" if loader.drop_last else "short",
             **{name: end for name, end in ends.items() if end is not None and end > 0},
             **{name: value for name, value in self._arguments.items() if name != "extra"},
             extra={**self._arguments.get("extra", {}), **plateaus, "trainer": self._progress},
@@ -568,7 +577,7 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
         ("no virtual_workers", not virtual_workers, "virtual_workers=, or ELASTIC_VIRTUAL_WORKERS"),
         ("manual optimization", not module.automatic_optimization, "a plain loop over run.batches()"),
         (f"accumulate_grad_batches={trainer.accumulate_grad_batches}", trainer.accumulate_grad_batches != 1,
-         "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
+         "leave it out: batch_size is what one update counts, Data(micro_batch_size=) bounds memory"),
         (f"limit_train_batches={trainer.limit_train_batches}", trainer.limit_train_batches != 1.0, "leave it out"),
         ("overfit_batches", trainer.overfit_batches, "leave it out"),
         ("fast_dev_run", trainer.fast_dev_run, "leave it out, and the strategy in"),
@@ -576,7 +585,7 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
         ("max_epochs and max_steps without an end", (trainer.max_epochs or -1) < 0 and trainer.max_steps < 0,
          "max_epochs="),
         ("a GradientAccumulationScheduler", _has(trainer, GradientAccumulationScheduler),
-         "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
+         "leave it out: batch_size is what one update counts, Data(micro_batch_size=) bounds memory"),
         ("a StochasticWeightAveraging", _has(trainer, StochasticWeightAveraging),
          "EMAWeightAveraging, or a WeightAveraging: it exchanges the scheduler while the run trains"),
         ("sync_batchnorm", trainer._accelerator_connector._layer_sync is not None,
@@ -595,7 +604,7 @@ def _check(trainer: Any, loader: Any, *, url: str, virtual_workers: int, argumen
         ("an IterableDataset to train on", isinstance(getattr(loader, "dataset", None), IterableDataset),
          "a dataset with a length and an index"),
         (f"a train loader that reads by {sampled}", sampled,
-         "DataLoader(..., shuffle=True), or False: a run's order is its own; elastic.orders has others, for order="),
+         "DataLoader(..., shuffle=True), or False: a run's order is its own; elastic.orders has others"),
     ):  # fmt: skip
         if refused:
             raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")
@@ -608,7 +617,7 @@ def _check_before(trainer: Any) -> None:
     """Raise ConfigError for what would train by itself before the run begins."""
     for found, refused, instead in (
         ("a LearningRateFinder", _has(trainer, LearningRateFinder), "find it without the strategy, before the run"),
-        ("a BatchSizeFinder", _has(trainer, BatchSizeFinder), "micro_batch_size bounds memory"),
+        ("a BatchSizeFinder", _has(trainer, BatchSizeFinder), "Data(micro_batch_size=) bounds memory"),
     ):
         if refused and trainer.state.fn == TrainerFn.FITTING:
             raise ConfigError(f"{found}: a run cannot carry that exactly\n  next  {instead}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import RandomSampler
 
+from elastic.config.argument_groups import GROUPS, PLACES, Update, arguments_of, check_groups, unknown_argument
 from elastic.data.order import Order, Shuffled, Sizes
 from elastic.errors import ConfigError
 from elastic.membership import environment
@@ -49,7 +49,7 @@ def check_device(run: Run, device: torch.device, whose: str) -> None:
         raise ConfigError(
             f"the run trains on {run.device}, and {whose} computes on {device}; expected one device\n"
             "  state this process has taken no step, and what was committed before is whole\n"
-            f"  next  make {whose} before the Run, or tell the Run: device={str(device)!r}"
+            f"  next  make {whose} before the Run, or tell the Run: compute=Compute(device={str(device)!r})"
         )
 
 
@@ -72,8 +72,8 @@ def other_than_shuffle(sampler: Any) -> str | None:
 
 
 def passes_over(arguments: Mapping[str, Any]) -> bool:
-    """Tell whether a Run of these passes bad steps over, which a trainer would count as steps. Raises ConfigError."""
-    rule = parse(arguments.get("on_bad"))
+    """Tell whether a Run of these passes bad steps over, which a trainer would count as steps."""
+    rule = parse(arguments.get("update", Update()).on_bad)
     return rule is not None and rule.action != "stop"
 
 
@@ -83,18 +83,24 @@ def check_arguments(given: Mapping[str, Any], run: type, *, whose: str, decided:
     whose    what they were given to
     decided  what the trainer decides itself -> where that is said
     """
-    known = [name for name in inspect.signature(run).parameters if name not in decided and name != "scaler"]
-    for name, value in given.items():
+    known = arguments_of(run)
+    for name in given:
         if name in decided:
-            found, instead = f"{name}, which the Trainer decides", decided[name]
-        elif name == "scaler" and value is not None:
-            found, instead = "a scaler, which a trainer's loop does not call", "bf16, which needs none"
-        elif name == "scaler" or name in known:
-            continue
-        else:
-            found, near = f"{name}, which elastic.Run does not have", difflib.get_close_matches(name, known, n=1)
-            instead = f"{near[0]}=" if near else f"one of {', '.join(known)}"
-        raise ConfigError(f"{whose} has {found}\n  next  {instead}")
+            raise _decided(whose, name, decided[name])
+        if name not in known:
+            raise unknown_argument(name, "elastic.Run", [each for each in known if each not in decided])
+    groups = {name: value for name, value in given.items() if name in GROUPS}
+    check_groups(**groups)
+    for group in groups.values():
+        for each in fields(group):
+            if each.name in decided and getattr(group, each.name) != each.default:
+                raise _decided(whose, PLACES[each.name], decided[each.name])
+    if given.get("update", Update()).scaler is not None:
+        raise ConfigError(f"{whose} has a scaler, which a trainer's loop does not call\n  next  bf16, which needs none")
+
+
+def _decided(whose: str, name: str, instead: str) -> ConfigError:
+    return ConfigError(f"{whose} has {name}, which the Trainer decides\n  next  {instead}")
 
 
 def warn_of_nobody_followed(name: str) -> bool:

@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from torch.utils.data import IterableDataset
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from elastic.config.argument_groups import Data
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch, stand_before_views
 from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
@@ -88,8 +90,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
                 _check_handler(given)  # before the Trainer takes it
         super().__init__(*args, **kwargs)
         _check(self, elastic)
-        self._elastic = {"batch_size": self.args.train_batch_size, **elastic}
-        self._count = self._elastic.pop("count", None)
+        self._elastic: dict[str, Any] = {"batch_size": self.args.train_batch_size, "data": Data(), **elastic}
         self._train_batch_size = self._elastic["batch_size"]
         self._steps: _Steps | None = None
         self._stack = ExitStack()
@@ -149,12 +150,15 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             optimizer=self.optimizer,
             scheduler=None if plateau else self.lr_scheduler,
             dataset=steps.dataset,
-            collate_fn=steps.collate_fn,
             steps=max_steps,
             seed=seed,
-            num_workers=self.args.dataloader_num_workers,
-            last_batch="drop" if self.args.dataloader_drop_last else "short",
-            count=self._items,
+            data=replace(
+                given.pop("data"),
+                collate_fn=steps.collate_fn,
+                num_workers=self.args.dataloader_num_workers,
+                last_batch="drop" if self.args.dataloader_drop_last else "short",
+                count=self._items,
+            ),
             extra={**extra, "plateau": self.lr_scheduler} if plateau else extra,
             **given,
         )
@@ -205,8 +209,8 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         The Trainer counts for models whose loss takes the count. What another model's loss is a mean over shows in the
         loss itself, see `_is_apart`.
         """
-        if self._count is not None:
-            return int(self._count(batch))
+        if (count := self._elastic["data"].count) is not None:
+            return int(count(batch))
         items = self._get_num_items_in_batch([batch], self.args.device)
         if items is None and (targets := self._targets(batch)) is not None:
             items = targets.ne(_LEFT_OUT).sum()
@@ -221,7 +225,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
 
     def _is_apart(self, loss: torch.Tensor, batch: Any, items: int) -> bool:
         """Tell whether the loss is a mean over something else than so many items, or may be."""
-        if self._count is not None:
+        if self._elastic["data"].count is not None:
             return False
         if told := mean_over(loss):
             return any(one != items for one in told)
@@ -312,11 +316,11 @@ class ElasticTrainer(ElasticMixin, transformers.Trainer):  # type: ignore[misc] 
     `num_workers` and `last_batch`.
 
     Args:
-        elastic: Of elastic.Run `url`, `virtual_workers`, and any others, such as `order`, `save_every`, `mode`,
-            `micro_batch_size`, `extra`, `keep`, `on_bad` ("stop") and `timeout_s`. Not those that are `for step in run`
-            only, nor `scaler`. `batch_size`, the examples of one update on all workers together, is
-            `per_device_train_batch_size` unless it is given. `count(batch)` says what the loss is a mean over, where
-            that is not as the Trainer counts it.
+        elastic: Of elastic.Run `url`, `virtual_workers`, and any others: `save_every`, `extra`, and the groups `data`
+            (such as its `order` and `micro_batch_size`), `update` (`on_bad`: "stop"), `compute`, `saving` and `checks`.
+            Not what is for `for step in run` only, nor a `scaler`. `batch_size`, the examples of one update on all
+            workers together, is `per_device_train_batch_size` unless it is given. `Data(count=...)` says what the loss
+            is a mean over, where that is not as the Trainer counts it.
         *args: The Trainer's.
         **kwargs: The Trainer's.
 
@@ -342,7 +346,7 @@ class _Steps:
             self.dataset,
             batch_size=self.batch_size,
             drops=trainer.args.dataloader_drop_last,
-            order=trainer._elastic.get("order"),
+            order=trainer._elastic["data"].order,
         )
         self.of_run: Iterator[PlainStep] = iter(())
 
@@ -481,8 +485,8 @@ def _counted_otherwise(trainer: Any, step: int) -> StepError:
         f"are not {_LEFT_OUT}, or cannot be told to be one\n"
         "  found  a share with few of them would count for more than its part, and the gradient be no mean over the "
         f"batch\n{UNTOUCHED}"
-        "  next   elastic={'count': function}: function(batch) gives how many targets the loss is a mean over; or let "
-        "the\n         model's forward take num_items_in_batch (**kwargs), and divide by it"
+        "  next   elastic={'data': Data(count=function)}: function(batch) gives how many targets the loss is a mean "
+        "over; or let the\n         model's forward take num_items_in_batch (**kwargs), and divide by it"
     )
 
 
@@ -547,7 +551,7 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
     _check_handler(args)
     for found, refused, instead in (
         (f"gradient_accumulation_steps={args.gradient_accumulation_steps}", args.gradient_accumulation_steps != 1,
-         "leave it out: batch_size is what one update counts, micro_batch_size bounds memory"),
+         "leave it out: batch_size is what one update counts, Data(micro_batch_size=) bounds memory"),
         (f"n_gpu={args.n_gpu}", args.n_gpu > 1,
          "show each worker one GPU, by CUDA_VISIBLE_DEVICES, set for its LOCAL_RANK before torch is asked for any"),
         (f"world_size={args.world_size}", args.world_size != 1,
@@ -555,7 +559,7 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
         ("use_liger_kernel", args.use_liger_kernel, "leave it out: its loss is not known to be a mean"),
         (f"train_sampling_strategy={args.train_sampling_strategy!r}", args.train_sampling_strategy != "random",
          "leave it out: a run's order is its own"),
-        ("auto_find_batch_size", args.auto_find_batch_size, "micro_batch_size bounds memory"),
+        ("auto_find_batch_size", args.auto_find_batch_size, "Data(micro_batch_size=) bounds memory"),
         (f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}",
          args.include_num_input_tokens_seen != "no", "leave it out: this worker sees its own shares only"),
         (f"optim={str(args.optim)!r}", "lomo" in str(args.optim).lower() or "layerwise" in str(args.optim).lower(),

@@ -184,9 +184,9 @@ def parser() -> argparse.ArgumentParser:
         type=environment.names_in,
         default=[],
         metavar="FIELDS",
-        help="Fields of the run's identity that may differ, as Run(accept=...) names them, such as processor,libraries "
-        "on machines of several kinds: the bits of the result may differ, too, and reports say so. Those of "
-        "ELASTIC_ACCEPT may as well.",
+        help="Fields of the run's identity that may differ, as Checks(accept=...) names them, such as "
+        "processor,libraries on machines of several kinds: the bits of the result may differ, too, and reports say so. "
+        "Those of ELASTIC_ACCEPT may as well.",
     )
     made.add_argument(
         "--notices",

@@ -48,7 +48,7 @@ class ShareAssignment:
 
 def assign_shares(config: Config, shares: int, world_size: int, idle: Collection[int] = ()) -> list[ShareAssignment]:
     """Return what every rank computes of a step of `shares` non-empty shares, of which ranks in `idle` get none."""
-    return _assigned(config.mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
+    return _assigned(config.compute.mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
 
 
 @lru_cache(maxsize=64)  # it is asked for at every step, and by the loader again
@@ -90,7 +90,7 @@ def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range])
 
     As many for every rank as the largest batch needs, as StepPlan.pieces has it for shares; every: all ranks' blocks.
     """
-    if config.mode == "exact":
+    if config.compute.mode == "exact":
         return step.pieces(batch[0])
     size = config.plan.micro_batch_size
     if size is None:
@@ -104,7 +104,7 @@ def micro_batches(config: Config, step: StepPlan, batch: range, every: Sequence[
 
     every: all ranks' blocks
     """
-    if config.mode == "exact":
+    if config.compute.mode == "exact":
         return step.micro_batches(batch[0])
     whole = step.examples_of(batch)
     count = pieces(config, step, batch, every)

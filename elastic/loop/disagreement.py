@@ -118,7 +118,7 @@ class Disagreement:
                 f"a share of step {self.step} was passed by a second worker, and its own worker has no digest of it to "
                 "compare\n  found  workers that plan a step differently, which is a fault of elastic's own\n"
                 f"{UNTOUCHED}"
-                "  next   report it with the run's events; Run(cross_check=None) goes on without these checks"
+                "  next   report it with the run's events; checks=Checks(cross_check=None) goes on without these checks"
             )
         here, there = self.first.values()
         alone = self.owner == self.checker

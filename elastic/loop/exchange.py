@@ -72,7 +72,9 @@ class Exchange:
         self._set: TrainedSet | None = None
         self._cached: dict[tuple[bool, ...], GradientSum] = {}
         one_share = config.plan.virtual_workers == 1
-        self.buffers = Buffers(config.models, config.extra, config.buffers, group, config.device, one_share=one_share)
+        self.buffers = Buffers(
+            config.models, config.extra, config.update.buffers, group, config.device, one_share=one_share
+        )
         self._settings = settings.settings_of(config.optimizers, config.extra)
         self._replica = replica
         self._warn = warn
@@ -372,9 +374,9 @@ class Exchange:
             parameters,
             names,
             self._group,
-            overlap=self._config.overlap,
-            ordered=self._config.mode == "exact",
-            bucket_bytes=self._config.bucket_bytes,
+            overlap=self._config.compute.overlap,
+            ordered=self._config.compute.mode == "exact",
+            bucket_bytes=self._config.compute.bucket_bytes,
             memory=self._memory,
         )
 

@@ -401,7 +401,7 @@ class Loop:
             f"{now.divisor:g} where it has {items:g} ({now.node})\n"
             f"  found  a share of a step is weighed by {taken}, so the update is not the whole batch's mean, and "
             "depends on V\n"
-            f"  next   Run(count=lambda batch: {count}), {where};\n"
+            f"  next   data=Data(count=lambda batch: {count}), {where};\n"
             "         all means that the loss adds up must be over that"
         )
 
@@ -529,7 +529,7 @@ class Loop:
             raise StepError(
                 "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
                 "  state  the model is unchanged\n"
-                "  next   remove the call, or pass update=function to do it your own way"
+                "  next   remove the call, or pass update=Update(apply=function) to do it your own way"
             )
 
 

@@ -26,11 +26,14 @@ def pin_instruction_set() -> None:
     if not missing_portable_settings():
         capability = torch.backends.cpu.get_cpu_capability()
         if capability != "AVX2":
-            raise ConfigError(f"portable=True pins AVX2, and this machine gives {capability}; use portable=False on it")
+            raise ConfigError(
+                f"compute=Compute(portable=True) pins AVX2, and this machine gives {capability}; leave it out on it"
+            )
         return
     if not sys.argv[0] or not os.path.exists(sys.argv[0]):
         raise ConfigError(
-            f"portable=True must start the process again and finds no script to start; set {by_hand} yourself"
+            "compute=Compute(portable=True) must start the process again and finds no script to start; "
+            f"set {by_hand} yourself"
         )
     for descriptor in descriptors_of_agent():
         os.set_inheritable(descriptor, True)  # the process that takes this one's place talks to the agent by them

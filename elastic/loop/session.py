@@ -90,19 +90,19 @@ class Session:
         self.side_state_of_those_ahead: Tree | None = None
         self.is_past = False
         self._newest_claim: dict[str, object] | None = None
-        self.trained = Trained(config.models, config.optimizers, config.check, config.rebuild)
+        self.trained = Trained(config.models, config.optimizers, config.check, config.update.rebuild)
         self.body = Body(self.trained, config.optimizers, config.extra)
         self.train_state = TrainState(
             trained=self.trained,
             models=config.models,
             optimizers=config.optimizers,
             schedulers=config.schedulers,
-            scaler=config.scaler,
+            scaler=config.update.scaler,
             extra=config.extra,
             health=Health(config.on_bad),
         )
         self._alike = {*config.accept} <= {CONTENT, SCRIPT}  # else machines may compute other bits
-        comparable = self._alike and (config.mode == "exact" or config.device.type == "cpu")
+        comparable = self._alike and (config.compute.mode == "exact" or config.device.type == "cpu")
         self._replica = Replica(config.optimizers, config.extra, values=comparable)
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)
@@ -131,7 +131,7 @@ class Session:
         """Return whether a share gives the same bits each time that it is passed, on every machine."""
         # In exact mode, unless kernels by themselves may give others, or processors, which accept= lets differ.
         config = self._config
-        return self._kernels_repeat and config.mode == "exact" and self._alike
+        return self._kernels_repeat and config.compute.mode == "exact" and self._alike
 
     @property
     def _kernels_repeat(self) -> bool:
@@ -148,14 +148,14 @@ class Session:
         """Return whether a share may be passed twice: not where one failed read, of two, leaves an example out."""
         config = self._config
         repeats = self._kernels_repeat and self._alike
-        return config.cross_check is not None and repeats and config.on_bad_example == "raise"
+        return config.cross_check is not None and repeats and config.data.on_bad_example == "raise"
 
     @property
     def state_is_agreed_on(self) -> bool:
         """Return whether what is held can hold nothing that some worker alone has computed."""
         # Nothing was applied since the last save, before which all compare; or every share is passed by two.
         config = self._config
-        of_two = self.checks and config.cross_check == 1 and config.mode == "exact" and config.streams is None
+        of_two = self.checks and config.cross_check == 1 and config.compute.mode == "exact" and config.streams is None
         return (of_two and config.plan.micro_batch_size is None) or self.state.saved == self.state.step
 
     def open(self) -> None:
@@ -175,7 +175,7 @@ class Session:
         if context.live is not None:
             self.on_close(watch(self.train_state.applied.weights.reached))
         threads_before = torch.get_num_threads()
-        torch.set_num_threads(config.threads)  # the bits depend on how many there are
+        torch.set_num_threads(config.compute.threads)  # the bits depend on how many there are
         if context.launch.launcher is not None:
             linux.signal_at_parents_end(signal.SIGTERM)  # nobody would restart it, and its URL would stay claimed
             self.on_close(partial(linux.signal_at_parents_end, 0))
@@ -183,7 +183,7 @@ class Session:
         if config.device.type == "cuda":
             self.on_close(partial(torch.cuda.set_device, torch.cuda.current_device()))
             torch.cuda.set_device(config.device)  # what the script puts on "cuda" from now on
-            if config.mode == "exact":
+            if config.compute.mode == "exact":
                 self._closing.enter_context(gpu_kernels.deterministic())
             elif config.cross_check is not None and not self._kernels_repeat:
                 context.console.say(
@@ -197,7 +197,7 @@ class Session:
         )
         identity["url"] = redact(config.url)
         identities.check_accept(config.accept, identity)
-        if config.mode == "exact":
+        if config.compute.mode == "exact":
             self.compiling = self._closing.enter_context(
                 Compiling(begun=self.phases.compiles, ended=self.phases.has_compiled)
             )
@@ -288,7 +288,9 @@ class Session:
         asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
-        exact = config.mode == "exact"  # in fast mode the other one passes more batches than it has foreseen, too
+        exact = (
+            config.compute.mode == "exact"
+        )  # in fast mode the other one passes more batches than it has foreseen, too
         joined = self.restorer.first_steps.get(plan.index, frozenset()) if self.checks and exact else frozenset()
         compares = self.first_is_passed and self.restorer.compares_first(plan.index)
         if not wanted and not joined and not compares:
@@ -308,7 +310,7 @@ class Session:
     def first_is_passed(self) -> bool:
         """Return whether, where all leave, the coordinator passes the next step's first share for whoever resumes."""
         # In fast mode a stream's share is passed with others only.
-        return self._may_check and (self._config.mode == "exact" or self._config.streams is None)
+        return self._may_check and (self._config.compute.mode == "exact" or self._config.streams is None)
 
     def holds_state(self, step: int) -> bool:
         """Return whether this worker holds the state in a step, which may be its first in a view."""
@@ -331,9 +333,9 @@ class Session:
             config.dataset,
             examples,
             seed=config.plan.seed,
-            collate_fn=config.collate_fn,
+            collate_fn=config.data.collate_fn,
             to=config.device,
-            on_bad_example=config.on_bad_example,
+            on_bad_example=config.data.on_bad_example,
         )
 
     def read_from(self, first: int) -> None:
@@ -377,14 +379,14 @@ class Session:
             config.dataset,
             seed=config.plan.seed,
             observer=self.context.observer,
-            collate_fn=config.collate_fn,
+            collate_fn=config.data.collate_fn,
             interrupt=self._interrupt,
-            on_bad_example=config.on_bad_example,
+            on_bad_example=config.data.on_bad_example,
             **config.loading(),
         )
         self.on_close(self.loader.close)
-        if config.scaler is not None:
-            config.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
+        if config.update.scaler is not None:
+            config.update.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.restorer.position.step)
 
     def _new_exchange(self) -> Exchange:

@@ -159,7 +159,7 @@ class ViewGroup:
             generation=view.generation,
             address=address,
             device=config.device,
-            timeout_s=config.timeout_s,
+            timeout_s=config.compute.timeout_s,
             broken=live.is_broken if live is not None else None,
         )
         self._grouped = True

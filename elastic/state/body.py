@@ -130,9 +130,9 @@ class Body:
                 f"the body of the inner loop wrote to weights in step {step}: {listed(written)}\n"
                 "  found  how often the body runs on a worker depends on the world size; only the update may write\n"
                 "  state  nothing was applied or saved, but these weights are not as they were before this step\n"
-                "  next   clip, average or set weights in run.on_apply(function), in update=, or after the inner loop "
-                "in extra= objects;\n         layers that set their weights from the first batch need a forward pass "
-                "before the Run"
+                "  next   clip, average or set weights in run.on_apply(function), in Update(apply=), or after the "
+                "inner loop in extra= objects;\n         layers that set their weights from the first batch need a "
+                "forward pass before the Run"
             )
         now = self._trained.now()
         if now is not self._set:
@@ -150,8 +150,8 @@ class Body:
             raise StepError(
                 f"the body of the inner loop changed {listed(changed)} in step {step}\n"
                 "  found  how often the body runs on a worker depends on the world size; what it makes of them, too\n"
-                f"{UNTOUCHED}  next   change them in run.on_apply(function), in update=, or after the inner loop, from "
-                "step.sums, say"
+                f"{UNTOUCHED}  next   change them in run.on_apply(function), in Update(apply=), or after the inner "
+                "loop, from step.sums, say"
             )
         if self._set_by_bodies is not None:
             return

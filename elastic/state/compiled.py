@@ -88,7 +88,7 @@ class Compiling(contextlib.AbstractContextManager["Compiling", None]):
         if refused is not None:
             raise StepError(
                 f"{refused}, which would make the result depend on what each worker has met before\n  state  {state}\n"
-                '  next   leave that out: under Run each size is compiled by itself; or use Run(mode="fast")'
+                '  next   leave that out: under Run each size is compiled by itself; or compute=Compute(mode="fast")'
             )
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ def explained(error: BaseException) -> StepError | None:
         "above); torch would go on with it uncompiled, which has other bits\n"
         "  state  the model is as it was before this step\n"
         "  next   pad inputs to a few lengths, and pass numbers that change (a step, a learning rate) as tensors; or "
-        'use Run(mode="fast")'
+        'use compute=Compute(mode="fast")'
     )
 
 

@@ -80,5 +80,5 @@ def explained(error: BaseException) -> StepError | None:
         f"{operation} has no deterministic kernel on a GPU: each call may give other bits, and so may the run\n"
         "  state  what was committed before is whole\n"
         "  next   compute it on the CPU, or another way; or call torch.use_deterministic_algorithms(True, "
-        'warn_only=True) before the Run, which then is exact but for such operations; or use Run(mode="fast")'
+        'warn_only=True) before the Run, which then is exact but for such operations; or compute=Compute(mode="fast")'
     )

@@ -128,8 +128,8 @@ def check(
         else:
             fields = ",".join(sorted(refused))
             ways += (
-                f", or give up the same bits with Run(accept=[{names}]),\n         `elastic run --accept={fields}`, or "
-                f"ELASTIC_ACCEPT={fields} in the environment"
+                f", or give up the same bits with checks=Checks(accept=[{names}]),\n         `elastic run "
+                f"--accept={fields}`, or ELASTIC_ACCEPT={fields} in the environment"
             )
         what = f"this run is not the one that {where} belongs to; its result would differ"
         if refused.keys() <= _OF_THE_RUNNING.keys():
@@ -147,7 +147,7 @@ def check_accept(accept: Collection[str], here: Identity) -> None:
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
         raise ConfigError(
-            f"accept=, --accept and ELASTIC_ACCEPT take a list of field names, not {given}; they are "
+            f"Checks(accept=), --accept and ELASTIC_ACCEPT take a list of field names, not {given}; they are "
             f"{', '.join(sorted(known))}"
         )
 

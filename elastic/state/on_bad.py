@@ -1,4 +1,4 @@
-"""Which steps are bad, and what a run does about one: `Run(on_bad=...)`. Pure.
+"""Which steps are bad, and what a run does about one: `Update(on_bad=...)`. Pure.
 
     not finite   the loss or the norm of the gradient is infinite or not a number
     a spike      one of them lies further above the median of the last `window` steps than `spike` times their spread

@@ -41,7 +41,7 @@ _NEXT = """\
          `if run.is_coordinator:`, nor by loss.item(), which is of its own share (run.sums is of the whole batch);
          a script that does nothing of the kind: the memory, or the processor, of the machine is damaged"""
 _KEEP = """
-         what a module only notes, Run(buffers={{{name!r}: 'keep'}}) puts back and leaves out"""
+         what a module only notes, update=Update(buffers={{{name!r}: 'keep'}}) puts back and leaves out"""
 
 T = TypeVar("T")
 Tensors = Callable[[], Iterable[Any]]

@@ -22,7 +22,9 @@ import torch
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.state.trained_set import TrainedSet, changed_in_body, hooks_of, indices, listed, two_lists, word
 
-_REBUILD = "Run(rebuild=function): function(step) makes of models and optimizers what they are after `step` steps"
+_REBUILD = (
+    "update=Update(rebuild=function): function(step) makes of models and optimizers what they are after `step` steps"
+)
 Rebuild = Callable[[int], None]
 
 

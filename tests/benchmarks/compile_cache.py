@@ -103,7 +103,7 @@ def _train(url: str, steps: int, layers: int) -> None:
         batch_size=64,
         virtual_workers=4,
         steps=steps,
-        compile_cache=True,
+        compute=elastic.Compute(compile_cache=True),
     ) as run:
         for number, step in enumerate(run):
             for x, y in step:

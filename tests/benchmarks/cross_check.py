@@ -65,7 +65,7 @@ def run(url: Path, part: float | None, steps: int) -> float:
     begun_s = 0.0
     with elastic.Run(
         url, model=model, optimizer=optimizer, dataset=data, batch_size=512, virtual_workers=SHARES, steps=steps,
-        cross_check=part,
+        checks=elastic.Checks(cross_check=part),
     ) as training:  # fmt: skip
         for x, y in training.batches():
             if training.step_index and not begun_s:

@@ -58,8 +58,8 @@ def main() -> None:
         virtual_workers=8,
         epochs=1_000,
         save_every="1h",
-        num_workers=options.num_workers,
-        device=options.device,
+        data=elastic.Data(num_workers=options.num_workers),
+        compute=elastic.Compute(device=options.device),
     ) as run:
         for points, labels in run.batches() if options.batches else ():
             if told:

@@ -26,6 +26,7 @@ import elastic
 from elastic.group.gradients import GradientSum
 from tests.benchmarks import parts
 from tests.benchmarks.workloads import VIRTUAL_WORKERS, Workload, workloads
+from tests.kit.arguments import grouped
 
 CLIP = 1.0
 WARM_UP = 2  # blocks: names are agreed, buffers are warm, the allocator has seen every size
@@ -149,11 +150,9 @@ def opened(workload: Workload, mode: Any, url: str, **options: Any) -> elastic.R
         dataset=workload.data,
         batch_size=workload.batch_size,
         virtual_workers=VIRTUAL_WORKERS,
-        last_batch="drop",
+        **grouped(options, last_batch="drop", mode=mode),
         steps=ENDLESS,
         save_every=ENDLESS,
-        mode=mode,
-        **options,
     )
 
 

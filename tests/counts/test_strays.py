@@ -115,7 +115,8 @@ def train(url: str, options: dict[str, Any], *, until: int = STEPS) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with contextlib.suppress(KeyboardInterrupt), elastic.Run(
         url, model=model, optimizer=optimizer, dataset=data, batch_size=8, virtual_workers=4, steps=STEPS,
-        save_every=1, keep=2, storage_options=options or None, cross_check=None,
+        save_every=1, saving=elastic.Saving(keep=2, storage_options=options or None),
+        checks=elastic.Checks(cross_check=None),
     ) as run:  # fmt: skip
         for step in run:
             for points, labels in step:

@@ -71,7 +71,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         scheduler=schedule,
-        scaler=scaler,
+        update=elastic.Update(scaler=scaler),
         dataset=Texts(options.steps * 24),
         batch_size=24,
         virtual_workers=6,

@@ -61,9 +61,9 @@ def main() -> None:
         virtual_workers=6,
         steps=options.steps,
         seed=0,
-        clip_grad_norm=1.0,
-        device=options.device,
-        num_workers=options.num_workers,
+        update=elastic.Update(clip_grad_norm=1.0),
+        compute=elastic.Compute(device=options.device),
+        data=elastic.Data(num_workers=options.num_workers),
         save_every=options.save_every,
     ) as run:
         on = torch.cuda.current_device() if run.device.type == "cuda" else None

@@ -128,7 +128,7 @@ def test_what_has_no_deterministic_kernel_is_refused_by_name(tmp_path: Path, dev
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with elastic.Run(
             tmp_path / mode, model=model, optimizer=optimizer, dataset=data, batch_size=8, virtual_workers=2, steps=2,
-            mode=mode,
+            compute=elastic.Compute(mode=mode),
         ) as run:  # fmt: skip
             for step in run:
                 for (images,) in step:

@@ -132,10 +132,9 @@ def of_run(workload: Workload, device: torch.device, mode: str) -> Iterator[None
             batch_size=workload.batch_size,
             virtual_workers=VIRTUAL_WORKERS,
             steps=10**9,
-            clip_grad_norm=1.0,
+            update=elastic.Update(clip_grad_norm=1.0),
             save_every=10**9,
-            mode="exact" if mode == "exact" else "fast",
-            device=device,
+            compute=elastic.Compute(mode="exact" if mode == "exact" else "fast", device=device),
         ) as run,
     ):
         for step in run:

@@ -17,7 +17,8 @@ def train_on(url: Path, streams: Streams, until: int | None = None) -> list[Any]
     model = torch.nn.Linear(1, 1)
     read: list[Any] = []
     run = elastic.Run(url, model=model, optimizer=torch.optim.SGD(model.parameters()), dataset=streams, batch_size=6,
-                      virtual_workers=3, steps=4, save_every=1, collate_fn=list, cross_check=None)  # fmt: skip
+                      virtual_workers=3, steps=4, save_every=1, data=elastic.Data(collate_fn=list),
+                      checks=elastic.Checks(cross_check=None))  # fmt: skip
     with suppress(KeyboardInterrupt), run:
         for batch in run.batches():
             read += batch

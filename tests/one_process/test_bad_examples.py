@@ -20,6 +20,7 @@ from elastic.events.reading import read_events
 from elastic.report import sentences, summary
 from elastic.report.page import page
 from elastic.report.report import report
+from tests.kit.arguments import grouped
 
 LENGTH, BATCH, SHARES, STEPS = 40, 16, 4, 6
 PLAN = DataPlan(dataset_length=LENGTH, batch_size=BATCH, virtual_workers=SHARES, seed=0, epochs=2)
@@ -63,7 +64,7 @@ Loop = Callable[..., Trained]
 def _run(url: Path, model: nn.Module, dataset: Holed, options: dict[str, Any]) -> elastic.Run:
     given: dict[str, Any] = {"batch_size": BATCH, "virtual_workers": SHARES, "epochs": 2, "on_bad_example": "skip"}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    return elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **(given | options))
+    return elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **grouped(given | options))
 
 
 def over_steps(url: Path, dataset: Holed, *, norm: bool = False, **options: Any) -> Trained:
@@ -246,4 +247,4 @@ def test_what_cannot_be_carried_exactly_is_refused(options: dict[str, Any], name
         "on_bad_example": "skip",
     }
     with pytest.raises(ConfigError, match=named):
-        elastic.Run(tmp_path, model=model, optimizer=optimizer, **(given | options))
+        elastic.Run(tmp_path, model=model, optimizer=optimizer, **grouped(given | options))

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import elastic
 from elastic import DataFileError, IdentityMismatch, RecordDataset, TokenDataset
+from tests.kit.arguments import grouped
 
 
 @pytest.fixture(autouse=True)
@@ -312,7 +313,7 @@ def start(url: Path, dataset: Any, **options: Any) -> elastic.Run:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given: dict[str, Any] = {"batch_size": 4, "virtual_workers": 2, "steps": 1, "save_every": 1}
-    return elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **(given | options))
+    return elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **grouped(given | options))
 
 
 def train(url: Path, dataset: Any, **options: Any) -> None:

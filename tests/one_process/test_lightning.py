@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 import elastic
 from elastic.errors import ConfigError, StepError
 from elastic.state.modules import roots
+from tests.kit.arguments import grouped
 
 pytest.importorskip("lightning")
 
@@ -187,7 +188,7 @@ class Partly(Module):
 
 def test_a_share_that_counts_nothing_leaves_what_is_logged_a_number(tmp_path: Path) -> None:
     counts: Any = lambda batch: int((batch[0][:, 0] > 1.0).sum())  # noqa: E731
-    strategy = ElasticStrategy(str(tmp_path), virtual_workers=12, count=counts, on_bad="stop", batch_size=24)
+    strategy = ElasticStrategy(str(tmp_path), virtual_workers=12, batch_size=24, **grouped(count=counts, on_bad="stop"))
     assert fit(None, module=Partly, strategy=strategy).trainer.global_step == 8
 
 
@@ -228,7 +229,7 @@ def test_a_loader_that_does_not_shuffle_gives_the_examples_in_their_order(tmp_pa
             return super().__getitem__(index)  # type: ignore[no-untyped-call]
 
     data = Noting(*points().tensors)
-    unchecked = ElasticStrategy(str(tmp_path / "run"), virtual_workers=3, cross_check=None)
+    unchecked = ElasticStrategy(str(tmp_path / "run"), virtual_workers=3, checks=elastic.Checks(cross_check=None))
     fit(None, loader=DataLoader(data, batch_size=12), max_epochs=2, strategy=unchecked)
     assert read[-96:] == [*range(48), *range(48)]
 
@@ -276,8 +277,10 @@ def test_what_cannot_be_carried_is_refused_by_name(given: dict[str, Any], match:
     [
         ({"model": Module}, r"model, which the Trainer decides\n  next  trainer\.fit\(model"),
         ({"epochs": 3}, r"epochs, which the Trainer decides\n  next  Trainer\(max_epochs=\)"),
-        ({"scaler": torch.amp.GradScaler("cpu")}, "a scaler, which a trainer's loop does not call"),
-        ({"save_evry": 3}, r"save_evry, which elastic\.Run does not have\n  next  save_every="),
+        ({"update": elastic.Update(scaler=torch.amp.GradScaler("cpu"))}, "a scaler, which a trainer's loop"),
+        ({"data": elastic.Data(num_workers=2)}, r"data=Data\(num_workers=\.\.\.\), which the Trainer decides"),
+        ({"save_evry": 3}, r"Run has no argument save_evry\n  next  save_every="),
+        ({"keep": 3}, r"keep is given as saving=Saving\(keep=\.\.\.\)"),
     ],
 )
 def test_an_argument_that_is_not_for_a_strategy_is_refused_when_it_is_made(given: dict[str, Any], match: str) -> None:

@@ -26,6 +26,7 @@ from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events
 from elastic.report.report import report
+from tests.kit.arguments import grouped
 
 STEPS = 4
 Share = tuple[torch.Tensor, torch.Tensor]
@@ -46,7 +47,7 @@ class Small:
         self.data = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
         given: dict[str, Any] = {"dataset": self.data, "batch_size": 12, "virtual_workers": 3, "epochs": 1}
         given |= {"save_every": 1, "optimizer": self.optimizers}
-        self.run = elastic.Run(url, model=self.model, **(given | options))
+        self.run = elastic.Run(url, model=self.model, **grouped(given | options))
 
     def backward(self, step: elastic.Step, share: Share) -> None:
         x, y = share
@@ -122,7 +123,7 @@ def test_an_update_that_raised_and_was_caught_is_not_saved_as_the_end(tmp_path: 
             raise ZeroDivisionError("between two optimizers")
         failing.optimizers["second"].step()
 
-    failing = Small(tmp_path / "run", update=torn)
+    failing = Small(tmp_path / "run", apply=torn)
 
     def script() -> None:
         with failing.run as run, suppress(ZeroDivisionError):
@@ -207,7 +208,9 @@ def test_reentrant_checkpointing_is_refused_by_a_worker_on_its_own_too(
     """Otherwise a script that was tried out alone would fail, or train on other bits, on its first fleet."""
     overlapping = Small(tmp_path / "run", Twice(reentrant=True), micro_batch_size=micro_batch_size)
     before = overlapping.state
-    with pytest.raises(StepError, match=r"a second gradient for layer\.(.|\n)*use_reentrant=False\), or Run\(overlap"):
+    with pytest.raises(
+        StepError, match=r"a second gradient for layer\.(.|\n)*use_reentrant=False\), or compute=Compute\(overlap"
+    ):
         overlapping.train()
     assert overlapping.state == before
 
@@ -263,7 +266,7 @@ def test_buffers_that_the_update_changes_keep_their_change(tmp_path: Path) -> No
 
     for steps in (2, None):  # the second goes on with the first
         model: Any = Counting()
-        made = Small(tmp_path / "run", model, update=update, steps=steps)
+        made = Small(tmp_path / "run", model, apply=update, steps=steps)
         made.train(body)
 
     assert [*dict.fromkeys(seen)] == [(step, 0.5**step, 0.0) for step in range(STEPS)]

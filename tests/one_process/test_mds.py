@@ -95,7 +95,8 @@ def test_an_epoch_reads_each_sample_once_and_other_shards_are_refused(tmp_path: 
         optimizer = torch.optim.SGD(model.parameters())
         dataset = MDSDataset(data, transform=lambda one: one["n"])
         run = elastic.Run(tmp_path / "run", model=model, optimizer=optimizer, dataset=dataset, batch_size=5,
-                          virtual_workers=2, epochs=1, collate_fn=list, cross_check=None)  # fmt: skip
+                          virtual_workers=2, epochs=1, data=elastic.Data(collate_fn=list),
+                          checks=elastic.Checks(cross_check=None))  # fmt: skip
         read: list[int] = []
         with run:
             for batch in run.batches():

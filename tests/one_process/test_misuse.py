@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import elastic
 import elastic_checkpoint
 from elastic.errors import ConfigError, StepError
+from tests.kit.arguments import grouped
 
 Body = Callable[[elastic.Step, torch.Tensor, torch.Tensor], None]
 
@@ -28,7 +29,7 @@ class Misused:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
         given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": 3, "epochs": 1, "save_every": 1}
-        self.run = elastic.Run(url, model=self.model, optimizer=self.optimizer, **(given | options))
+        self.run = elastic.Run(url, model=self.model, optimizer=self.optimizer, **grouped(given | options))
 
     def train(self, body: Body | None = None) -> None:
         with self.run as run:
@@ -146,7 +147,7 @@ def test_a_plain_loop_s_optimizer_step_is_refused(misused: Misused) -> None:
         misused.good(step, x, y)
         misused.optimizer.step()
 
-    refused(misused, body, r"optimizer.step\(\) was called in the loop(.|\n)*update=function")
+    refused(misused, body, r"optimizer.step\(\) was called in the loop(.|\n)*update=Update\(apply=function\)")
 
 
 def test_a_share_iterated_twice_is_refused(misused: Misused) -> None:
@@ -248,7 +249,7 @@ def test_an_exception_in_the_update_is_not_saved(misused: Misused) -> None:
         if step.index == 2:
             raise ZeroDivisionError("after the optimizer's step")
 
-    failing = Misused(misused.run._config.url, update=torn)
+    failing = Misused(misused.run._config.url, apply=torn)
     with pytest.raises(ZeroDivisionError):
         failing.train()
 

@@ -22,6 +22,7 @@ from elastic.errors import ConfigError
 from elastic.state.health import Health, Passed
 from elastic.state.on_bad import SCALE_FLOOR, OnBad, Signs, too_many, why_bad
 from elastic_checkpoint import Checkpointer, digest
+from tests.kit.arguments import grouped
 
 NAN, INF = math.nan, math.inf
 CALM = [1.0 + 0.01 * (i % 5) for i in range(16)]
@@ -161,7 +162,7 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     named = {"save_every": 4, "batch_size": 4, "virtual_workers": 2, "steps": 12, "optimizer": optimizer, **given}
     data = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
-    with elastic.Run(url, model=model, **{"dataset": TensorDataset(data), **named}) as run:
+    with elastic.Run(url, model=model, **grouped({"dataset": TensorDataset(data), **named})) as run:
         for step in run:
             for batch in step:
                 x = batch if isinstance(batch, torch.Tensor) else batch[0]
@@ -185,7 +186,7 @@ def test_a_skipped_step_leaves_no_trace_but_its_place(tmp_path: Path) -> None:
             run.optimizers["optimizer"].step()
 
     skipped = trained(tmp_path / "skipped", bad=(5,), on_bad="skip")
-    assert same(skipped, trained(tmp_path / "left out", update=update))
+    assert same(skipped, trained(tmp_path / "left out", apply=update))
     assert not same(skipped, trained(tmp_path / "all"))
 
 
@@ -279,7 +280,7 @@ def train_with_a_bad_example(url: Path, **options: Any) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with elastic.Run(
         url, model=model, optimizer=optimizer, dataset=TensorDataset(inputs, labels), batch_size=40, virtual_workers=4,
-        epochs=3, save_every=5, keep=2, seed=1, **options,
+        epochs=3, save_every=5, **grouped(options, keep=2), seed=1,
     ) as run:  # fmt: skip
         for x, y in run.batches():
             optimizer.zero_grad()

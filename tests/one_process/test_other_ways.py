@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.errors import ConfigError, StepError
+from tests.kit.arguments import grouped
 from tests.processes.test_docs import HOW_TO, blocks
 
 SHARES, BATCH, EXAMPLES = 3, 12, 48
@@ -42,7 +43,7 @@ def train(url: Path, model: nn.Module, body: Body, **options: Any) -> None:
         "epochs": 1,
         "cross_check": None,
     }
-    with elastic.Run(url, model=model, optimizer=optimizer, **given, **options) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, **grouped(given, **options)) as run:
         for x, y, index in run.batches():
             body(run, optimizer, x, y, index)
 

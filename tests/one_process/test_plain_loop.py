@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 import elastic
 from elastic.data.data_plan import DataPlan
+from tests.kit.arguments import grouped
 
 EPOCHS, BATCH, SHARES = 2, 16, 4
 
@@ -38,7 +39,7 @@ def data(length: int = 40) -> TensorDataset:
 
 def run(url: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> elastic.Run:
     given: dict[str, Any] = {"dataset": data(), "batch_size": BATCH, "virtual_workers": SHARES, "epochs": EPOCHS}
-    return elastic.Run(url, model=model, optimizer=optimizer, **(given | options))
+    return elastic.Run(url, model=model, optimizer=optimizer, **grouped(given | options))
 
 
 def close(one: nn.Module, other: nn.Module) -> bool:
@@ -221,7 +222,9 @@ def test_the_count_that_is_told_fits_the_batch(shift: int, tmp_path: Path, capfd
                 optimizer.step()
         return capfd.readouterr().err
 
-    (count,) = re.findall(r"next   Run\(count=(lambda batch: .*\.sum\(\))\), the targets", train(tmp_path / "told"))
+    (count,) = re.findall(
+        r"next   data=Data\(count=(lambda batch: .*\.sum\(\))\), the targets", train(tmp_path / "told")
+    )
     assert ("[:, 1:]" in count) == bool(shift)
     assert "is a mean over" not in train(tmp_path / "counted", count=eval(count))
 
@@ -254,7 +257,7 @@ def test_an_optimizer_that_has_stepped_may_zero_its_gradients(tmp_path: Path) ->
             tmp_path / name,
             model=model,
             optimizer=optimizers,
-            scaler=scaler,
+            update=elastic.Update(scaler=scaler),
             dataset=data(),
             batch_size=16,
             virtual_workers=4,

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import elastic
 import elastic_checkpoint
 from elastic.errors import ConfigError, StepError
+from tests.kit.arguments import grouped
 
 SHARES, STEPS = 3, 4
 
@@ -31,7 +32,7 @@ class Plain:
         self.data: Any = TensorDataset(torch.randn(48, 4), torch.arange(48) % 2)
         given: dict[str, Any] = {"dataset": self.data, "batch_size": 12, "virtual_workers": SHARES, "epochs": 1}
         things: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        self.run = elastic.Run(url, **(things | given | {"save_every": 1} | options))
+        self.run = elastic.Run(url, **grouped(things | given | {"save_every": 1} | options))
 
     others: Any
 
@@ -212,9 +213,9 @@ def test_a_body_that_changes_what_is_read_is_found_by_what_is_read(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"clip_grad_norm": 1.0}, "clip_grad_norm"),
-        ({"update": lambda run, step: None}, "update"),
-        ({"overlap": False}, "overlap=False"),
+        ({"clip_grad_norm": 1.0}, r"Run\(update=Update\(clip_grad_norm="),
+        ({"apply": lambda run, step: None}, r"Run\(update=Update\(apply="),
+        ({"overlap": False}, r"Run\(compute=Compute\(overlap=False"),
         ({"count": 3}, "a function of a batch"),
     ],
 )

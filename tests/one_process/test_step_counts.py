@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.errors import ConfigError
+from tests.kit.arguments import grouped
 
 EPOCHS, PER_EPOCH = 2, 3  # of 40 examples: two steps of four shares, and one of two
 BODIES = 4 + 4 + 2
@@ -36,7 +37,7 @@ def trained(url: Path, loop: Callable[[elastic.Run, Callable[[], None]], None], 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(40, 2))
     given: dict[str, Any] = {"batch_size": 16, "virtual_workers": 4, "epochs": EPOCHS, "save_every": 1}
-    with elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **(given | options)) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **grouped(given | options)) as run:
 
         def body(x: torch.Tensor) -> None:
             optimizer.zero_grad()

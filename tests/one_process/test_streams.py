@@ -19,6 +19,7 @@ from elastic.data.records import RecordDataset
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError, DataFileError, IdentityMismatch, StepError
 from elastic_checkpoint import linux
+from tests.kit.arguments import grouped
 from tests.kit.stream_runs import train_on
 
 
@@ -317,5 +318,5 @@ def test_a_run_of_streams_takes_what_goes_with_them(tmp_path: Path, given: dict[
             dataset=Streams(lambda worker, _: Counting(worker)),
             batch_size=6,
             virtual_workers=3,
-            **{"steps": 4, **given},
+            **grouped({"steps": 4, **given}),
         )

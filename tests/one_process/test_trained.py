@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 import elastic
 import elastic_checkpoint
 from elastic.errors import ConfigError, StepError
+from tests.kit.arguments import grouped
 
 Act = Callable[["Script"], None]
 STEPS = 6
@@ -50,7 +51,9 @@ class Script:
         self.loss: torch.Tensor
         given: dict[str, Any] = {"batch_size": 12, "virtual_workers": 3, "steps": STEPS, "save_every": 1}
         data = TensorDataset(torch.randn(24, 4), torch.randn(24, 4))
-        self.run = elastic.Run(url, model=self.model, optimizer=self.optimizer, dataset=data, **(given | options))
+        self.run = elastic.Run(
+            url, model=self.model, optimizer=self.optimizer, dataset=data, **grouped(given | options)
+        )
 
     def train(self, *, interrupted_after: int | None = None, first: Act | None = None) -> Script:
         """first: between the start and the loop."""

@@ -16,6 +16,7 @@ import elastic
 from elastic.errors import ConfigError, StepError
 from elastic.events.reading import read_events
 from elastic.report.report import report
+from tests.kit.arguments import grouped
 
 pytest.importorskip("transformers", reason="needs transformers, and so Python 3.11")
 
@@ -112,10 +113,13 @@ def test_what_is_evaluated_at_the_start_is_evaluated_once(tmp_path: Path) -> Non
         ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen='all'"),
         ({"dataset": Endless(), "max_steps": 4}, "an IterableDataset to train on"),
         ({"given": {"virtual_workers": None, "steps": 3}}, "steps, which the Trainer decides"),
-        ({"given": {"scaler": torch.amp.GradScaler("cpu")}}, "a scaler, which a trainer's loop does not call"),
+        (
+            {"given": {"update": elastic.Update(scaler=torch.amp.GradScaler("cpu"))}},
+            "a scaler, which a trainer's loop does not call",
+        ),
         (
             {"given": {"virtual_worker": 3}},
-            r"virtual_worker, which elastic.Run does not have\n  next  virtual_workers=",
+            r"Run has no argument virtual_worker\n  next  virtual_workers=",
         ),
     ],
 )
@@ -263,7 +267,8 @@ def tagged(url: Path, kind: type[Tagger], dataset: Padded, **given: Any) -> Any:
             lr_scheduler_type="constant", logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, seed=0,
         ),
         train_dataset=dataset,
-        elastic={"url": str(url), "batch_size": len(dataset), "virtual_workers": len(dataset) // 4} | given,
+        elastic={"url": str(url), "batch_size": len(dataset), "virtual_workers": len(dataset) // 4}
+        | grouped(given),
     )  # fmt: skip
     made.train()
     return made

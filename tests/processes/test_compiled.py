@@ -21,6 +21,7 @@ from elastic.drill.end import End
 from elastic.drill.faults import At
 from elastic.errors import IdentityMismatch, StepError
 from elastic.state import compiled
+from tests.kit.arguments import grouped
 
 pytestmark = pytest.mark.nightly(sample=2, of="compiled steps")
 
@@ -68,8 +69,8 @@ def train(
     sizes = []
     data = TensorDataset(torch.randn(11, 4, generator=torch.Generator().manual_seed(0)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given: dict[str, Any] = {"dataset": data, "batch_size": 5, "virtual_workers": 2, "epochs": 1, "update": update}
-    with elastic.Run(url, model=model, optimizer=optimizer, **(given | arguments)) as run:
+    given: dict[str, Any] = {"dataset": data, "batch_size": 5, "virtual_workers": 2, "epochs": 1, "apply": update}
+    with elastic.Run(url, model=model, optimizer=optimizer, **grouped(given | arguments)) as run:
         for step in run:
             for (points,) in step:
                 sizes.append(len(points))
@@ -136,7 +137,7 @@ def test_views_into_larger_tensors_are_no_kernels_for_any_size(tmp_path: Path) -
         batch_size=2,
         virtual_workers=1,
         epochs=1,
-        update=lambda run, step: update(),
+        update=elastic.Update(apply=lambda run, step: update()),
     ) as run:
         for step in run:
             for (points,) in step:

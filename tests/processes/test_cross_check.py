@@ -19,6 +19,7 @@ import elastic
 import elastic_checkpoint
 from elastic.data.data_plan import DataPlan
 from elastic.membership.exit_statuses import AGAIN
+from tests.kit.arguments import grouped
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
 STEPS, SHARES = 12, 4
@@ -86,7 +87,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters())
     data = Own(scale(rank) if scale is not None else 1.0)
     given = {"batch_size": 24, "virtual_workers": SHARES, "steps": STEPS, "save_every": 4} | given
-    with elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **given) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **grouped(given)) as run:
         script = Script(rank, run)
         if over_steps:
             for step in run:
@@ -237,7 +238,7 @@ def reads(rank: int, world_size: int, port: int, url: str, kind: type[Own], give
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"batch_size": 24, "virtual_workers": SHARES, "steps": 2, "save_every": 1} | given
-    with elastic.Run(url, model=model, optimizer=optimizer, dataset=kind(1.0), **given) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=kind(1.0), **grouped(given)) as run:
         for x, y in run.batches():
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]

@@ -188,7 +188,8 @@ def test_rules_for_bad_steps(tmp_path: Path) -> None:
     by_a_word, in_full = blocks(HOW_TO / "pass-over-bad-steps.md", "python")
     page.train(page.shown(by_a_word))
     page.names["url"] += "-2"
-    page.train(elastic.Run(page.names["url"], **page.arguments, save_every=2, on_bad=page.shown(in_full)))
+    update = elastic.Update(on_bad=page.shown(in_full))
+    page.train(elastic.Run(page.names["url"], **page.arguments, save_every=2, update=update))
 
 
 def test_weights_of_an_older_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +224,9 @@ def test_streams_of_lines_and_of_archives(tmp_path: Path, monkeypatch: pytest.Mo
                     archive.addfile(member, io.BytesIO(content))
     page = Fragments(tmp_path, glob=glob, json=json, image=lambda data: [1.0, float(data[0])])
     of_lines, of_archives, *_ = blocks(HOW_TO / "train-on-streams.md", "python")
-    page.arguments["collate_fn"] = lambda some: (torch.tensor([x for x, _ in some]), torch.tensor([y for _, y in some]))
+    page.arguments["data"] = elastic.Data(
+        collate_fn=lambda some: (torch.tensor([x for x, _ in some]), torch.tensor([y for _, y in some]))
+    )
     page.train(page.shown(of_lines, **{"100_000": "4"}))
     page.shown(of_archives)
     page.train(elastic.Run(f"{page.names['url']}-2", **{**page.arguments, "dataset": page.names["streams"]}))

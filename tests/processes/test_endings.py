@@ -28,6 +28,7 @@ from elastic.drill.machine.processes import describe
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.membership.exit_statuses import AGAIN
+from tests.kit.arguments import grouped
 from tests.kit.launch import ROOT, Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
@@ -48,7 +49,7 @@ class Small:
         given: dict[str, Any] = {"dataset": self.data, "batch_size": 12, "virtual_workers": 4, "epochs": 1}
         if "optimizer" not in options:
             given["optimizer"] = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.run = elastic.Run(url, model=self.model, **(given | options))
+        self.run = elastic.Run(url, model=self.model, **grouped(given | options))
 
     def backward(self, step: elastic.Step, share: Share) -> None:
         x, y = share

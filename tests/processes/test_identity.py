@@ -16,6 +16,7 @@ import elastic_checkpoint
 from elastic.errors import ConfigError, IdentityMismatch
 from elastic.events.reading import read_events
 from elastic.state.identity import NEVER_ACCEPTED, Identity, check, identity
+from tests.kit.arguments import grouped
 from tests.kit.launch import Launch
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
@@ -37,7 +38,7 @@ class Trained:
         chosen = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:length]
         data = TensorDataset(torch.randn(64, 4)[chosen], (torch.arange(64) % 2)[chosen])
         given: dict[str, Any] = {"dataset": data, "batch_size": 12, "virtual_workers": 3, "epochs": 1}
-        with elastic.Run(url, model=self.model, optimizer=optimizer, **(given | changes)) as run:
+        with elastic.Run(url, model=self.model, optimizer=optimizer, **grouped(given | changes)) as run:
             for step in run:
                 for x, y in step:
                     step.backward(F.cross_entropy(self.model(x), y, reduction="sum"), count=len(y))
@@ -77,7 +78,7 @@ def test_a_difference_is_refused_by_name_and_accepted_by_name(tmp_path: Path, fi
     with pytest.raises(IdentityMismatch) as refused:
         Trained(tmp_path / "run", **DIFFERENCES[field])
     assert refused.value.fields.keys() == {field}
-    assert (f"Run(accept=['{field}'])" in str(refused.value)) == (field not in NEVER_ACCEPTED)
+    assert (f"checks=Checks(accept=['{field}'])" in str(refused.value)) == (field not in NEVER_ACCEPTED)
     assert "nothing was loaded or written" in str(refused.value)
     assert sorted(path.name for path in (tmp_path / "run" / "commits").iterdir()) == commits
     assert Trained(tmp_path / "run", steps=2).digest == first.digest

@@ -19,6 +19,7 @@ from elastic.data.data_plan import DataPlan
 from elastic.data.loader import Loader
 from elastic.errors import ExampleError, LoaderTimeout
 from elastic.events.observer import Observer
+from tests.kit.arguments import grouped
 from tests.kit.loading import (
     Asked,
     Augmented,
@@ -111,7 +112,7 @@ def train(url: Path, dataset: Any, **options: Any) -> None:
     model = torch.nn.Linear(1, 1)
     given: dict[str, Any] = {"batch_size": 100, "virtual_workers": 4, "epochs": 2, "save_every": 1000}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **(given | options)) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, dataset=dataset, **grouped(given | options)) as run:
         for batch in run.batches():
             model(batch[:, None].float()).mean().backward()
             optimizer.step()

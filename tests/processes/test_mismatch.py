@@ -18,6 +18,7 @@ from torch.utils.data import Subset, TensorDataset
 import elastic
 from elastic.events.reading import read_events
 from elastic.membership.exit_statuses import AGAIN
+from tests.kit.arguments import grouped
 from tests.kit.launch import Launch
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
@@ -95,7 +96,7 @@ def goes(rank: int, world_size: int, port: int, url: str, way: Way, overlap: boo
         virtual_workers=4,
         epochs=1,
         save_every=2 if way is other_cadences and rank == 0 else 100,
-        overlap=overlap,
+        compute=elastic.Compute(overlap=overlap),
     ) as run:
         for step in run:
             for x, y in step:
@@ -338,7 +339,7 @@ def sets_its_own(rank: int, world_size: int, port: int, url: str, settles: OwnSe
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     given: dict[str, Any] = {"dataset": data(), "batch_size": 12, "virtual_workers": 4, "epochs": 1}
-    with elastic.Run(url, model=model, optimizer=optimizer, extra={"plateau": plateau}, **given) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, extra={"plateau": plateau}, **grouped(given)) as run:
         for x, y in run.batches():
             if settles is lowers_it_in_a_body:
                 settles(rank, run.step_index, optimizer.param_groups[0], plateau)

@@ -20,6 +20,7 @@ import elastic_checkpoint
 from elastic.errors import IdentityMismatch
 from elastic.loop.storage.next_step import NextStep
 from elastic_checkpoint.format.hashing import unseal
+from tests.kit.arguments import grouped
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
 
 pytestmark = pytest.mark.nightly(sample=7, of="the step behind a checkpoint")
@@ -46,7 +47,7 @@ def train(url: Path | str, *, scale: float = 1.0, times: float = 1.0, until: int
     given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": 2, "cross_check": None}
     data = Own(scale)
     with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=data,
-                                                  **(given | changes)) as run:  # fmt: skip
+                                                  **grouped(given | changes)) as run:  # fmt: skip
         for _ in run.epochs():
             for x, y in run.batches():
                 if run.step_index == until:
@@ -146,7 +147,10 @@ def train_by_count(url: Path, *, until: int | None = None, rates: bool = True, s
     seen = 0
     given: dict[str, Any] = {"batch_size": 6, "virtual_workers": 3, "epochs": 2, "save_every": save_every}
     data = Own()
-    with suppress(KeyboardInterrupt), elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **given) as run:
+    with (
+        suppress(KeyboardInterrupt),
+        elastic.Run(url, model=model, optimizer=optimizer, dataset=data, **grouped(given)) as run,
+    ):
         for step in run:
             for x, y in step:
                 if step.index == until:
@@ -205,7 +209,7 @@ def train_until_told(
         return F.cross_entropy(model(x), y, reduction="sum" if steps else "mean") * (1 + counts * kept.seen)
 
     try:
-        with elastic.Run(url, model=model, optimizer=optimizer, dataset=Own(), **(given | changes)) as run:
+        with elastic.Run(url, model=model, optimizer=optimizer, dataset=Own(), **grouped(given | changes)) as run:
             if steps:
                 for step in run:
                     for x, y in step:

@@ -24,6 +24,7 @@ from elastic.loop.storage import saver
 from elastic.state import trained
 from elastic.state.train_state import TrainState
 from elastic_checkpoint.save import copying
+from tests.kit.arguments import grouped
 
 pytestmark = pytest.mark.nightly(sample=2, of="saves beside the next step")
 
@@ -63,7 +64,7 @@ class Trained:
         self.states: dict[int, str] = {}
         self.run = elastic.Run(
             str(url), model=self.model, optimizer=self.optimizer, dataset=[*data], batch_size=8, virtual_workers=2,
-            steps=STEPS, seed=5, save_every=1, keep=100, **options,
+            steps=STEPS, seed=5, save_every=1, **grouped(options, keep=100),
         )  # fmt: skip
 
     def note(self, steps: int) -> None:

@@ -22,6 +22,7 @@ import elastic
 import elastic_checkpoint
 from elastic.events.reading import read_events
 from elastic.membership.exit_statuses import AGAIN
+from tests.kit.arguments import grouped
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
 pytestmark = pytest.mark.nightly(sample=4, of="models that part")
@@ -153,7 +154,7 @@ def trains(rank: int, world_size: int, port: int, url: str, between: Between, ac
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     given: dict[str, Any] = {"dataset": dataset, "batch_size": 12, "virtual_workers": 4, "epochs": 2, "accept": accept}
     extra = {"average": average, "meter": meter}
-    with elastic.Run(url, model=model, optimizer=optimizer, extra=extra, **given) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, extra=extra, **grouped(given)) as run:
         for x, y in run.batches():
             optimizer.zero_grad()
             loss: Any = F.cross_entropy(model(x), y)
@@ -198,7 +199,7 @@ def flips(rank: int, world_size: int, port: int, url: str, what: str | None) -> 
     optimizer = torch.optim.AdamW(model.parameters())
     given: dict[str, Any] = {"dataset": dataset, "batch_size": 12, "virtual_workers": 6, "epochs": 3, "save_every": 4}
     given["cross_check"] = None  # which would find its gradients before
-    with elastic.Run(url, model=model, optimizer=optimizer, **given) as run:
+    with elastic.Run(url, model=model, optimizer=optimizer, **grouped(given)) as run:
         for x, y in run.batches():
             if rank == 1 and what is not None and run.step_index == 5:
                 weight = model.get_parameter("1.weight")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import elastic
+from elastic.config.argument_groups import GROUPS, arguments_of
 from elastic.errors import ConfigError
 from elastic.membership import environment
 from elastic.membership.environment import Launch
+from tests.kit.arguments import grouped
 
 TORCHRUN = {
     "RANK": "3",
@@ -42,7 +45,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
 
 def refused(url: Path, match: str, **changes: Any) -> None:
     with pytest.raises(ConfigError, match=match):
-        elastic.Run(url, **arguments(**changes))
+        elastic.Run(url, **grouped(arguments(**changes)))
     assert not url.exists(), "a refused run wrote something"
 
 
@@ -96,16 +99,16 @@ class Unnumbered:
         (r"batch_size = 12.0 is a float", {"batch_size": 12.0}),
         (r"virtual_workers = 0; expected 1 or more", {"virtual_workers": 0}),
         (r"steps = -1; expected 1 or more", {"steps": -1}),
-        (r"micro_batch_size = 0", {"micro_batch_size": 0}),
-        (r"keep_every=0; expected a number of steps(.|\n)*or None", {"keep_every": 0}),
+        (r"elastic.Data: micro_batch_size = 0", {"micro_batch_size": 0}),
+        (r"elastic.Saving: keep_every=0; expected a number of steps(.|\n)*or None", {"keep_every": 0}),
         (r"keep_every='10min'; expected a number of steps", {"keep_every": "10min"}),
-        (r"save_failures_max=0; expected after how many(.|\n)*or None", {"save_failures_max": 0}),
-        (r"save_failures_max=True", {"save_failures_max": True}),
+        (r"elastic.Saving: failures_max=0; expected after how many(.|\n)*or None", {"failures_max": 0}),
+        (r"elastic.Saving: failures_max=True", {"failures_max": True}),
         (r"seed = True is a bool", {"seed": True}),
         (r"seed = -1 is outside", {"seed": -1}),
-        (r"last_batch = 'round'; expected", {"last_batch": "round"}),
+        (r"elastic.Data: last_batch = 'round'; expected", {"last_batch": "round"}),
         (r'"drop" leaves nothing: 40 examples', {"last_batch": "drop", "batch_size": 41}),
-        (r"mode='quick'; expected 'exact' or 'fast'", {"mode": "quick"}),
+        (r"elastic.Compute: mode='quick'; expected 'exact' or 'fast'", {"mode": "quick"}),
         (r"threads=0; expected the number", {"threads": 0}),
         (r"save_every='hourly'; expected a number of steps, a time such as '10min'", {"save_every": "hourly"}),
         (r"save_every=0; expected", {"save_every": 0}),
@@ -116,7 +119,7 @@ class Unnumbered:
         (r"save_every='25:30 UTC': hour must be", {"save_every": ["auto", "25:30 UTC"]}),
         (r"save_every='02:30 Mars/Base': (.|\n)*'02:30 UTC'", {"save_every": "02:30 Mars/Base"}),
         (r"save_every=True; expected", {"save_every": True}),
-        (r"device=meta; gloo on CPU and NCCL on CUDA", {"device": "meta"}),
+        (r"Compute\(device=meta\); gloo on CPU and NCCL on CUDA", {"device": "meta"}),
         (r"extra=\{'ema': Linear|extra=\{'ema': list\} has no state_dict", {"extra": {"ema": []}}),
         (r"model=list; expected a torch.nn", {"model": [], "optimizer": None}),
         (r"model=\{\} is empty", {"model": {}, "optimizer": None}),
@@ -132,12 +135,32 @@ def test_an_argument_that_cannot_work_is_refused_with_advice(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path / "run", r"device=cuda, and torch .* sees no GPU here; use device='cpu'", device="cuda")
+    refused(
+        tmp_path / "run",
+        r"device=cuda, and torch .* sees no GPU here; use compute=Compute\(device='cpu'\)",
+        device="cuda",
+    )
 
 
-def test_a_name_that_run_does_not_know_is_an_error_of_the_call(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="batch"):
-        elastic.Run(tmp_path / "run", **arguments(batch=3))
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"batchsize": 3}, r"Run has no argument batchsize\n  next  batch_size="),
+        ({"keep": 5}, r"keep is given as saving=Saving\(keep=\.\.\.\)"),
+        ({"save_failures_max": 5}, r"next  saving=Saving\(failures_max=\.\.\.\)"),
+        ({"clip_grad_nrom": 1.0}, r"next  update=Update\(clip_grad_norm=\.\.\.\)"),
+        ({"update": print}, r"update=builtin_function_or_method; expected an elastic.Update, which takes .*apply="),
+    ],
+)
+def test_a_name_that_run_does_not_know_is_told_its_place(given: dict[str, Any], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        elastic.Run(tmp_path / "run", **arguments(**given))
+
+
+def test_each_argument_stands_in_one_place() -> None:
+    """Else `Run(keep=5)` would be told one of two places."""
+    own = [field.name for group in GROUPS.values() for field in fields(group)] + arguments_of(elastic.Run)
+    assert len(own) == len(set(own))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Save:
 def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
     between: list[elastic_checkpoint.CheckpointError | None], warned: bool
 ) -> None:
-    """Nothing failed, so save_failures_max never stopped the run: for days nothing was saved, and nobody knew."""
+    """Nothing failed, so `Saving(failures_max=)` never stopped the run: for days nothing was saved, and nobody knew."""
     dropped = elastic_checkpoint.SaveDropped("the job goes on under 2", step=7)
     warnings: list[str] = []
     saver: Any = SimpleNamespace(

@@ -171,9 +171,9 @@ def test_an_object_that_is_known_to_differ_is_left_out() -> None:
 
 
 def test_what_people_can_do_depends_on_what_differs() -> None:
-    assert "Run(buffers={'cache': 'keep'})" in advice(["module model.0", "buffer cache"])
+    assert "update=Update(buffers={'cache': 'keep'})" in advice(["module model.0", "buffer cache"])
     for names in (["weight 0.bias"], ["module model.0"]):
-        assert "Run(buffers=" not in advice(names)
+        assert "Update(buffers=" not in advice(names)
         assert "if run.is_coordinator:" in advice(names)
 
 

@@ -19,7 +19,8 @@ class Boundary:
         self._leaves = self._saves = False  # this worker has said so
         config = session.context.config
         self._budget = Budget(
-            config.plan.virtual_workers, cost=(1 + config.num_workers) * (1 if config.mode == "exact" else 2)
+            config.plan.virtual_workers,
+            cost=(1 + config.data.num_workers) * (1 if config.compute.mode == "exact" else 2),
         )
 
     def wishes(self, checked: bool, last_of_epoch: bool) -> int:

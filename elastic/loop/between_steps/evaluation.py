@@ -69,7 +69,7 @@ class Evaluations:
         def within(group: Group) -> dict[str, Any]:
             session.phases.enter(Phase.EVALUATING, math.inf)
             buffers = session.exchange.buffers
-            collate = collate_fn or context.config.collate_fn
+            collate = collate_fn or context.config.data.collate_fn
             batched = (batch_size, collate)
             at_work = (sign, session.seed, session.phases.waiting)
             return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)

@@ -34,7 +34,7 @@ _COMPILED_HERE = "not all compiled code in the run's storage can be used, and tr
 _KEPT_NO_MORE = "this worker keeps no more of what it compiles in the run's storage"
 _NO_SECRET = (
     "what torch compiles here is not kept with the run, for there is no secret of it to tell its own code by: "
-    f"{MAKE_ONE}, the same at every launch; or leave compile_cache= out"
+    f"{MAKE_ONE}, the same at every launch; or leave Compute(compile_cache=) out"
 )
 
 
@@ -60,7 +60,7 @@ class CompileCache:
 
     def open(self) -> None:
         """Watch for compilations, if the run keeps their code. Call it where exact mode sets the compiler."""
-        if self._context.config.compile_cache:
+        if self._context.config.compute.compile_cache:
             self._unwatch = compilations.watch(begins=self._begins, ended=self._ended)
 
     def look(self) -> None:
@@ -95,7 +95,7 @@ class CompileCache:
             self._load()
         except Exception as error:  # torch's own, too: it compiles then
             self._warn(_COMPILED_HERE, [f"{type(error).__name__}: {error}"])
-        if self._context.config.mode != "exact":  # which says itself when the compilation has ended
+        if self._context.config.compute.mode != "exact":  # which says itself when the compilation has ended
             self._phases.has_compiled()
 
     def _ended(self) -> None:
@@ -147,7 +147,7 @@ class CompileCache:
             return
         try:
             # on training's thread: only references are taken here
-            made = compiled_artifacts.recorded(chosen_by_the_clock=self._context.config.mode != "exact")
+            made = compiled_artifacts.recorded(chosen_by_the_clock=self._context.config.compute.mode != "exact")
         except Exception as error:  # whatever torch's own may raise
             self._give_up(error)
             return

@@ -16,21 +16,32 @@ from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.run_state import RunState
 
 
-def check_plain(config: Config, update: Any, count: Count | None) -> Count | None:
-    """Return `count`. Raises ConfigError where an argument of the run is for the other loop."""
+def check_plain(config: Config) -> Count | None:
+    """Return what counts a batch. Raises ConfigError where an argument of the run is for the other loop."""
+    update = config.update
     for name, given, instead in (
-        ("clip_grad_norm", config.clip_grad_norm, "clip between backward and optimizer.step(), as without elastic"),
-        ("update", update, "do it between backward and optimizer.step(); run.on_apply(function) goes with both loops"),
-        ("overlap=False", not config.overlap or None, "leave it out, and use checkpoint(..., use_reentrant=False)"),
+        (
+            "update=Update(clip_grad_norm=...)",
+            update.clip_grad_norm is not None,
+            "clip between backward and optimizer.step(), as without elastic",
+        ),
+        (
+            "update=Update(apply=...)",
+            update.apply is not None,
+            "do it between backward and optimizer.step(); run.on_apply(function) goes with both loops",
+        ),
+        (
+            "compute=Compute(overlap=False)",
+            not config.compute.overlap,
+            "leave it out, and use checkpoint(..., use_reentrant=False)",
+        ),
     ):
-        if given is not None:
+        if given:
             raise ConfigError(
                 f"Run({name}) is for `for step in run`; in a loop over run.batches() its own code is the update\n"
                 f"  next  {instead}"
             )
-    if count is not None and not callable(count):
-        raise ConfigError(f"count={count!r}; expected a function of a batch, such as lambda batch: batch[1].numel()")
-    return count
+    return config.data.count
 
 
 class Batches(Iterator[Any]):

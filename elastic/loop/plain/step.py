@@ -293,9 +293,9 @@ def _unit(config: Config, step: StepPlan) -> int:
     sum is the step's. Where examples may be left out, nobody knows before all have read theirs, and gradients are
     weighted by examples, and divided by their number.
     """
-    if config.on_bad_example == "skip":
+    if config.data.on_bad_example == "skip":
         return 1
-    if config.mode != "exact":
+    if config.compute.mode != "exact":
         return step.count
     if len(set(step.sizes)) != 1 or step.sizes[0] % step.pieces(0):
         return 1

@@ -77,9 +77,9 @@ class OwnUpdate:
             self._replace(optimizer, "step", self._gated_step(name, optimizer))
             self._replace(optimizer, "zero_grad", self._gated_zero_grad(name, optimizer))
         self._schedules.install()
-        if self._config.scaler is not None:
+        if self._config.update.scaler is not None:
             for name in ("unscale_", "step", "update"):
-                self._replace(self._config.scaler, name, self._gated_scaler(name))
+                self._replace(self._config.update.scaler, name, self._gated_scaler(name))
 
         self._undo.append(register_optimizer_step_pre_hook(self._check_known).remove)
 
@@ -117,7 +117,7 @@ class OwnUpdate:
                 "  state  the update is not complete; nothing of it was saved\n"
                 "  next   step every optimizer after every backward: until a step's last share that does nothing, and "
                 "one that was\n         given no gradient need not. The run adds gradients up by itself: batch_size= "
-                "is what one update counts,\n         micro_batch_size= bounds memory"
+                "is what one update counts,\n         Data(micro_batch_size=) bounds memory"
             )
         self._schedules.check_closed(step)
 
@@ -132,7 +132,7 @@ class OwnUpdate:
                 f"SAM, or gradients of single examples, see {CANNOT_DO}"
             )
         if isinstance(error, AssertionError) and "inf checks" in str(error):
-            yield "elastic: hand the scaler over: Run(scaler=scaler)"
+            yield "elastic: hand the scaler over: update=Update(scaler=scaler)"
 
     # what the loop calls
 
@@ -202,7 +202,7 @@ class OwnUpdate:
 
     def _gated_scaler(self, name: str) -> Any:
         """Return a method of the scaler's that does nothing until gradients are exact."""
-        scaler = self._config.scaler
+        scaler = self._config.update.scaler
         original = getattr(scaler, name)
 
         @functools.wraps(original)
@@ -246,7 +246,7 @@ class OwnUpdate:
             )
         if self._agreed is None:  # taken over: the state that came has it; passed over; or it was given no gradient
             self._stepped.add(name)
-            if self._config.scaler is None:
+            if self._config.update.scaler is None:
                 step.leave_to_the_script()
             return False
         return True
@@ -258,7 +258,7 @@ class OwnUpdate:
 
     def _has_stepped(self, name: str) -> None:
         self._stepped.add(name)
-        if self._config.scaler is None and not self._missing():
+        if self._config.update.scaler is None and not self._missing():
             self._close()
 
     def _close(self) -> None:

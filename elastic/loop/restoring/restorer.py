@@ -95,7 +95,7 @@ class StateRestorer:
     @property
     def storage_s(self) -> float:
         """Return how long a worker may be at its storage: ten hang limits, or a collective's timeout if it is more."""
-        return max(self._context.progress.long_s, self._config.timeout_s)
+        return max(self._context.progress.long_s, self._config.compute.timeout_s)
 
     @property
     def claim(self) -> int:

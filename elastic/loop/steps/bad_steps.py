@@ -100,8 +100,8 @@ class BadSteps:
                 f"after {step} steps a weight is infinite or not a number: {found}\n"
                 "  state  this is not saved; what was saved before stays the newest\n"
                 "  next   start the same command again: it goes on from there. If that ends here again, look at the "
-                "learning rate,\n         at update= and at what writes to weights between two steps: every gradient "
-                "was finite",
+                "learning rate,\n         at Update(apply=) and at what writes to weights between two steps: every "
+                "gradient was finite",
                 parameter=found.partition(" ")[0],
                 step=step,
             )
@@ -115,7 +115,7 @@ class BadSteps:
     def _signs_of(self, agreed: Agreed) -> Signs:
         """Return what the step shows. Raises StepError where no share has added the loss that OnBad names."""
         gradients = [p.grad for p in self._config.parameters().values() if p.grad is not None]
-        scaler = self._config.scaler
+        scaler = self._config.update.scaler
         scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
         try:
             return signs(self._rule, agreed.sums, agreed.count, norm(gradients), scale)
@@ -136,8 +136,8 @@ class BadSteps:
             f"  found  {because}{spoilt}\n"
             f"{UNTOUCHED}"
             "  next   what was saved before stays, and the same command goes on from there to this same step. Look at "
-            "the examples\n         of the step and at the learning rate; on_bad='skip' or 'rollback' passes over the "
-            "batch, OnBad(...) says how often",
+            "the examples\n         of the step and at the learning rate; Update(on_bad='skip') or 'rollback' passes "
+            "over the batch, OnBad(...) says how often",
             step=step,
             why=why,
         )

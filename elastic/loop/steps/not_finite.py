@@ -45,7 +45,7 @@ class NotFinite:
         if self._told or self._session.view_group.rank != 0:  # all ranks hold the same exact gradients
             return
         gradients = [p.grad for p in self._config.parameters().values() if p.grad is not None]
-        scaler = self._config.scaler
+        scaler = self._config.update.scaler
         scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
         due, self._waiting = self._waiting, partial(self._judge, step, agreed, norm_later(gradients), scale)
         if self._config.device.type == "cpu":  # a GPU's norm is looked at with the next step: the host waits for none
@@ -79,9 +79,9 @@ class NotFinite:
             f"  found  {of_which}\n"
             "  state  on_bad=None: the step is applied all the same. Checkpoints whose weights are not finite say so, "
             "and push out\n         none whose weights are: those stay, however long the run goes on\n"
-            '  next   stop it, mend the cause, and start the same command with on_bad="stop": it goes on from the '
-            'newest\n         checkpoint whose weights are finite, and ends before such a step. on_bad="skip" passes '
-            'over it; to a run\n         that has begun that takes accept=["on_bad"], too'
+            '  next   stop it, mend the cause, and start the same command with Update(on_bad="stop"): it goes on from '
+            'the newest\n         checkpoint whose weights are finite, and ends before such a step. on_bad="skip" '
+            'passes over it; to a run\n         that has begun that takes Checks(accept=["on_bad"]), too'
         )
 
     def _causes(self, step: int) -> list[int]:

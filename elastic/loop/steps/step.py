@@ -140,7 +140,7 @@ class _Body:
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
         step.due = False
-        gradients, scaler = self._session.exchange.gradients, step.context.config.scaler
+        gradients, scaler = self._session.exchange.gradients, step.context.config.update.scaler
         scaled = scaler.scale(loss) if scaler is not None else loss
         if step.check.runs:  # for nothing: what it gives is digested, and let go
             gradients.clear()
@@ -199,7 +199,7 @@ class _Body:
             f"step.backward failed for share {step.share} of step {step.index}, and the inner loop's body went on\n"
             f"  found  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}\n"
             f"{UNTOUCHED}  next   let the exception leave the loop: every example counts once, none is skipped.\n"
-            "         For what does not fit into memory there is micro_batch_size="
+            "         For what does not fit into memory there is data=Data(micro_batch_size=...)"
         )
 
 

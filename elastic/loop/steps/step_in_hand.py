@@ -261,7 +261,7 @@ class StepInHand:
         try:
             batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
         except ExampleError:
-            if not self.context.config.num_workers:
+            if not self.context.config.data.num_workers:
                 raise
             self.check.gives_up()  # a loader process reads it, and maybe nobody else can
             return
@@ -301,7 +301,7 @@ class StepInHand:
     def _compare_with_end(self) -> None:
         """Warn if the last step of a run that is made longer reads other values; nobody has read the one behind it."""
         last = self.session.restorer.last_read()
-        if last is None or not last.shares or self._streams is not None or self.context.config.mode != "exact":
+        if last is None or not last.shares or self._streams is not None or self.context.config.compute.mode != "exact":
             return
         plan, found = self.session.step_plan(last.step), [0, 0]
         for share in range(len(plan.sizes)):
@@ -317,7 +317,7 @@ class StepInHand:
             return read()
         except ExampleError as error:
             error.read_for = f"step {self.index}"
-            error.may_be_left_out = self._streams is None and self.context.config.on_bad_example == "raise"
+            error.may_be_left_out = self._streams is None and self.context.config.data.on_bad_example == "raise"
             raise
 
     def read_for_nothing(self) -> Any:

@@ -200,17 +200,17 @@ class _Facts(Spent):
 def default_update(config: Config, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Unscale, clip, step. The norm that is clipped is that of all `parameters` of all models together."""
     optimizers = list(config.optimizers.values())
-    if config.scaler is not None:
+    if config.update.scaler is not None:
         for optimizer in optimizers:
-            config.scaler.unscale_(optimizer)
-    if config.clip_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
+            config.update.scaler.unscale_(optimizer)
+    if config.update.clip_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, config.update.clip_grad_norm)
     for optimizer in optimizers:
-        if config.scaler is not None:
-            config.scaler.step(optimizer)
+        if config.update.scaler is not None:
+            config.update.scaler.step(optimizer)
         else:
             optimizer.step()
-    if config.scaler is not None:
-        config.scaler.update()
+    if config.update.scaler is not None:
+        config.update.scaler.update()
     for scheduler in config.schedulers.values():
         scheduler.step()

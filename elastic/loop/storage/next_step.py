@@ -115,8 +115,8 @@ class NextStep:
             "function\n         give something else than when this step was read for the first time\n"
             f"  state  nothing was applied; what is saved in {where} is as it was\n"
             f"  next   bring back what was changed, or start under a new URL; data that is meant to be another: "
-            f"Run(accept=[{CONTENT!r}]),\n         `elastic run --accept={CONTENT}`, or ELASTIC_ACCEPT={CONTENT} in "
-            "the environment",
+            f"checks=Checks(accept=[{CONTENT!r}]),\n         `elastic run --accept={CONTENT}`, or "
+            f"ELASTIC_ACCEPT={CONTENT} in the environment",
             {CONTENT: (f"{here:x}", f"{there:x}")},
         )
 
@@ -132,7 +132,8 @@ class NextStep:
             f"  state  the step is applied in memory alone; what is saved in {where} is as it was\n"
             "  next   set rates from run.step_index, run.sums or run.evaluate, or hand over what they are made of "
             "(extra=, a\n         callback's own state); a script that is meant to be another: "
-            f"Run(accept=[{SCRIPT!r}]), `elastic run\n         --accept={SCRIPT}`, or ELASTIC_ACCEPT={SCRIPT}",
+            f"checks=Checks(accept=[{SCRIPT!r}]), `elastic run\n         --accept={SCRIPT}`, or "
+            f"ELASTIC_ACCEPT={SCRIPT}",
             {SCRIPT: (f"{found:x}", f"{self.settings:x}")},
         )
 
@@ -146,7 +147,7 @@ class NextStep:
             f"  state  the step is applied in memory alone; what is saved in {where} is as it was\n"
             "  next   keep that where its state_dict has it (an optimizer's in `state`, a module's in a buffer or "
             "get_extra_state, a\n         callback's in its own state), hand it over (extra=), or start under a new "
-            f"URL; a script that is meant to\n         be another: Run(accept=[{SCRIPT!r}]), `elastic run "
+            f"URL; a script that is meant to\n         be another: checks=Checks(accept=[{SCRIPT!r}]), `elastic run "
             f"--accept={SCRIPT}`, or ELASTIC_ACCEPT={SCRIPT}",
             {SCRIPT: (f"{found.weights:x}", f"{self.weights:x}")},
         )
@@ -162,8 +163,8 @@ class NextStep:
             "not handed,\n         or this machine computes otherwise\n"
             f"  state  nothing was applied; what is saved in {where} is as it was\n"
             f"  next   bring back what was changed, hand over what is kept (extra=), or start under a new URL; a "
-            f"script that is\n         meant to be another: Run(accept=[{SCRIPT!r}]), `elastic run --accept={SCRIPT}`, "
-            f"or ELASTIC_ACCEPT={SCRIPT} in\n         the environment",
+            f"script that is\n         meant to be another: checks=Checks(accept=[{SCRIPT!r}]), `elastic run "
+            f"--accept={SCRIPT}`, or ELASTIC_ACCEPT={SCRIPT} in\n         the environment",
             {SCRIPT: (f"{here:x}", f"{there:x}")},
         )
 

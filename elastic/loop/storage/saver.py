@@ -116,12 +116,12 @@ class Saver:
         self._last_failure: elastic_checkpoint.CheckpointError | None = None
         self._checkpoints = elastic_checkpoint.Checkpointer(
             config.url,
-            keep=config.keep,
-            keep_every=config.keep_every,
+            keep=config.saving.keep,
+            keep_every=config.saving.keep_every,
             keep_multiple=config.saves.steps if config.goes_back else None,
             storage_options=config.storage_options or None,
             job=launch.job,
-            take_over=config.take_over,
+            take_over=config.saving.take_over,
             log=self._log,
             answers=answers,
             when_busy="wait" if config.goes_back else "replace",  # a save to go back to is not taken back
@@ -204,8 +204,8 @@ class Saver:
             self._console.warn(
                 f"NOT FINITE: the run goes on from step {found.step}, whose weights are not finite: {unfit}\n"
                 "  state  on_bad=None looks at nothing; older checkpoints whose weights are finite stay\n"
-                '  next   on_bad="stop" goes on from the newest of those instead, and so does on_bad="skip" with '
-                'accept=["on_bad"]'
+                '  next   Update(on_bad="stop") goes on from the newest of those instead, and so does on_bad="skip" '
+                'with Checks(accept=["on_bad"])'
             )
         self.accepted = sorted(accepted)
         for name, (here, there) in accepted.items():
@@ -300,7 +300,7 @@ class Saver:
 
     def check(self, position: Position) -> None:
         """Raise SavesFailed, before more is computed, where too many saves have failed since the last commit."""
-        most = self._config.save_failures_max
+        most = self._config.saving.failures_max
         if most is not None and self._failures >= most:
             what = f"{self._failures} saves in a row failed, and the run stops before more work is at risk"
             raise self._saves_failed(position, self.rescue(position), what) from self._last_failure
@@ -631,8 +631,8 @@ class Saver:
             f"  reason   {reason}\n"
             "  state    what was committed before is whole\n"
             f"  next     repair the storage, then start the same command again: the run goes on from {goes_on}.\n"
-            f"           save_failures_max ({self._config.save_failures_max} now) says how many failures are borne; "
-            "None: any number",
+            f"           Saving(failures_max=) ({self._config.saving.failures_max} now) says how many failures are "
+            "borne; None: any number",
             saved=saved,
             step=step,
         )

@@ -58,4 +58,4 @@ def attributes_that_passes_leave_and_updates_change(train: Training) -> None:
         model.temperature *= 0.9
         model.dropout.p *= 0.9
 
-    train(model, adamw(model), inner=inner, update=update)
+    train(model, adamw(model), inner=inner, apply=update)

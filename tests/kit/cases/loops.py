@@ -61,7 +61,7 @@ def two_models_and_an_update_of_ones_own(train: Training) -> None:
                 parameter.grad.add_(torch.randn(parameter.shape), alpha=1e-3)
             optimizers["maker"].step()
 
-    train(models, optimizers, inner=inner, update=update)
+    train(models, optimizers, inner=inner, apply=update)
 
 
 @also_fast

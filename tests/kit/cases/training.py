@@ -23,6 +23,7 @@ import elastic
 import elastic_checkpoint
 from elastic.config import Mode
 from elastic.events.digests import digest_of_sums
+from tests.kit.arguments import grouped
 
 LENGTH, BATCH, SHARES, EPOCHS = 50, 20, 6, 2
 FEATURES, CLASSES = 8, 3
@@ -61,7 +62,11 @@ class Training:
         steps: list[str] = []
         drawn: list[float] = []
         with elastic.Run(
-            self.url, model=model, optimizer=optimizer, dataset=dataset, mode=self.mode, **(arguments | options)
+            self.url,
+            model=model,
+            optimizer=optimizer,
+            dataset=dataset,
+            **grouped(arguments | options, mode=self.mode),
         ) as run:
             if before is not None:
                 before(run)

@@ -44,7 +44,7 @@ def main() -> None:
         virtual_workers=8,
         epochs=2,
         save_every=3,
-        num_workers=options.num_workers,
+        data=elastic.Data(num_workers=options.num_workers),
     ) as run:
         if options.lose is not None:
             lose(options.lose, run)

@@ -57,17 +57,16 @@ def main() -> None:
         url, given = Faults(Plan(Hang(3600, path=f"*/{options.hangs}", on="read"))).around(url, {"auto_mkdir": True})
     with elastic.Run(
         url,
-        storage_options=given,
+        saving=elastic.Saving(storage_options=given),
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         dataset=dataset,
         batch_size=BATCH,
         virtual_workers=2,
         steps=options.steps,
-        mode=options.mode,
+        compute=elastic.Compute(mode=options.mode, compile_cache=not options.without_cache),
         save_every="1h",
-        compile_cache=not options.without_cache,
-        cross_check=None if options.unchecked else 0.0,
+        checks=elastic.Checks(cross_check=None if options.unchecked else 0.0),
     ) as run:
         if options.forgetful:
             torch._dynamo.reset()

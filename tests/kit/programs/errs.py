@@ -121,7 +121,7 @@ def main() -> None:
         virtual_workers=6,
         steps=given.steps,
         save_every=4,
-        cross_check=given.cross_check,
+        checks=elastic.Checks(cross_check=given.cross_check),
     ) as run:
         if given.over_steps:
             for step in run:

@@ -171,7 +171,7 @@ def main() -> None:
     stopping = EarlyStopping("val_loss", patience=options.patience or 20, min_delta=10.0 if options.patience else 0.0)
     history, decaying = History(), Decaying()
     callbacks = [stopping, best, history, decaying, Unhurried(options.unhurried), Losing(options.lose)]
-    bad_examples: dict[str, Any] = {"on_bad_example": "skip"} if options.torn else {}
+    bad_examples: dict[str, Any] = {"data": elastic.Data(on_bad_example="skip")} if options.torn else {}
     shares = 4 if options.torn else 8  # BatchNorm cannot train on what is left of three examples, where that is one
     trainer = L.Trainer(
         max_epochs=3,

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 import elastic
+from tests.kit.arguments import grouped
 
 Script = Callable[[], object]
 SCRIPTS: dict[str, Script] = {}
@@ -42,7 +43,7 @@ def layers() -> nn.Sequential:
 def run_of(model: nn.Module, dataset: Any = None, optimizer: Any = None, **given: Any) -> elastic.Run:
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
     named: dict[str, Any] = {"batch_size": 24, "virtual_workers": 4, "epochs": 9} | given
-    return elastic.Run("runs/kept", model=model, optimizer=optimizer, dataset=dataset or points(), **named)
+    return elastic.Run("runs/kept", model=model, optimizer=optimizer, dataset=dataset or points(), **grouped(named))
 
 
 def fit(

@@ -58,7 +58,7 @@ def main() -> None:
         batch_size=12,
         virtual_workers=6,
         steps=options.steps,
-        clip_grad_norm=1.0 if options.loop == "run" else None,
+        update=elastic.Update(clip_grad_norm=1.0 if options.loop == "run" else None),
     ) as run:
         if options.loop == "run":
             for step in run:

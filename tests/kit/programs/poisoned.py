@@ -100,18 +100,16 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        scaler=scaler,
+        update=elastic.Update(scaler=scaler, clip_grad_norm=None if options.plain else 1.0, on_bad=rule),
         dataset=dataset,
         batch_size=24,
         virtual_workers=8,
         steps=options.steps,
-        order=Sequential(),
+        data=elastic.Data(order=Sequential()),
         seed=1,
-        clip_grad_norm=None if options.plain else 1.0,
         save_every=options.save_every,
-        mode=options.mode,
+        compute=elastic.Compute(mode=options.mode),
         extra={"counts": counts},
-        on_bad=rule,
     ) as run:
         if options.lose is not None:
             lose(options.lose, run, Path(options.url) / "lost")

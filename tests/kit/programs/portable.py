@@ -25,7 +25,7 @@ def main() -> None:
         batch_size=24,
         virtual_workers=4,
         epochs=1,
-        portable="--portable" in sys.argv,
+        compute=elastic.Compute(portable="--portable" in sys.argv),
     ) as run:
         for step in run:
             for x, y in step:

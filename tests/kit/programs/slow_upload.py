@@ -45,7 +45,7 @@ def main() -> None:
         virtual_workers=4,
         steps=10_000,
         save_every=2,
-        storage_options=options.storage,
+        saving=elastic.Saving(storage_options=options.storage),
     ) as run:
         for step in run:
             for points, values in step:

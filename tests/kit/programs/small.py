@@ -74,14 +74,11 @@ def main() -> None:
         virtual_workers=options.virtual_workers,
         steps=options.steps,
         seed=options.seed,
-        clip_grad_norm=1.0,
+        update=elastic.Update(clip_grad_norm=1.0),
         save_every=int(options.save_every) if options.save_every.isdecimal() else options.save_every,
-        mode=options.mode,
-        num_workers=options.num_workers,
-        micro_batch_size=options.micro_batch_size,
-        storage_options=options.storage,
-        save_failures_max=options.save_failures_max,
-        timeout_s=options.timeout,
+        compute=elastic.Compute(mode=options.mode, timeout_s=options.timeout),
+        data=elastic.Data(num_workers=options.num_workers, micro_batch_size=options.micro_batch_size),
+        saving=elastic.Saving(storage_options=options.storage, failures_max=options.save_failures_max),
     ) as run:
         patience_s, most = 0.05, 0
         for step in run:

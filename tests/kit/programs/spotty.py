@@ -99,9 +99,8 @@ def main() -> None:
         epochs=2,
         seed=SEED,
         save_every=2,
-        mode=options.mode,
-        num_workers=options.num_workers,
-        on_bad_example="skip",
+        compute=elastic.Compute(mode=options.mode),
+        data=elastic.Data(num_workers=options.num_workers, on_bad_example="skip"),
         extra={"counts": counts},
     ) as run:
         dataset.run = run

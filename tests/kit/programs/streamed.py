@@ -58,13 +58,12 @@ def main(streams_of: Callable[[Path], elastic.Streams], collate_fn: Callable[[li
         model=model,
         optimizer=optimizer,
         dataset=streams,
-        collate_fn=collate_fn,
+        data=elastic.Data(collate_fn=collate_fn, num_workers=options.num_workers),
         batch_size=14,
         virtual_workers=options.virtual_workers,
-        num_workers=options.num_workers,
         steps=options.steps,
         save_every=3,
-        mode=options.mode,
+        compute=elastic.Compute(mode=options.mode),
     ) as run:
         if options.lose is not None:
             lose(options.lose, run)

@@ -117,7 +117,7 @@ def main() -> None:
         batch_size=16,
         virtual_workers=4,
         steps=16,
-        update=noisy,
+        update=elastic.Update(apply=noisy),
         extra={"drawn": drawn, "teacher": teacher},
     ) as run:
         if options.lose is not None:

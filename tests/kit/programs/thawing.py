@@ -64,8 +64,7 @@ def main() -> None:
         virtual_workers=8,
         steps=options.steps,
         save_every=options.save_every,
-        clip_grad_norm=1.0,
-        rebuild=rebuild,
+        update=elastic.Update(clip_grad_norm=1.0, rebuild=rebuild),
     ) as run:
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(damp)  # type: ignore[no-untyped-call]

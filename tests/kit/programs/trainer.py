@@ -187,7 +187,7 @@ def main() -> None:
     train: Any = Texts(options.steps // 3 * 24 - 7, 1, classes=classes)
     if options.torn:
         train = Torn(train, torn(len(train), batch_size=24, shares=8, seed=0, whole=((3, 2), (5, 7)), every=13))
-    bad_examples = {"on_bad_example": "skip"} if options.torn else {}
+    bad_examples = {"data": elastic.Data(on_bad_example="skip")} if options.torn else {}
     trainer = Dying(
         model=network(options.model),
         args=args,

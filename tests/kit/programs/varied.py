@@ -80,20 +80,18 @@ def main() -> None:
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40) if options.scheduler else None,
         dataset=dataset,
-        buffers=habit.rules,
+        update=elastic.Update(buffers=habit.rules, clip_grad_norm=1.0),
         batch_size=options.batch_size,
         virtual_workers=options.virtual_workers,
-        micro_batch_size=options.micro_batch_size,
-        last_batch=options.last_batch,
+        data=elastic.Data(
+            micro_batch_size=options.micro_batch_size, last_batch=options.last_batch, num_workers=options.num_workers
+        ),
         steps=options.steps,
         epochs=options.epochs,
         seed=11,
-        clip_grad_norm=1.0,
         save_every=int(options.save_every) if options.save_every.isdecimal() else options.save_every,
-        mode=options.mode,
-        num_workers=options.num_workers,
-        save_failures_max=1000,  # with a save after each of these steps, ten are less than a second of a full disk
-        timeout_s=options.timeout,
+        compute=elastic.Compute(mode=options.mode, timeout_s=options.timeout),
+        saving=elastic.Saving(failures_max=1000),  # after each of these steps one: ten are < 1 s of a full disk
         extra=extra,
     ) as run:
         if options.average:

@@ -94,9 +94,8 @@ def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) ->
         batch_size=BATCH,
         virtual_workers=8,
         steps=options.steps,
-        mode=options.mode,
+        compute=elastic.Compute(mode=options.mode, bucket_bytes=3 << 20),
         save_every="1h",
-        bucket_bytes=3 << 20,
     ) as run:
         for step in run:
             for points, labels in step:
