@@ -223,12 +223,12 @@ class Recovery:
         self._session.phases.enter(Phase.WAITING)
         while True:
             applied = session.train_state.applied
-            standing = state.standing(rewinds=applied.known(), steady=applied.weights.steady)
+            summary = state.summary(rewinds=applied.known(), steady=applied.weights.steady)
             try:
                 restorer = session.restorer
                 own = state.side_state(restorer.claim_document(), restorer.losses().document())
                 whole = state.is_whole
-                side_state = session.change_view(standing, own, at=at, lost=lost, whole=whole)
+                side_state = session.change_view(summary, own, at=at, lost=lost, whole=whole)
                 break
             except PeerLost as again:
                 lost = True

@@ -100,9 +100,9 @@ class RunState:
         self.agreed, self.agreed_by = agreed, agreed_by
         self.agreements = {}  # until here they were kept for those who had missed them
 
-    def standing(self, *, rewinds: bool, steady: bool) -> Standing:
-        """Return what this worker tells the others of a new view about its state; for the arguments see Standing."""
-        return Standing(
+    def summary(self, *, rewinds: bool, steady: bool) -> StateSummary:
+        """Return what this worker tells the others of a new view about its state; for the arguments see StateSummary."""
+        return StateSummary(
             step=self.step,
             agreements=len(self.agreements),
             torn=self.updating,
@@ -139,7 +139,7 @@ class RunState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class StateSummary:
     """What a worker tells the others of a new view about its state.
 
     step        how many are applied; None: no state at all, as at a start

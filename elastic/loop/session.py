@@ -35,7 +35,7 @@ from elastic.loop.cross_check import CrossCheck, First, each
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.restorer import StateRestorer
-from elastic.loop.run_state import RunState, Standing
+from elastic.loop.run_state import RunState, StateSummary
 from elastic.loop.script_variables import generators
 from elastic.loop.view_group import ViewGroup
 from elastic.loop.wishes import Wish
@@ -260,7 +260,7 @@ class Session:
         self.context.progress.at(Phase.ENDED, generation=self.view_group.generation, step=self.state.step)
         self._closing.close()
 
-    def change_view(self, standing: Standing, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
+    def change_view(self, summary: StateSummary, side_state: Tree, *, at: str, lost: bool, whole: bool) -> Tree | None:
         """Leave the view, and enter the next one; return the side state of those who stand ahead of this worker.
 
         side_state  what this rank has to tell those behind, beside the state
@@ -272,12 +272,12 @@ class Session:
         """
         live = self.context.live
         assert live is not None
-        assert standing.step is not None
+        assert summary.step is not None
         if lost:
             self.view_group.sever()
-        live.view_is_over(step=standing.step, at=at, lost=lost, whole=whole, torn=standing.torn)
-        self.view_group.enter(step=standing.step)
-        side_state_of_those_ahead = self.restorer.from_peers_or_storage(standing, side_state)
+        live.view_is_over(step=summary.step, at=at, lost=lost, whole=whole, torn=summary.torn)
+        self.view_group.enter(step=summary.step)
+        side_state_of_those_ahead = self.restorer.from_peers_or_storage(summary, side_state)
         self.exchange.close(in_order=not lost)
         self.exchange = self._new_exchange()
         return side_state_of_those_ahead
@@ -349,7 +349,7 @@ class Session:
         while True:
             try:
                 self.view_group.enter(step=-1)
-                return self.restorer.from_peers_or_storage(Standing(step=None), {})
+                return self.restorer.from_peers_or_storage(StateSummary(step=None), {})
             except RunIsPast:
                 self.is_past = True
                 self.context.events.close()  # it has ended, as its record says

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Protocol
 
 from elastic.loop.restoring.transfer import roles
-from elastic.loop.run_state import Standing
+from elastic.loop.run_state import StateSummary
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.hub.orders import Order
 from elastic.membership.messages.messages import TO_HUB, parse
@@ -25,7 +25,7 @@ Moments = Generator[None, None, Any]
 
 LEAVE, REGROUP, SAVE = 1, 2, 4
 STEPS, EVALUATE_EVERY, SAVE_EVERY = 9, 3, 2
-COLLECTIVES = ("standings", "claim", "side_state", "transfer", "exchange", "evaluation", "save", "finish", "leave")
+COLLECTIVES = ("summaries", "claim", "side_state", "transfer", "exchange", "evaluation", "save", "finish", "leave")
 SAVING = "saving"  # a trap, too: it kills a worker that has begun to save
 
 
@@ -408,10 +408,10 @@ class Worker:
             self.sever()
         step = self.step if self.step >= 0 else None
         rewinds = not self.world.chance(self.world.strands)
-        standing = Standing(step=step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
-        standings = yield from self.collective("standings", standing)
+        summary = StateSummary(step=step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)
+        summaries = yield from self.collective("summaries", summary)
         self.say("entered", generation=self.generation)
-        parts = roles(standings)
+        parts = roles(summaries)
         rank = members.index(self.id)
         if parts is None:
             self.step = (yield from self.collective("claim", self.world.storage))[0]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.loop.restoring.transfer import Roles, _described, _flat, _layout, _pack, _ranges, _unpack, roles
-from elastic.loop.run_state import Standing
+from elastic.loop.run_state import StateSummary
 
 KINDS = [
-    Standing(step=step, agreements=agreements, torn=torn, rewinds=rewinds, steady=steady)
+    StateSummary(step=step, agreements=agreements, torn=torn, rewinds=rewinds, steady=steady)
     for step in (None, 0, 1)
     for agreements in (0, 1)
     for torn in (False, True)
@@ -23,31 +23,31 @@ KINDS = [
 VIEWS = [list(view) for size in (1, 2, 3) for view in product(KINDS, repeat=size)]
 
 
-def holds(standing: Standing) -> bool:
-    return standing.step is not None and not standing.torn
+def holds(summary: StateSummary) -> bool:
+    return summary.step is not None and not summary.torn
 
 
-def progress(standing: Standing) -> tuple[int, int]:
-    return (-1 if standing.step is None else standing.step), standing.agreements
+def progress(summary: StateSummary) -> tuple[int, int]:
+    return (-1 if summary.step is None else summary.step), summary.agreements
 
 
-def decided() -> list[tuple[list[Standing], Roles]]:
+def decided() -> list[tuple[list[StateSummary], Roles]]:
     return [(view, found) for view in VIEWS if (found := roles(view)) is not None]
 
 
 def test_the_state_comes_from_storage_exactly_when_nobody_holds_a_whole_one() -> None:
     for view in VIEWS:
-        assert (roles(view) is None) == (not any(holds(standing) for standing in view))
+        assert (roles(view) is None) == (not any(holds(summary) for summary in view))
 
 
 def test_everybody_ends_where_the_donors_stand() -> None:
     """At their step, with whole bytes, knowing what they know: whoever gets nothing has it already."""
     for view, found in decided():
         best = progress(view[found.donors[0]])
-        for rank, standing in enumerate(view):
-            whole = holds(standing) and progress(standing)[0] == best[0]
+        for rank, summary in enumerate(view):
+            whole = holds(summary) and progress(summary)[0] == best[0]
             assert whole or rank in found.need_state
-            assert (whole and progress(standing) == best) or rank in found.need_side_state
+            assert (whole and progress(summary) == best) or rank in found.need_side_state
             assert not (rank in found.donors and (rank in found.need_state or rank in found.need_side_state))
             assert rank in found.need_side_state or rank not in found.need_state
 
@@ -74,12 +74,12 @@ def test_weights_follow_to_newcomers_alone_and_from_those_whose_scripts_leave_th
 def test_nobody_is_stranded_while_one_of_the_farthest_can_rewind() -> None:
     for view, found in decided():
         farthest = progress(view[found.donors[0]])
-        can = any(holds(standing) and progress(standing) == farthest and standing.rewinds for standing in view)
+        can = any(holds(summary) and progress(summary) == farthest and summary.rewinds for summary in view)
         assert not (found.stranded and can)
 
 
 def test_the_decision_is_the_same_on_every_rank_whatever_their_order() -> None:
-    """It depends on nothing but the standings: the roles of a permuted view are the permuted roles."""
+    """It depends on nothing but the summaries: the roles of a permuted view are the permuted roles."""
     for view, found in decided():
         turned = roles([*view[1:], view[0]])
         assert turned is not None

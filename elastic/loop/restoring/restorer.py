@@ -28,8 +28,8 @@ from elastic.loop.assignment import Idle
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.background_transfer import Giving
-from elastic.loop.restoring.transfer import Roles, broadcast, exchange_standings, pass_on, roles
-from elastic.loop.run_state import Standing
+from elastic.loop.restoring.transfer import Roles, broadcast, exchange_summaries, pass_on, roles
+from elastic.loop.run_state import StateSummary
 from elastic.loop.storage.claim_lookup import ClaimLookup
 from elastic.loop.storage.hub_notice import HubNotice
 from elastic.loop.storage.next_step import NextStep
@@ -159,7 +159,7 @@ class StateRestorer:
         self.position, tree, _ = found
         self._apply(tree, keeps_trained="trained" in saver.accepted)
 
-    def from_peers_or_storage(self, standing: Standing, side_state: Tree) -> Tree | None:
+    def from_peers_or_storage(self, summary: StateSummary, side_state: Tree) -> Tree | None:
         """Bring all ranks of the view to one step with the same bytes.
 
         Returns what those ahead tell, if this rank was behind. Raises PeerLost, Stranded, and what `from_storage`
@@ -171,16 +171,16 @@ class StateRestorer:
         if self._view_group.witness and self._has_newer_claim(self._view_group.claim):
             raise PeerLost(
                 "this worker has taken a claim that its view does not know of; the next view will",
-                step=standing.step,
-                phase="standings",
+                step=summary.step,
+                phase="summaries",
             )
-        standings = exchange_standings(group, standing)
-        parts = roles(standings)
+        summaries = exchange_summaries(group, summary)
+        parts = roles(summaries)
         self.giving, self.idle, self.first_steps = None, Idle(), {}
         if self._context.live is not None:
             self._context.live.entered()
         if parts is None:
-            if standing.step is not None:
+            if summary.step is not None:
                 raise StartFailed(
                     "every worker of this view failed inside an update, and none holds a whole state\n"
                     "  state  the newest checkpoint in storage is whole\n"
@@ -189,26 +189,26 @@ class StateRestorer:
             self.from_storage()
             self._tell_where_the_hub_is()
             return None
-        _refuse_stranded(parts, group.rank, standing.step)
+        _refuse_stranded(parts, group.rank, summary.step)
         self.learn_claim(self._view_group.claim)
         self._read_it_later()
         if group.rank == 0:
             self.take_over_saving()  # which gives signs of life in the storage: a transfer may be long
-        ahead = self._from_peers(parts, standing, side_state)
+        ahead = self._from_peers(parts, summary, side_state)
         if parts.follows:
             self.idle = Idle(
-                step=self.position.step if standing.step is None else standing.step, ranks=frozenset(parts.need_state)
+                step=self.position.step if summary.step is None else summary.step, ranks=frozenset(parts.need_state)
             )
-        for rank, one in enumerate(standings):
+        for rank, one in enumerate(summaries):
             if one.step is None or one.joined:
-                first = (standings[parts.donors[0]].step or 0) + (rank in self.idle.ranks)
+                first = (summaries[parts.donors[0]].step or 0) + (rank in self.idle.ranks)
                 self.first_steps[first] = self.first_steps.get(first, frozenset()) | {rank}
         self._tell_where_the_hub_is()
         if self.saver is not None:
             self.saver.world_size = group.world_size
         return ahead
 
-    def _from_peers(self, parts: Roles, standing: Standing, side_state: Tree) -> Tree | None:
+    def _from_peers(self, parts: Roles, summary: StateSummary, side_state: Tree) -> Tree | None:
         """Receive what those ahead hold, or send it; return what those ahead tell, if this rank was behind."""
         group, applied = self._view_group.group, self._train_state.applied
         self._context.moment("transfer")
@@ -241,8 +241,8 @@ class StateRestorer:
                     passed_over=passed_over,
                 )
             )
-        elif passed.nbytes and standing.step is not None:
-            tell = partial(self._tell_transfer, _TransferRole.GIVES, standing.step, passed.nbytes, begun_s)
+        elif passed.nbytes and summary.step is not None:
+            tell = partial(self._tell_transfer, _TransferRole.GIVES, summary.step, passed.nbytes, begun_s)
             if self.giving is not None:
                 self.giving.on_finish = tell
             else:

@@ -28,7 +28,7 @@ import elastic_checkpoint
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
 from elastic.loop.restoring.background_transfer import PIECE, Giving, Piece, pieces, take
-from elastic.loop.run_state import Standing
+from elastic.loop.run_state import StateSummary
 from elastic.state.train_state import Tree
 from elastic.state.weights import Weights
 from elastic_checkpoint.format.dtypes import name_of
@@ -58,29 +58,29 @@ class Roles:
     follows: bool = False
 
 
-def roles(standings: Sequence[Standing]) -> Roles | None:
+def roles(summaries: Sequence[StateSummary]) -> Roles | None:
     """Decide who gives the state and who needs it; None: nobody holds one, so it comes from storage."""
-    holding = [(s.step, s.agreements) if s.holds_a_state else None for s in standings]
+    holding = [(s.step, s.agreements) if s.holds_a_state else None for s in summaries]
     best = max((at for at in holding if at is not None), default=None, key=lambda at: (at[0] or 0, at[1]))
     if best is None:
         return None
     donors = tuple(rank for rank, at in enumerate(holding) if at == best)
     need_state = tuple(rank for rank, at in enumerate(holding) if at is None or at[0] != best[0])
-    behind = tuple(rank for rank in need_state if standings[rank].step is not None)
-    rewinding = tuple(rank for rank in donors if standings[rank].rewinds)
+    behind = tuple(rank for rank in need_state if summaries[rank].step is not None)
+    rewinding = tuple(rank for rank in donors if summaries[rank].rewinds)
     return Roles(
         donors=rewinding if behind and rewinding else donors,  # who is behind has the code after that step to run
         need_state=need_state,
         need_side_state=tuple(rank for rank, at in enumerate(holding) if at != best),
         rewound=bool(behind),
         stranded=() if rewinding else behind,
-        follows=bool(need_state) and not behind and all(standings[rank].steady for rank in donors),
+        follows=bool(need_state) and not behind and all(summaries[rank].steady for rank in donors),
     )
 
 
-def exchange_standings(group: Group, standing: Standing) -> list[Standing]:
-    """Return every rank's standing, in rank order. Raises PeerLost."""
-    return [Standing(**json.loads(packed)) for packed in gather_bytes(group, json.dumps(asdict(standing)).encode())]
+def exchange_summaries(group: Group, summary: StateSummary) -> list[StateSummary]:
+    """Return every rank's summary, in rank order. Raises PeerLost."""
+    return [StateSummary(**json.loads(packed)) for packed in gather_bytes(group, json.dumps(asdict(summary)).encode())]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,9 +81,9 @@ def restart_survivors(right: Any, act: Act) -> Any:
 def go_back_to_the_last_save(right: Any, act: Act) -> Any:
     """After a loss all take the newest checkpoint, though survivors hold a newer state."""
 
-    def from_peers_or_storage(self: Any, standing: Any, side_state: Any) -> Any:
+    def from_peers_or_storage(self: Any, summary: Any, side_state: Any) -> Any:
         if self._view_group.generation != 2:
-            return right(self, standing, side_state)
+            return right(self, summary, side_state)
         act()
         self.from_storage()
         self._phases._state.goes_on_from(self.position)
