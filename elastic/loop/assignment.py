@@ -17,7 +17,7 @@ from elastic.group.tree import Schedule, schedule
 
 
 @dataclass(frozen=True)
-class Idle:
+class IdleRanks:
     """Ranks without a share in one step: they joined right before it, and receive the state while others compute."""
 
     step: int = -1

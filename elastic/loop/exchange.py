@@ -20,9 +20,9 @@ from elastic.group.form import Group, all_know, gather_bytes
 from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
-from elastic.loop.assignment import Idle, ShareAssignment, assign_shares
+from elastic.loop.assignment import IdleRanks, ShareAssignment, assign_shares
 from elastic.loop.disagreement import PeerWrong, first_besides
-from elastic.loop.restoring.background_transfer import Giving
+from elastic.loop.restoring.background_transfer import BackgroundSend
 from elastic.loop.verdict import apart
 from elastic.state import settings
 from elastic.state.bits import digest_of as digest_of_tensors
@@ -31,14 +31,14 @@ from elastic.state.replica import Replica, advice, difference, digest_of, of_mem
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
-_NOBODY = Idle()
+_NOBODY = IdleRanks()
 
 
 class Exchange:
     """Everything that the ranks of a view exchange. One per view; `plan` sets it to a step.
 
     waiting  a context for what waits for other ranks in the middle of a backward pass
-    giving   what newcomers receive from this rank while it computes; these are `idle` in that step
+    background_send  what newcomers receive from this rank while it computes; these are `idle` in that step
     newcomers  ranks that have joined with this view
     memory   of the views before this one
     warn     tells people
@@ -56,11 +56,11 @@ class Exchange:
         memory: WarmMemory,
         replica: Replica,
         warn: Callable[[str], None],
-        giving: Giving | None = None,
-        idle: Idle = _NOBODY,
+        background_send: BackgroundSend | None = None,
+        idle: IdleRanks = _NOBODY,
         newcomers: Collection[int] = (),
     ) -> None:
-        self._giving = giving
+        self._background_send = background_send
         self._idle = idle
         self._newcomers = frozenset(newcomers)
         self._config = config
@@ -112,7 +112,7 @@ class Exchange:
             known ^= settings.digest(self._settings)
         announced = partial(announce, self._group, Kind.STEP, step=step, trained=known, waiting=self._waiting)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
-        self.announced = announced() if self._giving is None and not alone else Alone()
+        self.announced = announced() if self._background_send is None and not alone else Alone()
         self._announces = announced
         self.gradients.begin(self.assignment.schedule, self._meet, self._waiting, seen=any(trained.hooks))
         self.buffers.begin()
@@ -286,10 +286,10 @@ class Exchange:
 
         All train the same by the same settings, and have passed over the same. Raises PeerLost, CollectiveMismatch.
         """
-        if self._giving is not None:
+        if self._background_send is not None:
             with self._waiting():
-                self._giving.finish()
-            self._giving, self.announced = None, self._announces()
+                self._background_send.finish()
+            self._background_send, self.announced = None, self._announces()
         with nullcontext() if self.announced.arrived else self._waiting():
             self.announced.check()
         digests = self.announced.trained

@@ -101,7 +101,7 @@ class RunState:
         self.agreements = {}  # until here they were kept for those who had missed them
 
     def summary(self, *, rewinds: bool, steady: bool) -> StateSummary:
-        """Return what this worker tells the others of a new view about its state; for the arguments see StateSummary."""
+        """Return what this worker tells the others of a new view about its state; see StateSummary."""
         return StateSummary(
             step=self.step,
             agreements=len(self.agreements),

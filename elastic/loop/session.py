@@ -400,7 +400,7 @@ class Session:
             self._memory,
             self._replica,
             self.context.console.warn,
-            restorer.giving,
+            restorer.background_send,
             restorer.idle,
             newcomers={rank for ranks in restorer.first_steps.values() for rank in ranks},
         )

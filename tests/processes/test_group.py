@@ -385,8 +385,8 @@ def passes_on(rank: int, world_size: int, port: int, elements: int, follows: boo
     state = {"model": model} if rank in parts.donors else {}
     held = Weights({}, Trained({"model": model}, {}, lambda: None))
     passed = pass_on(group, parts, {"epoch": 4}, state, held)
-    if passed.giving is not None:
-        passed.giving.finish()
+    if passed.background_send is not None:
+        passed.background_send.finish()
     word, received = passed.side_state, passed.nbytes
     equal = passed.state is not None and all(torch.equal(passed.state["model"][n], weights[n]) for n in weights)
     store.set(f"through/{rank}", "")

@@ -54,7 +54,7 @@ def pieces(sizes: Mapping[str, int], donors: int) -> list[list[Piece]]:
     return found
 
 
-class Giving:
+class BackgroundSend:
     """Sends this rank's part to newcomers, from the making of this object on."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Giving:
         self._stopping = threading.Event()
         self._streams = {tensor.device: _beside_training(tensor.device) for tensor in flats.values() if tensor.is_cuda}
         arguments = to, own, flats
-        threading.Thread(target=self._give, args=arguments, name="elastic-giving", daemon=True).start()
+        threading.Thread(target=self._give, args=arguments, name="elastic-state-send", daemon=True).start()
 
     def finish(self) -> None:
         """Return when all of it has left. Raises PeerLost, CollectiveFailed."""
@@ -121,20 +121,20 @@ def _beside_training(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-def take(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
+def receive(group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:
     """Receive what each donor gives, rank -> pieces. Raises PeerLost, CollectiveFailed: nothing of it can be used."""
-    taking = _Taking(group, given, into)
-    threading.Thread(target=taking.run, name="elastic-taking", daemon=True).start()
-    while not taking.done.wait(_LOOK_S):
+    receipt = _Receipt(group, given, into)
+    threading.Thread(target=receipt.run, name="elastic-state-receive", daemon=True).start()
+    while not receipt.done.wait(_LOOK_S):
         group.check()  # gloo may not come back from a message that was torn in two: then its thread is left to itself
-    if taking.failure is not None:
+    if receipt.failure is not None:
         group.check()
-        raise taking.failure
-    if taking.torn:
+        raise receipt.failure
+    if receipt.torn:
         raise PeerLost("a donor's script has written to the weights meanwhile", step=None, phase="transfer")
 
 
-class _Taking:
+class _Receipt:
     """What a newcomer's thread receives, and how that has ended."""
 
     def __init__(self, group: Group, given: Mapping[int, Sequence[Piece]], into: Mapping[str, torch.Tensor]) -> None:

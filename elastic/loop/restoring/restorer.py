@@ -24,10 +24,10 @@ from elastic.errors import IdentityMismatch, PeerLost, StartFailed, Stranded
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.group.form import all_know, gather_bytes
-from elastic.loop.assignment import Idle
+from elastic.loop.assignment import IdleRanks
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
-from elastic.loop.restoring.background_transfer import Giving
+from elastic.loop.restoring.background_transfer import BackgroundSend
 from elastic.loop.restoring.transfer import Roles, broadcast, exchange_summaries, pass_on, roles
 from elastic.loop.run_state import StateSummary
 from elastic.loop.storage.claim_lookup import ClaimLookup
@@ -61,7 +61,7 @@ class StateRestorer:
     claim     the number under which this run writes; 0 before it is known
     losses  what the run has seen by now, of losses that cost a reload
     save_begun_s  when this worker last took part in a save, on the clock time.monotonic()
-    giving  what newcomers of this view still receive from this worker
+    background_send  what newcomers of this view still receive from this worker
     idle    these newcomers, in their first step
     first_steps  of this view's newcomers: step -> those who compute a part of it as their first one
     """
@@ -81,8 +81,8 @@ class StateRestorer:
         self.save_begun_s = time.monotonic()
         self._losses, self._losses_known_s = Losses(), time.monotonic()
         self.position = Position(epoch=0, step=0)
-        self.giving: Giving | None = None
-        self.idle = Idle()
+        self.background_send: BackgroundSend | None = None
+        self.idle = IdleRanks()
         self.first_steps: dict[int, frozenset[int]] = {}
         self._late = ClaimLookup()
         self._next_step: NextStep | None = None  # of the checkpoint that the run goes on from
@@ -176,7 +176,7 @@ class StateRestorer:
             )
         summaries = exchange_summaries(group, summary)
         parts = roles(summaries)
-        self.giving, self.idle, self.first_steps = None, Idle(), {}
+        self.background_send, self.idle, self.first_steps = None, IdleRanks(), {}
         if self._context.live is not None:
             self._context.live.entered()
         if parts is None:
@@ -196,7 +196,7 @@ class StateRestorer:
             self.take_over_saving()  # which gives signs of life in the storage: a transfer may be long
         ahead = self._from_peers(parts, summary, side_state)
         if parts.follows:
-            self.idle = Idle(
+            self.idle = IdleRanks(
                 step=self.position.step if summary.step is None else summary.step, ranks=frozenset(parts.need_state)
             )
         for rank, one in enumerate(summaries):
@@ -217,7 +217,7 @@ class StateRestorer:
         # Those behind have still to run the script's code behind the step: they get the state as it was before that.
         rewound = applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
         passed = pass_on(group, parts, side_state, rewound or objects, applied.weights)
-        ahead, self.giving = passed.side_state, passed.giving
+        ahead, self.background_send = passed.side_state, passed.background_send
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._know_losses(Losses.from_document(ahead["losses"]))
@@ -243,8 +243,8 @@ class StateRestorer:
             )
         elif passed.nbytes and summary.step is not None:
             tell = partial(self._tell_transfer, _TransferRole.GIVES, summary.step, passed.nbytes, begun_s)
-            if self.giving is not None:
-                self.giving.on_finish = tell
+            if self.background_send is not None:
+                self.background_send.on_finish = tell
             else:
                 tell()
         return ahead

@@ -27,7 +27,7 @@ import torch
 import elastic_checkpoint
 from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
-from elastic.loop.restoring.background_transfer import PIECE, Giving, Piece, pieces, take
+from elastic.loop.restoring.background_transfer import PIECE, BackgroundSend, Piece, pieces, receive
 from elastic.loop.run_state import StateSummary
 from elastic.state.train_state import Tree
 from elastic.state.weights import Weights
@@ -89,13 +89,13 @@ class Passed:
 
     side_state, state  for those who need them
     nbytes  that went, or go, to each who lacked the state
-    giving  on donors, what is still on its way
+    background_send  on donors, what is still on its way
     """
 
     side_state: Tree | None = None
     state: Tree | None = None
     nbytes: int = 0
-    giving: Giving | None = None
+    background_send: BackgroundSend | None = None
 
 
 def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: Weights) -> Passed:
@@ -139,12 +139,12 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
     given = dict(
         zip(parts.donors, pieces({name: one.nbytes for name, one in following.items()}, len(parts.donors)), strict=True)
     )
-    giving = None
+    background_send = None
     if follow and group.rank in parts.donors:
         flats = {name: _flat(tensors[name]) for name in follow}
-        giving = Giving(group, parts.need_state, given[group.rank], flats, weights.watched())
+        background_send = BackgroundSend(group, parts.need_state, given[group.rank], flats, weights.watched())
     if received is None:
-        return Passed(side_state=new_side_state, nbytes=nbytes, giving=giving)
+        return Passed(side_state=new_side_state, nbytes=nbytes, background_send=background_send)
     if follow:
         received |= _taken(group, given, following)
     state = dict(elastic_checkpoint.decode(answer["document"], received))
@@ -159,7 +159,7 @@ def _can_follow(tensor: torch.Tensor, held: frozenset[int]) -> bool:
 def _taken(group: Group, given: dict[int, list[Piece]], layout: dict[str, _Span]) -> dict[str, torch.Tensor]:
     """Receive the tensors that come while the donors compute."""
     into = {name: span.empty() for name, span in layout.items()}
-    take(group, given, {name: _flat(tensor) for name, tensor in into.items()})
+    receive(group, given, {name: _flat(tensor) for name, tensor in into.items()})
     return into
 
 
