@@ -446,7 +446,7 @@ class Run:
         Args:
             reason: Is in `stopped` afterwards, and in the report. A run that was stopped stays stopped.
         """
-        self._state.stop_wish = reason or "stopped"
+        self._state.stop_request = reason or "stopped"
 
     def on_apply(self, function: Callable[[Run, Any], None]) -> None:
         """Have a function called as part of each update, on every worker: for averaged weights and the like.

@@ -1,6 +1,6 @@
-"""The small numbers of a step: what the script adds up, the global count, and each rank's wishes.
+"""The small numbers of a step: what the script adds up, the global count, and each rank's requests.
 
-One all-gather per step carries a fixed row per rank: where it stands, its count, its wishes, and its
+One all-gather per step carries a fixed row per rank: where it stands, its count, its requests, and its
 subtrees' sums in float64, in the tree's order. Which names exist (and which buffers move) is agreed
 once and remembered; a rank that brings a new one says so in its row, and then all exchange their lists.
 What shares add is added along the tree as it comes, so that as many sums are kept as the tree is high.
@@ -33,7 +33,7 @@ COUNT = "\0count"  # likewise: what a share's loss is a mean over, where that is
 READ = "\0read"  # likewise: digest of a batch, how many shares end with it, and 1
 FIRST = "\0first"  # likewise, of a step's first share: digests of its first micro-batch, and of what that gave
 _MARKS = 2  # how many shares added anything under a name, and how many of them something other than integers
-_HEADER = ("epoch", "step", "phase", "count", "wishes", "buffers", "replica", "own", "passed", "news")
+_HEADER = ("epoch", "step", "phase", "count", "requests", "buffers", "replica", "own", "passed", "news")
 
 
 @dataclass(frozen=True, order=True)
@@ -111,7 +111,7 @@ class Agreed:
 
     sums: dict[str, Any]
     count: float
-    wishes: tuple[int, ...]
+    requests: tuple[int, ...]
     buffers: tuple[int, ...]
     replicas: tuple[int, ...]
     moving: tuple[str, ...]
@@ -154,7 +154,7 @@ class StepSums:
         parts: Sequence[ShareSums],
         *,
         count: int,
-        wishes: int,
+        requests: int,
         buffers: int,
         newly_moving: Sequence[str],
         schedule: Schedule,
@@ -169,7 +169,7 @@ class StepSums:
         position  (epoch, step, phase)
         parts     this rank's, one for each subtree
         count     of this rank's shares; the global one is returned, with what shares added as COUNT
-        wishes    bits, the caller's to define; every rank's are returned
+        requests    bits, the caller's to define; every rank's are returned
         buffers   digest of the exact buffers, see buffers.py; those that are `newly_moving` all remember, what is
                   `relaid` is known for this step
         replica   digest of what the step began with, see state/replica.py; every rank's are returned
@@ -178,7 +178,7 @@ class StepSums:
         mine = {entry for part in parts for entry in part.entries()}
         news = bool(mine - set(self._entries) or newly_moving or relaid)
         all_relaid: tuple[str, ...] = ()
-        header = (*position, count, wishes, buffers, replica, *checked, int(news))
+        header = (*position, count, requests, buffers, replica, *checked, int(news))
         rows = self._gather(header, parts, schedule)
         self._same_step(rows, position)
         if any(row[_HEADER.index("news")] for row in rows.view(np.int64)):
@@ -189,7 +189,7 @@ class StepSums:
         return Agreed(
             sums=sums,
             count=int(heads[:, _HEADER.index("count")].sum()) + sums.pop(COUNT, 0),
-            wishes=tuple(int(w) for w in heads[:, _HEADER.index("wishes")]),
+            requests=tuple(int(w) for w in heads[:, _HEADER.index("requests")]),
             buffers=tuple(int(d) for d in heads[:, _HEADER.index("buffers")]),
             replicas=tuple(int(d) for d in heads[:, _HEADER.index("replica")]),
             moving=self._moving,

@@ -3,7 +3,7 @@
     loop           steps, one after the other, and the script's own code between them
     session        what a worker holds while it is in a run, opened in order and given back in reverse
     context        what all of them share
-    run_state      what is applied, and what was agreed on since
+    run_state      what is applied, what was agreed on since, and what a worker asks of all
     phases         what the worker is doing, said to its agent
     view_group     the view it is in, its rank there, and the group that it shares with the others
     assignment     which rank computes which shares, and in which order their sums are added
@@ -12,7 +12,6 @@
     disagreement   two workers gave different bits for a share: what is said, and what follows
     verdict        which workers are wrong then
     script_variables  what the script's loop can name, for the words of an error
-    wishes         what each worker asks of all, with a step's exchange
     recovery       a collective failed: into the next view, or to this process's end
     portable       one instruction set on machines of several kinds
 

@@ -354,7 +354,7 @@ class Loop:
             self.session,
             self._recovery,
             plan,
-            wishes=self._boundary.wishes,
+            requests=self._boundary.requests,
             judge=self._judge,
         )
 
@@ -432,7 +432,7 @@ class Loop:
     def _finish(self) -> None:
         """Make the last save and wait for it on all workers: whoever sees this run end finds its result in storage."""
         session, recovery = self.session, self._recovery
-        self._state.stop_wish = None
+        self._state.stop_request = None
         recovery.check()
 
         def saved() -> None:
@@ -485,7 +485,7 @@ class Loop:
         with suppress(Evicted):  # what others go on with is not lost
             if saver is None or saver.holds(state.step, state.stopped):  # one worker tells it
                 return
-            stop = "; run.stop takes effect after one more step" if state.stop_wish is not None else ""
+            stop = "; run.stop takes effect after one more step" if state.stop_request is not None else ""
             self._context.console.warn(
                 f"the script ended by sys.exit() in the loop, with {state.step:,} of {state.total_steps:,} steps "
                 f"applied{stop}\n"

@@ -95,7 +95,7 @@ class Recovery:
     def agree_to_save(self) -> None:
         """Agree that all hold the same, and on a stop that is saved with it. Raises CollectiveMismatch."""
         doing = f"at the boundary after step {self._state.step - 1}: save"
-        self._state.stop_wish = self.agree("save", self.departure.agreed_to_save, doing)
+        self._state.stop_request = self.agree("save", self.departure.agreed_to_save, doing)
 
     def save_unless_held(
         self, *, must: bool, patiently: str | None = None, by_s: float | None = None, last: bool = False

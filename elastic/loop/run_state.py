@@ -9,11 +9,25 @@ All of it is plain values, which travel beside the state to a worker that stands
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import IntFlag
 from typing import Any
 
 from elastic.group.sums import Agreed
 from elastic.loop.storage.under_way import Position
 from elastic.state.train_state import Tree
+
+
+class Request(IntFlag):
+    """What a worker asks of all others with a step's exchange; it may ask for several things at once.
+
+    LEAVE    a notice has come to that worker
+    STOP     somebody has called run.stop
+    SAVE     the cadence of time says so, or a node may be taken soon
+    REGROUP  somebody waits to join
+    CHECK    a save is due behind the next step, which is cross-checked
+    """
+
+    LEAVE, STOP, SAVE, REGROUP, CHECK = 1, 2, 4, 8, 16
 
 
 @dataclass
@@ -25,7 +39,7 @@ class RunState:
     epoch        of the next one
     finished     all steps are applied, or the run was stopped
     stopped      why it was stopped; None: it was not
-    stop_wish    this worker's, for the next exchange
+    stop_request    this worker's, for the next exchange
     agreed       what the last exchange gave; None before the first
     agreed_by    the workers that took part in it, by their ranks then
     agreements   made since the last update
@@ -47,7 +61,7 @@ class RunState:
     epoch: int = 0
     finished: bool = False
     stopped: str | None = None
-    stop_wish: str | None = None
+    stop_request: str | None = None
     agreed: Agreed | None = None
     agreed_by: tuple[str, ...] = ()
     agreements: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +79,7 @@ class RunState:
     @property
     def position(self) -> Position:
         """Return the position as a checkpoint has it."""
-        return Position(epoch=self.epoch, step=self.step, stopping=self.stop_wish, stopped=self.stopped)
+        return Position(epoch=self.epoch, step=self.step, stopping=self.stop_request, stopped=self.stopped)
 
     @property
     def is_whole(self) -> bool:
@@ -75,7 +89,7 @@ class RunState:
     def goes_on_from(self, position: Position) -> None:
         """Take step, epoch and stop from `position`, and note whether the run is finished there."""
         self.step, self.epoch = position.step, position.epoch
-        self.stopped, self.stop_wish = position.stopped, position.stopping
+        self.stopped, self.stop_request = position.stopped, position.stopping
         self.look_for_end()
 
     def look_for_end(self) -> None:
@@ -129,9 +143,9 @@ class RunState:
         if side_state["position"]["step"] != self.step:
             self.evaluations = self.calls = 0
         self.updating = False
-        own_wish = self.stop_wish
+        own_request = self.stop_request
         self.goes_on_from(Position(**side_state["position"]))
-        self.stop_wish = own_wish or self.stop_wish  # what this worker asked for was not exchanged yet
+        self.stop_request = own_request or self.stop_request  # what this worker asked for was not exchanged yet
         self.agreed = Agreed(**side_state["agreed"]) if side_state["agreed"] is not None else None
         self.agreed_by = tuple(side_state["agreed_by"])
         self.agreements = dict(side_state["agreements"])

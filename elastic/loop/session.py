@@ -35,10 +35,9 @@ from elastic.loop.cross_check import CrossCheck, First, each
 from elastic.loop.exchange import Exchange
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.restorer import StateRestorer
-from elastic.loop.run_state import RunState, StateSummary
+from elastic.loop.run_state import Request, RunState, StateSummary
 from elastic.loop.script_variables import generators
 from elastic.loop.view_group import ViewGroup
-from elastic.loop.wishes import Wish
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.rules.next_view import BOUNDARY
@@ -60,7 +59,7 @@ from elastic.status.tracker import Status, StatusTracker
 from elastic_checkpoint import linux
 from elastic_checkpoint.storage import redact
 
-_CHECK = int(Wish.CHECK)
+_CHECK = int(Request.CHECK)
 
 
 class Session:
@@ -285,7 +284,7 @@ class Session:
     def cross_check(self, plan: StepPlan) -> CrossCheck:
         """Return this worker's part in a step's cross-check; that of the next step is agreed on with the one before."""
         config, agreed = self._config, self.state.agreed
-        asked = agreed is None or any(one & _CHECK for one in agreed.wishes)
+        asked = agreed is None or any(one & _CHECK for one in agreed.requests)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
         exact = (

@@ -71,7 +71,7 @@ def of_run(run: elastic.Run) -> list[Timed]:
         (run.events, "emit", "events"),
         (elastic.loop.steps.update, "digest_of_indices", "events"),
         (elastic.loop.steps.update, "digest_of_sums", "events"),
-        (loop._boundary, "wishes", "boundary"),
+        (loop._boundary, "requests", "boundary"),
         (loop._boundary, "cross", "boundary"),
     ]
 

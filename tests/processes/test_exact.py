@@ -68,7 +68,7 @@ def test_the_cases_did_what_they_are_there_for(alone: Outcomes) -> None:
     assert alone["batch_norm_in_micro_batches"]["counts"] == [28, 20] * 2
     assert alone["stopped_inside_the_inner_loop"]["stopped"] == "an outlier"
     assert len(alone["stopped_inside_the_inner_loop"]["steps"]) == 3
-    assert len(alone["stopped_between_steps"]["steps"]) == 3  # asked for after step 1, so step 2 carries the wish
+    assert len(alone["stopped_between_steps"]["steps"]) == 3  # asked for after step 1, so step 2 carries the request
     assert 0 < sum(alone["shares_that_count_nothing"]["counts"]) < 100
 
 

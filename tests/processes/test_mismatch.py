@@ -183,10 +183,10 @@ def test_one_that_breaks_off_leaves_as_soon_as_it_knows_that_others_do_not(tmp_p
 
 SCRIPT = """
     import os, signal, sys, time, torch, elastic
-    from elastic.loop.between_steps.boundary import Wish
+    from elastic.loop.run_state import Request
 
     def newcomer_waits(run):
-        return any(wishes & Wish.REGROUP for wishes in run._state.agreed.wishes)
+        return any(requests & Request.REGROUP for requests in run._state.agreed.requests)
 
     elastic.seed(0)
     model = torch.nn.Linear(4, 1)

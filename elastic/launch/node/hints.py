@@ -1,7 +1,7 @@
 """A cloud's hints: each makes the run save once, and nobody leaves.
 
 Those workers of the node are told who are in the run when it comes; where there are none, the first that comes to be.
-One of them is enough, for the wish rides on the next exchange of all (loop/between_steps/boundary.py).
+One of them is enough, for the request rides on the next exchange of all (loop/between_steps/boundary.py).
 """
 
 from __future__ import annotations

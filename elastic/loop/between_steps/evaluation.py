@@ -175,7 +175,7 @@ def evaluate(
     sign(Phase.WAITING)
     announced.check()
     exchange = StepSums(group).exchange
-    return exchange(position, sums.parts, count=0, wishes=0, buffers=0, newly_moving=(), schedule=plan).sums
+    return exchange(position, sums.parts, count=0, requests=0, buffers=0, newly_moving=(), schedule=plan).sums
 
 
 def _read(loader: Loader, step: int) -> Any:

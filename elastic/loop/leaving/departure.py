@@ -143,7 +143,7 @@ class Departure:
 
     def agreed_to_save(self) -> str | None:
         """Compare what all hold; return why any has asked the run to stop. Raises PeerLost, CollectiveMismatch."""
-        stop = self._wait_for_all(Kind.SAVE, self._state.stop_wish)
+        stop = self._wait_for_all(Kind.SAVE, self._state.stop_request)
         self._session.exchange.compare_replicas(self._state.step)
         return stop
 
@@ -161,7 +161,7 @@ class Departure:
     def save_without_agent(self) -> None:
         """Save as all leave, with no hub to ask: by their peers' word, or each sees to it itself. Raises SystemExit."""
         try:
-            self._state.stop_wish = self.agreed_to_save()
+            self._state.stop_request = self.agreed_to_save()
             self.saved_by_all()
         except PeerWrong as lost:
             if not self._session.state_is_agreed_on:

@@ -91,7 +91,7 @@ class StepInHand:
         recovery: Recovery,
         plan: StepPlan,
         *,
-        wishes: Callable[[bool, bool], int],
+        requests: Callable[[bool, bool], int],
         judge: Callable[[int, Agreed], PassOver | None],
     ) -> None:
         self.session = session
@@ -101,7 +101,7 @@ class StepInHand:
         self._streams = session.context.config.streams
         self._recovery = recovery
         self.plan = plan
-        self._wishes = wishes
+        self._requests = requests
         self._judge = judge
         self.bad: PassOver | None = None
         self.index = plan.index
@@ -384,7 +384,7 @@ class StepInHand:
             self.share_sums,
             count=self._counted,
             examples=self.plan.count,
-            wishes=self._wishes(self.check.takes_place, self.last_of_epoch),
+            requests=self._requests(self.check.takes_place, self.last_of_epoch),
             unit=unit,
             sets_options=self.session.body.has_set_options,
             checked=self.check.digests(),

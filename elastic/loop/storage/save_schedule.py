@@ -2,8 +2,8 @@
 
 That is what plan/save_rules.py and plan/cadence.py decide, with what saves cost here.
 
-What it says reaches the other workers with a step's exchange (Wish.SAVE): they save after the same step. A coordinator
-that takes over measures anew, and knows what the run has lost, which travels with the state.
+What it says reaches the other workers with a step's exchange (Request.SAVE): they save after the same step. A
+coordinator that takes over measures anew, and knows what the run has lost, which travels with the state.
 """
 
 from __future__ import annotations

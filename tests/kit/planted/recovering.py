@@ -97,17 +97,17 @@ def _unnoticed(right: Any, act: Act) -> Any:
     return lambda self, step: None
 
 
-@planted("elastic.loop.between_steps.boundary:Boundary.wishes", plan="told to leave", caught_by={"lost"})
+@planted("elastic.loop.between_steps.boundary:Boundary.requests", plan="told to leave", caught_by={"lost"})
 def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
     """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
 
-    def wishes(self: Any, checked: bool, last_of_epoch: bool) -> int:
+    def requests(self: Any, checked: bool, last_of_epoch: bool) -> int:
         if self._recovery.departure.notice is not None:
             act()
             raise SystemExit(0)
         return int(right(self, checked, last_of_epoch))
 
-    return wishes
+    return requests
 
 
 @planted("elastic.membership.hub.release:see_off", plan="left last", caught_by={"durable"})
