@@ -9,6 +9,6 @@ flat_sum         one flat tensor, summed over ranks: treesum, or hierarchical_su
 warm_memory      the memory of sums, handed on from view to view
 gradients        a step's, summed while the last backward pass runs; backward_end: is that over? layout: where each lies
 sums             the small numbers of a step, and each rank's requests
-buffers          what becomes of them in a step; buffer_rules: by which rule; buffer_layout, usual_buffers, snapshot:
-                 how they lie, the quick way for most, and as they were when the step began
+buffers          what becomes of them in a step; buffer_rules: by which rule; buffer_layout, foreach_buffers, snapshot:
+                 how they lie, what most take, together, and as they were when the step began
 """

@@ -23,11 +23,11 @@ from elastic.errors import UNTOUCHED, StepError
 from elastic.group.buffer_layout import Layout, as_bytes, as_floats, floats_in, same_bits, shaped
 from elastic.group.buffer_rules import NORMS, REFUSED, Rule, check, default, no_rule, override, summed
 from elastic.group.flat_sum import NOTHING, FlatSum
+from elastic.group.foreach_buffers import ForeachBuffers, Row, foreach_buffers
 from elastic.group.form import Group, gather_bytes
 from elastic.group.hierarchical_sum import tree_sum
 from elastic.group.snapshot import Buffer, Snapshot, same_kind
 from elastic.group.tree import Schedule
-from elastic.group.usual_buffers import Row, UsualBuffers, usual
 from elastic.state.trained_set import listed
 
 ShareValues = dict[Buffer, "torch.Tensor | None"]
@@ -58,9 +58,9 @@ class Buffers:
         self._by_name: dict[str, Buffer] = {}
         self._rules: dict[str, Rule | None] = {}
         self._index()
-        self._usual: UsualBuffers | None = None
-        self._lively: list[Buffer] | None = None  # of which `_usual` was made
-        self._rows: list[Row] = []  # of this rank's shares, as long as all have left the usual
+        self._foreach: ForeachBuffers | None = None
+        self._lively: list[Buffer] | None = None  # of which `_foreach` was made
+        self._rows: list[Row] = []  # of this rank's shares, as long as all were taken so
         self._shares: list[tuple[int, ShareValues]] = []
         self._exact: ShareValues = {}  # of what this rank's first share left, that of which no mean is taken
         self._relaid: dict[Buffer, Layout] = {}  # by this rank's shares
@@ -80,23 +80,23 @@ class Buffers:
             self._index()
         if self._lively is not self._now.lively:
             self._lively = self._now.lively
-            self._usual = usual(self._lively, self._rule, self._device)
-        if self._usual is not None and not self._usual.begin():
-            self._usual = self._lively = None
+            self._foreach = foreach_buffers(self._lively, self._rule, self._device)
+        if self._foreach is not None and not self._foreach.begin():
+            self._foreach = self._lively = None
         self._new_step()
 
     @torch.no_grad()
     def share_done(self, share: int, examples: int) -> None:
         """Take what a share of `examples` examples left, and put the step's buffers back for the next one."""
         stirred = self._now.stirred()
-        if self._usual is not None and stirred is self._usual.buffers and self._usual.hold():
-            self._take_usual(self._usual, share, examples)
+        if self._foreach is not None and stirred is self._foreach.buffers and self._foreach.hold():
+            self._take_together(self._foreach, share, examples)
         else:
             self._take(stirred, share, examples)
             self._now.put_back()
 
-    def _take_usual(self, all_of_them: UsualBuffers, share: int, examples: int) -> None:
-        """Take what a share left, all of it usual. Raises StepError where it disagrees with an earlier share."""
+    def _take_together(self, all_of_them: ForeachBuffers, share: int, examples: int) -> None:
+        """Take what a share left, all of it together. Raises StepError where it disagrees with an earlier share."""
         row = all_of_them.take(len(self._shares))
         if not self._shares:
             self._holds_the_first_share = share == 0
@@ -391,7 +391,7 @@ class Buffers:
     def _leaves(self, elements: int) -> Sequence[torch.Tensor]:
         """Return, share by share, what they left in the buffers of which a mean is taken, times their examples."""
         examples = [float(count) for count, _ in self._shares]
-        averaged = self._usual.averaged if self._usual is not None and not self._layouts else []
+        averaged = self._foreach.averaged if self._foreach is not None and not self._layouts else []
         if len(self._rows) == len(self._shares) and [buffer for buffer, _ in self._moves] == averaged:
             return torch._foreach_mul([row.floats for row in self._rows], examples)
         weights = torch.tensor(examples, device=self._device).view(-1, 1)
@@ -400,8 +400,8 @@ class Buffers:
     def _values(self) -> list[torch.Tensor]:
         """Return, share by share, what they left in the buffers of which a mean is taken, as floats."""
         starts = {b: b.start for b, _ in self._moves if b.start is not None and b.start.device == self._device}
-        usual = not self._layouts and not self._relaid and len(starts) == len(self._moves)
-        if not usual or any(start.is_complex() for start in starts.values()):
+        alike = not self._layouts and not self._relaid and len(starts) == len(self._moves)
+        if not alike or any(start.is_complex() for start in starts.values()):
             return [self._as_summed(values, b, numel) for _, values in self._shares for b, numel in self._moves]
         tensors = [values.get(b) if b in values else start for _, values in self._shares for b, start in starts.items()]
         return [value.reshape(-1) for value in tensors if value is not None]

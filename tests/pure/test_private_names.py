@@ -32,7 +32,7 @@ ALLOWED = (
     Allowed(
         "as above, and which buffers are not persistent",
         "_buffers _modules _non_persistent_buffers_set",
-        "elastic/group/snapshot.py elastic/group/usual_buffers.py",
+        "elastic/group/snapshot.py elastic/group/foreach_buffers.py",
     ),
     Allowed(
         "the count of writes to a tensor",
@@ -43,7 +43,7 @@ ALLOWED = (
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
         "_foreach_add_ _foreach_copy_ _foreach_mul",
-        "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py elastic/group/usual_buffers.py "
+        "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py elastic/group/foreach_buffers.py "
         "elastic/state/rewound.py",
     ),
     Allowed(

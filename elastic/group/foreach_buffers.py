@@ -1,9 +1,9 @@
-"""The buffers that shares move as BatchNorm does: looked at, taken and put back together, in a few calls for all.
+"""Takes and puts back the buffers that shares move as BatchNorm does, together, in a few `torch._foreach` calls.
 
-Usual are single-precision ones of which a mean is taken, and integer and bool ones that must agree, whose tensors stay
-where they hang, of one shape and dtype. What a share left in them is copied to memory that is kept from step to step;
-the floats of one share lie side by side there, in the order of the buffers' names. What a share has made unusual, and
-all other buffers, are buffers.py's.
+Fit for that are single-precision ones of which a mean is taken, and integer and bool ones that must agree, whose
+tensors stay where they hang, of one shape and dtype. What a share left in them is copied to memory that is kept from
+step to step; the floats of one share lie side by side there, in the order of the buffers' names. Where a share has made
+one of another kind, all are buffers.py's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastic.group.snapshot import Buffer
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The usual buffers as one share left them.
+    """The buffers as one share left them.
 
     values    in the order of the buffers; `exact`: of these, what must agree
     floats    (elements,): of those of which a mean is taken
@@ -37,8 +37,8 @@ class Row:
         return all(map(torch.equal, self.integers, other.integers))
 
 
-class UsualBuffers:
-    """The buffers that shares move, where all of them are usual: taken and put back in a few calls.
+class ForeachBuffers:
+    """Takes and puts back the buffers that shares move, where all of them are fit for it.
 
     buffers   all that shares move
     averaged  those of which a mean is taken, in the order in which they lie in `Row.floats`
@@ -105,10 +105,10 @@ class UsualBuffers:
         return flat
 
 
-def usual(
+def foreach_buffers(
     buffers: Sequence[Buffer], rule: Callable[[Buffer, torch.Tensor | None], object], device: torch.device
-) -> UsualBuffers | None:
-    """Return these buffers if all are usual, else None. rule: what becomes of a buffer, see buffers.py."""
+) -> ForeachBuffers | None:
+    """Return these buffers if all are fit for it, else None. rule: what becomes of a buffer, see buffers.py."""
     for buffer in buffers:
         start = buffer.start
         if start is None or start.device != device:
@@ -117,7 +117,7 @@ def usual(
         exact = not start.is_floating_point() and not start.is_complex()
         if not (floats and becomes == "mean") and not (exact and becomes == "agree"):
             return None
-    return UsualBuffers(buffers, device) if buffers else None
+    return ForeachBuffers(buffers, device) if buffers else None
 
 
 def _name(buffer: Buffer) -> str:
