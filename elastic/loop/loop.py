@@ -134,8 +134,8 @@ class Loop:
         if context.live is None:
             self._take_notices()
         is_late = self._evaluations.are_made_alone
-        self._comes_to_loop = session.train_state.comes_to_loop(again=state.step > 0 or is_late)
-        session.on_close(self._comes_to_loop.close)
+        self._before_loop = session.train_state.writes_before_loop(again=state.step > 0 or is_late)
+        session.on_close(self._before_loop.close)
         session.seed(start_seed(context.config.plan.seed))
         context.moment("loaded")
 
@@ -206,7 +206,7 @@ class Loop:
             lambda step: bodies(config, step, self.session.view_group.rank, self.session.view_group.world_size),
             config.plan,
             lambda: self._steps(self._next_plain_step),
-            self._passes_beginning,
+            self._watch_repeated_writes,
             self._left_epoch,
         )
         return self._plain
@@ -221,7 +221,7 @@ class Loop:
         if (streams := self._context.config.streams) is not None:
             streams.check()
         session.find_generators()
-        self._comes_to_loop.undo(_written_before_loop, step=state.step)
+        self._before_loop.undo(_written_before_loop, step=state.step)
         state.begin_loop()
         self._evaluations.are_made_alone = self._on_coordinator.all_are_past = session.is_past
         if session.is_past and not state.finished:
@@ -317,10 +317,10 @@ class Loop:
                 f"  next   call it {where}, on all workers"
             )
 
-    def _passes_beginning(self, step: PlainStep) -> Callable[[], None]:
+    def _watch_repeated_writes(self, step: PlainStep) -> Callable[[], None]:
         """Watch what the script does at the beginning of an epoch that its state is past; return what undoes it."""
         in_hand = step.in_hand
-        passed = self.session.train_state.passes_beginning()
+        passed = self.session.train_state.writes_at_beginning()
         self.session.on_close(passed.close)
         return partial(passed.undo, partial(_written_at_beginning, in_hand), step=in_hand.index)
 

@@ -25,7 +25,7 @@ from elastic.state.health import Health
 from elastic.state.leftout import LeftOutBuffers, make_room
 from elastic.state.modes import Modes
 from elastic.state.modules import modules, roots
-from elastic.state.passed_beginning import PassedBeginning
+from elastic.state.repeated_writes import RepeatedWrites
 from elastic.state.since_boundary import SinceBoundary
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
@@ -117,14 +117,14 @@ class TrainState:
         optimizers = _named("optimizer", self._trained.optimizers)
         return Applied(self._changeable, optimizers, self._trained, self.modes, self._modules, in_loop=in_loop)
 
-    def passes_beginning(self) -> PassedBeginning:
+    def writes_at_beginning(self) -> RepeatedWrites:
         """Note everything, as the script comes to the beginning of an epoch that its state is past."""
-        return PassedBeginning(self.noting(), self._put_back, self._trained.optimizers)
+        return RepeatedWrites(self.noting(), self._put_back, self._trained.optimizers)
 
-    def comes_to_loop(self, *, again: bool) -> PassedBeginning:
+    def writes_before_loop(self, *, again: bool) -> RepeatedWrites:
         """Note everything, as the script has entered the run. again: the state is past what precedes its loop."""
         put_back = self._put_back if again else None
-        return PassedBeginning(self.noting(in_loop=False), put_back, self._trained.optimizers)
+        return RepeatedWrites(self.noting(in_loop=False), put_back, self._trained.optimizers)
 
     def _put_back(self, noted: Applied, step: int) -> None:
         now = elastic_checkpoint.encode(noted.tree(self.objects()))

@@ -43,8 +43,8 @@ ALLOWED = (
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
         "_foreach_add_ _foreach_copy_ _foreach_mul",
-        "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py elastic/group/foreach_buffers.py "
-        "elastic/state/rewound.py",
+        "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py "
+        "elastic/group/foreach_buffers.py elastic/state/rewound.py",
     ),
     Allowed(
         "which layers are normalisation layers, and what spectral norm hangs in at a module",

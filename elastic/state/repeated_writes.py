@@ -20,7 +20,7 @@ from elastic.state.applied import Applied
 from elastic.state.reached import watch
 
 
-class PassedBeginning:
+class RepeatedWrites:
     """Notes what there is as the script comes to a place that its state is past, and puts it back at `undo`.
 
     noted     notes what there is, here
