@@ -46,11 +46,11 @@ from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
 from elastic.state.compiled import Compiling
+from elastic.state.data_access import watch
 from elastic.state.health import Health
 from elastic.state.identity import CONTENT, SCRIPT
 from elastic.state.modules import roots
 from elastic.state.randomness import seed_streams
-from elastic.state.reached import watch
 from elastic.state.replica import Replica
 from elastic.state.train_state import TrainState, Tree
 from elastic.state.trained import Trained
@@ -172,7 +172,7 @@ class Session:
         self.on_close(self.body.close)
         self.on_close(self.train_state.staging.watched())
         if context.live is not None:
-            self.on_close(watch(self.train_state.applied.weights.reached))
+            self.on_close(watch(self.train_state.applied.weights.accessed))
         threads_before = torch.get_num_threads()
         torch.set_num_threads(config.compute.threads)  # the bits depend on how many there are
         if context.launch.launcher is not None:

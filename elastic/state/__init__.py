@@ -7,7 +7,7 @@ trained          which parameters train, in which groups of the optimizers; trai
 randomness       where every random number comes from
 
 applied          what code between two steps may change, as it was when the last step was applied; rewound: its buffers
-weights          have they been written since the last update? reached: through `.data`
+weights          have they been written since the last update? data_access: through `.data`
 since_boundary   what a resume would do once more; repeated_writes: what a script does again there is put back
 body             what the body of a loop may not do; clipping: what it may, where there are no gradients yet
 staging          a save's copy is waited for before anything writes to what is copied

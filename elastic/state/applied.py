@@ -24,9 +24,9 @@ import torch
 import xxhash
 
 import elastic_checkpoint
+from elastic.state.data_access import same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
-from elastic.state.reached import same
 from elastic.state.rewound import Rewound
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet

@@ -23,8 +23,8 @@ import torch
 import elastic_checkpoint
 from elastic.errors import UNTOUCHED, StepError
 from elastic.state.applied import mark
+from elastic.state.data_access import DATA, same, watch
 from elastic.state.modules import roots
-from elastic.state.reached import DATA, same, watch
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, changed_in_body, listed
 
@@ -60,7 +60,7 @@ class Body:
 
     def open(self) -> None:
         """Start watching what is reached through `parameter.data`."""
-        self._unwatch = watch(self._reached)
+        self._unwatch = watch(self._accessed)
 
     def begin(self, step: int, trained: TrainedSet) -> None:
         """Note how things are before a step's first share; that still counts when the step comes round again."""
@@ -182,7 +182,7 @@ class Body:
         # a weight with several names is named by its first one, in the order of the names
         return list({id(p): name for name, p in reversed(named) if id(p) in written}.values())[::-1]
 
-    def _reached(self, parameter: torch.nn.Parameter) -> None:
+    def _accessed(self, parameter: torch.nn.Parameter) -> None:
         """Keep a weight's value, once a step, before something is done through `parameter.data`."""
         if self._runs and id(parameter) not in self._before:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()

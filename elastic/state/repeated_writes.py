@@ -17,7 +17,7 @@ import torch
 
 from elastic.errors import StepError
 from elastic.state.applied import Applied
-from elastic.state.reached import watch
+from elastic.state.data_access import watch
 
 
 class RepeatedWrites:
@@ -42,7 +42,7 @@ class RepeatedWrites:
             noted.weights.note()
         else:
             noted.note_whole()
-        self._unwatch = watch(noted.weights.reached)
+        self._unwatch = watch(noted.weights.accessed)
         for optimizer in self._optimizers:
             optimizer.__dict__["add_param_group"] = _is_there_already
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from elastic.state.data_access import same
 from elastic.state.modules import BufferEntry, buffer_entries, extra_states, modules
 from elastic.state.normal_form import as_text
-from elastic.state.reached import same
 
 _COPIED_BYTES = 1 << 20
 Key = tuple[str, str]

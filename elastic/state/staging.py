@@ -25,7 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import elastic_checkpoint
-from elastic.state.reached import watch
+from elastic.state.data_access import watch
 from elastic.state.weights import Weights
 
 Modules = Callable[[], Mapping[str, torch.nn.Module]]

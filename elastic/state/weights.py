@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from elastic.state.reached import DATA, same
+from elastic.state.data_access import DATA, same
 from elastic.state.trained import Trained
 from elastic.state.trained_set import listed
 
@@ -52,7 +52,7 @@ class Weights:
         """Note that the next update begins: from here on writes are its own."""
         self._between = False
 
-    def reached(self, parameter: torch.nn.Parameter) -> None:
+    def accessed(self, parameter: torch.nn.Parameter) -> None:
         """Keep a weight's value before something is done to it through `parameter.data` between two updates."""
         if self._between and id(parameter) in self._known and id(parameter) not in self._before:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
@@ -70,11 +70,11 @@ class Weights:
         weights = [
             name
             for name, weight in zip(trained.names, trained.parameters, strict=True)
-            if noted.get(id(weight)) != weight._version or not self._is_as_reached(weight)
+            if noted.get(id(weight)) != weight._version or not self._is_as_accessed(weight)
         ]
         return f"weights: {listed(weights)}" if weights else "what optimizers keep, or which parameters there are"
 
-    def _is_as_reached(self, weight: torch.nn.Parameter) -> bool:
+    def _is_as_accessed(self, weight: torch.nn.Parameter) -> bool:
         _, before = self._before.get(id(weight), (weight, None))
         return before is None or same(before, DATA.__get__(weight))
 

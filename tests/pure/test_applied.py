@@ -10,8 +10,8 @@ from torch import nn
 
 import elastic_checkpoint
 from elastic.state.applied import Applied
+from elastic.state.data_access import watch
 from elastic.state.modes import Modes
-from elastic.state.reached import watch
 from elastic.state.trained import Trained
 from elastic_checkpoint.load.apply import apply
 
@@ -106,7 +106,7 @@ def test_a_change_through_data_is_seen_although_it_counts_no_version() -> None:
 def test_a_state_whose_weights_were_written_after_the_update_is_not_given(written: str) -> None:
     """Clipped weights (WGAN), a decay by hand: who took the step over would do it once more, and differ for ever."""
     model, optimizer, _, _, applied = parts()
-    watched = watch(applied.weights.reached)
+    watched = watch(applied.weights.accessed)
     try:
         model(torch.ones(1, 2)).sum().backward()
         applied.look()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import elastic_checkpoint
-from elastic.state.reached import watch
+from elastic.state.data_access import watch
 from elastic.state.staging import Staging
 from elastic.state.trained import Trained
 from elastic.state.weights import Weights

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elastic.loop.plain.mean_over import PASSED, SUM, Mean, means
-from elastic.state.reached import same
+from elastic.state.data_access import same
 
 _BATCHES = 8  # that are looked at
 _LOOKED_AT = 8  # nodes

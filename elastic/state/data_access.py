@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 
-Reached = Callable[[torch.nn.Parameter], None]
+Accessed = Callable[[torch.nn.Parameter], None]
 
 DATA: Any = torch.Tensor.data
 """The descriptor: also of parameters, unless `watch` stands before it."""
-_watching: list[Reached] = []
+_watching: list[Accessed] = []
 
 
-def watch(reached: Reached) -> Callable[[], None]:
-    """Have `reached(parameter)` called before each use of `parameter.data`, until what is returned is called."""
-    _watching.append(reached)
+def watch(accessed: Accessed) -> Callable[[], None]:
+    """Have `accessed(parameter)` called before each use of `parameter.data`, until what is returned is called."""
+    _watching.append(accessed)
     if len(_watching) == 1:
         torch.nn.Parameter.data = property(_get, _set)  # type: ignore[assignment]
 
     def unwatch() -> None:
         with suppress(ValueError):
-            _watching.remove(reached)
+            _watching.remove(accessed)
             if not _watching:
                 del torch.nn.Parameter.data  # Tensor's own is found again
 
@@ -42,13 +42,13 @@ def same(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 def _get(parameter: torch.nn.Parameter) -> torch.Tensor:
-    for reached in _watching:
-        reached(parameter)
+    for accessed in _watching:
+        accessed(parameter)
     data: torch.Tensor = DATA.__get__(parameter)
     return data
 
 
 def _set(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-    for reached in _watching:
-        reached(parameter)
+    for accessed in _watching:
+        accessed(parameter)
     DATA.__set__(parameter, value)
