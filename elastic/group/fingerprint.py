@@ -132,7 +132,7 @@ class Announced:
         """Return whether the rows of all ranks are here."""
         return self._pending is None or self._pending.arrived
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check as `check` does if all rows are here already, so as not to wait while there is something to compute."""
         if self._pending is not None and self._pending.arrived:
             self.check()

@@ -104,7 +104,7 @@ class Exchange:
         Raises PeerLost, and StepError for a change of what is trained that cannot be carried.
         """
         self._step = step
-        trained = self._trained.look(again=again)
+        trained = self._trained.refresh(again=again)
         if trained is not self._set:
             self._follow(trained)
         known = trained.digest ^ self._health.digest()

@@ -76,7 +76,7 @@ class Loop:
         rule = context.config.on_bad
         self._bad_steps = BadSteps(self.session, rule) if rule is not None else None
         check = self._bad_steps.check_weights if self._bad_steps is not None else _nothing_to_check
-        self._judge = self._bad_steps.look if self._bad_steps is not None else NotFinite(self.session).look
+        self._judge = self._bad_steps.judge if self._bad_steps is not None else NotFinite(self.session).judge
         self.session.restorer.check = check
         self._recovery = Recovery(self.session, self._notices, check)
         self._boundary = Boundary(self.session, self._recovery)
@@ -145,7 +145,7 @@ class Loop:
         notices.install(self._on_notice)
         session.on_close(self._leave_deadline.close)
         if self._context.live is not None:
-            self._context.live.on_leave = self._leave_deadline.look
+            self._context.live.on_leave = self._leave_deadline.arm
         session.on_close(lambda: notices.close(gone=notices.leave is not None and session.is_orderly))
 
     def exit(self, error: BaseException | None) -> None:
@@ -274,7 +274,7 @@ class Loop:
         """Leave what the next step's first share gave for whoever resumes, if it is known, and end this worker."""
         saver = self.session.restorer.saver
         if found is not None and saver is not None:
-            saver.look()
+            saver.poll()
             saver.note(found)
             saver.write_note()
         self._recovery.departure.leave_with_all()
@@ -417,7 +417,7 @@ class Loop:
         """Tell the agent of a notice, and watch its deadline; in a thread of its own, as this worker may wait."""
         if self._context.live is not None:
             self._context.live.request_leave(notice.why, notice.by_s)
-        self._leave_deadline.look()
+        self._leave_deadline.arm()
 
     def _pass_own_over(self, step: PlainStep, agreed: Agreed) -> None:
         """Pass over the step that the script's own code would have applied."""

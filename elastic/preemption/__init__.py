@@ -5,6 +5,6 @@ sources          who may say so, one class each; setting: which of them are watc
 machine          whose machine is this?
 signals          SIGTERM, SIGUSR1 and Ctrl-C as notices; process_notices: with the node's, for one process
 loader_processes DataLoader's, which stay at a signal to everybody as what else is forked does
-left_note        a job has left before its end: a file for whoever starts jobs
+exit_file        a job has left before its end: a file for whoever starts jobs
 preemption       `elastic.Preemption`, for loops of one's own
 """

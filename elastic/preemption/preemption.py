@@ -18,7 +18,7 @@ from elastic.errors import ConfigError, RendezvousTimeout
 from elastic.membership import environment
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.worker.missing import ranks_named_by_torch
-from elastic.preemption.left_note import LeftNote
+from elastic.preemption.exit_file import ExitFile
 from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
@@ -65,7 +65,7 @@ class Preemption:
         setting = environment.notices() if notices is None else notices
         watched = sources(setting)
         self._speaks = environment.local_rank() == 0  # for its node
-        self._note = LeftNote(note) if note is not None and self._speaks else None
+        self._note = ExitFile(note) if note is not None and self._speaks else None
         self._timeout_s = timeout_s
         self._process = ProcessNotices(
             SignalNotices(LEAVE_SIGNALS, grace_s=environment.grace_s()),

@@ -80,7 +80,7 @@ class Applied:
         self._buffers = Rewound()
         self.weights = Weights(optimizers, trained)
         self._lively: set[tuple[str, str]] = set()
-        self._looks = 0
+        self._updates = 0
         self._marked: dict[str, _Marked] = {}
         self._settings: dict[str, list[dict[str, Any]]] = {}
 
@@ -170,14 +170,14 @@ class Applied:
         self._set, self._eval = self._trained.now(), self._modes.now()
         self._buffers.note(self._modules())
 
-    def look(self) -> None:
+    def update_begins(self) -> None:
         """Find what the script has changed since `note`, as the next update begins: it is copied from now on."""
-        self._looks += 1
-        closely = self._looks <= _LOOK_EVERY or self._looks % _LOOK_EVERY == 0
+        self._updates += 1
+        closely = self._updates <= _LOOK_EVERY or self._updates % _LOOK_EVERY == 0
         for name, kept in self._marked.items():
             self._lively |= {(name, key) for key in self._changed(kept, closely=closely)}
-        self._buffers.look(self._modules())
-        self.weights.look()
+        self._buffers.update_begins(self._modules())
+        self.weights.update_begins()
 
     def known(self) -> bool:
         """Return whether `tree` can give everything: no weights written, no parameters changed, nothing lost."""

@@ -53,7 +53,7 @@ class Rewound:
             with torch.no_grad():
                 torch._foreach_copy_(into, out_of)
 
-    def look(self, roots: Mapping[str, torch.nn.Module]) -> None:
+    def update_begins(self, roots: Mapping[str, torch.nn.Module]) -> None:
         """Find what the script has changed since `note`, as the next update begins: it is copied from now on."""
         self._lively |= self._changed(roots)
 

@@ -12,7 +12,7 @@ calls `join` first:
 What the script writes by other ways between two steps is known by the tensor's version: that save is dropped, another
 is due, and from then on this run's saves are copied at once. Buffers, and all else in a state, always are.
 
-`look` is for places where this thread writes to nothing: a copy that is whole by then is told to the writer process,
+`poll` is for places where this thread writes to nothing: a copy that is whole by then is told to the writer process,
 and needs this worker no more.
 """
 
@@ -53,9 +53,9 @@ class Staging:
     def follow(self, saving: elastic_checkpoint.Saving, on_staged: Callable[[], None]) -> None:
         """Wait for `saving` where needed from here on. `on_staged` is called once it is copied, or came to nothing."""
         self._saving, self._on_staged, self._pid = saving, on_staged, os.getpid()
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take note of a copy that is whole, without waiting. Costs nothing where nothing is under way."""
         if self._saving is not None:
             self._ended(self._saving.staged(wait=False))

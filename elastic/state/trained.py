@@ -70,7 +70,7 @@ class Trained:
         self.now()
         return self._modules
 
-    def look(self, *, again: bool) -> TrainedSet:
+    def refresh(self, *, again: bool) -> TrainedSet:
         """Return what this step trains. Raises StepError where that cannot travel with the state.
 
         again  the step has come round again: what it trains was settled when it began

@@ -48,7 +48,7 @@ class Weights:
         self._noted, self._before, self._between = self._now(), {}, True
         self._known = {id(tensor) for tensor, _ in self._noted}
 
-    def look(self) -> None:
+    def update_begins(self) -> None:
         """Note that the next update begins: from here on writes are its own."""
         self._between = False
 

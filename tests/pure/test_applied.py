@@ -71,7 +71,7 @@ def test_a_tensor_that_changes_between_steps_for_the_first_time_cannot_be_given_
     counter.total += 1
     assert not applied.known()
 
-    applied.look()  # the next update begins
+    applied.update_begins()  # the next update begins
     applied.note()
     counter.total += 1
     assert applied.known()
@@ -82,7 +82,7 @@ def test_a_tensor_that_only_the_update_changes_is_never_copied() -> None:
     """An average of a large model in on_apply: copying it at every step would cost what it weighs."""
     _, optimizer, scheduler, counter, applied = parts()
     for _ in range(3):
-        applied.look()
+        applied.update_begins()
         counter.total += 1  # in the update
         applied.note()
     assert applied.known()
@@ -96,7 +96,7 @@ def test_a_change_through_data_is_seen_although_it_counts_no_version() -> None:
     applied.note()
     counter.total.data.mul_(0.5).add_(1.0)
     assert not applied.known()
-    applied.look()
+    applied.update_begins()
     applied.note()
     counter.total.data.add_(1.0)
     assert given(applied, optimizer, scheduler, counter)["extra.counter"]["total"].tolist() == [1.0, 1.0]
@@ -109,7 +109,7 @@ def test_a_state_whose_weights_were_written_after_the_update_is_not_given(writte
     watched = watch(applied.weights.accessed)
     try:
         model(torch.ones(1, 2)).sum().backward()
-        applied.look()
+        applied.update_begins()
         optimizer.step()
         model.weight.data.mul_(0.5)  # in the update, this is as it should be
         applied.note()
@@ -128,7 +128,7 @@ def test_a_state_whose_weights_were_written_after_the_update_is_not_given(writte
             momentum["momentum_buffer"] = torch.zeros(1, 2)
         assert not applied.known()
 
-        applied.look()
+        applied.update_begins()
         applied.note()
         assert applied.known()
     finally:

@@ -64,7 +64,7 @@ def test_a_coordinator_counts_those_that_a_newer_claim_of_its_own_run_made_void(
         UnderWay(cast(Any, Save(failure)), cast(Any, None), claim=1, begun_s=5.0, called_s=0.0)
         for failure in [dropped, *between, dropped]
     ]
-    Saver.look(saver)
+    Saver.poll(saver)
     assert saver.schedule.owes_one
     assert bool(warnings) == warned
     assert not warned or "the last one took 90 s" in warnings[0]

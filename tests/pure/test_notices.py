@@ -24,9 +24,9 @@ from elastic.preemption.setting import sources
 from elastic.preemption.sources.cloud import Cloud
 from elastic.preemption.sources.file import File
 from elastic.preemption.sources.metadata import LINK_LOCAL
+from elastic.preemption.sources.parse import parse_notice
 from elastic.preemption.sources.slurm import left_s
 from elastic.preemption.sources.source import SourceFailed
-from elastic.preemption.sources.spoken import spoken
 from elastic_checkpoint import WriterDied
 
 LONG_S = 60.0
@@ -81,7 +81,7 @@ def test_a_deadline_is_a_difference_of_one_clock_and_bounded(
     ],
 )
 def test_what_a_line_says(text: str, said: object) -> None:
-    assert spoken(text) == said
+    assert parse_notice(text) == said
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,12 @@ def test_a_look_does_not_wait_and_a_join_does() -> None:
     model = nn.Linear(2, 1)
     staging, one = staging_of(model, torch.optim.SGD(model.parameters(), 0.1)), UnderWay()
     staging.follow(one.saving, one.tell)
-    staging.look()
+    staging.poll()
     assert (one.asked, one.told) == ([False, False], 0)
     staging.join()
     assert (one.asked, one.told) == ([False, False, True], 1)
     staging.join()
-    staging.look()
+    staging.poll()
     assert (len(one.asked), one.told) == (3, 1)
 
 
@@ -87,8 +87,8 @@ def test_a_copy_that_is_whole_is_told_once_at_the_next_look() -> None:
     model = nn.Linear(2, 1)
     staging, one = staging_of(model, torch.optim.SGD(model.parameters(), 0.1)), UnderWay(copied=2)
     staging.follow(one.saving, one.tell)
-    staging.look()
-    staging.look()
+    staging.poll()
+    staging.poll()
     assert (one.asked, one.told) == ([False, False], 1)
 
 

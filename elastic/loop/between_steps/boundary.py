@@ -63,9 +63,9 @@ class Boundary:
         state.at_boundary = True
         if session.compiling is not None:
             session.compiling.check(f"step {state.step - 1} is applied; it is not saved")
-        session.compile_cache.look()
+        session.compile_cache.poll()
         if session.restorer.saver is not None:
-            session.restorer.saver.look()
+            session.restorer.saver.poll()
         if state.step < state.total_steps:
             state.epoch = session.step_plan(state.step).epoch
         if self._agreed_requests() & Request.STOP:

@@ -61,7 +61,7 @@ class Evaluations:
         position, ordinal = (state.epoch, state.step, 0), state.evaluations
 
         def sign(phase: Phase) -> None:
-            session.train_state.staging.look()
+            session.train_state.staging.poll()
             first_s = None if self._has_made_one else context.progress.long_s  # it may compile
             declared_s = session.phases.long_section_s
             session.phases.sign(phase, first_s if declared_s is None and phase == Phase.EVALUATING else declared_s)
@@ -158,7 +158,7 @@ def evaluate(
         try:
             loader.open(_requests(len(dataset), size, mine, position[0]))
             for number, merges in zip(mine, plan.merges[group.rank], strict=True):
-                announced.look()
+                announced.poll()
                 sign(Phase.READING)
                 batch = _read(loader, position[1])
                 sign(Phase.EVALUATING)
@@ -167,7 +167,7 @@ def evaluate(
                 buffers.restore()
         except PeerLost:
             with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
-                announced.look()
+                announced.poll()
             group.sever()  # before the loader's end, which takes a moment
             raise
         finally:

@@ -63,7 +63,7 @@ class CompileCache:
         if self._context.config.compute.compile_cache:
             self._unwatch = compilations.watch(begins=self._begins, ended=self._ended)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Keep what was compiled once a step has compiled nothing more, or many have. Called at each boundary."""
         if self._unwatch is None:
             self.open()  # the script may have imported its compiler since

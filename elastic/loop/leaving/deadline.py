@@ -55,7 +55,7 @@ class LeaveDeadline:
     def close(self) -> None:
         self._end.set()
 
-    def look(self) -> None:
+    def arm(self) -> None:
         """Begin to watch if there is a deadline by now; this worker was told something, in any thread."""
         with self._lock:
             if self._watching or self._departure.by_s is None:

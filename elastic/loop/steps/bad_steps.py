@@ -48,7 +48,7 @@ class BadSteps:
         self._signs: Signs | None = None
         self._checked: int | None = None
 
-    def look(self, step: int, agreed: Agreed) -> PassOver | None:
+    def judge(self, step: int, agreed: Agreed) -> PassOver | None:
         """Return how the step in hand is passed over; None: it is well. `.grad` is exact.
 
         Raises BadStep, StepError; PeerLost.

@@ -40,7 +40,7 @@ class NotFinite:
         self._told = False
         self._waiting: Callable[[], bool] | None = None
 
-    def look(self, step: int, agreed: Agreed) -> None:
+    def judge(self, step: int, agreed: Agreed) -> None:
         """Look at a step whose `.grad` is exact, on the coordinator alone, until something was told."""
         if self._told or self._session.view_group.rank != 0:  # all ranks hold the same exact gradients
             return

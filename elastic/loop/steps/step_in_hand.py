@@ -178,8 +178,8 @@ class StepInHand:
             last_share = number == len(assignment.batches) - 1
             for micro in range(self.pieces):
                 context.moment("data", share)
-                self.session.train_state.staging.look()
-                exchange.announced.look()
+                self.session.train_state.staging.poll()
+                exchange.announced.poll()
                 self.session.group.check()
                 self._phases.sign(Phase.READING)
                 before = context.stopwatch.at(DATA)
@@ -253,8 +253,8 @@ class StepInHand:
 
     def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver, kept: dict[int, Pass]) -> Iterator[Any]:
         """Hand out what another worker passes as its own; kept: see CrossCheck.begins."""
-        self.session.train_state.staging.look()
-        exchange.announced.look()
+        self.session.train_state.staging.poll()
+        exchange.announced.poll()
         self.session.group.check()
         self._phases.sign(Phase.READING)
         before = self.context.stopwatch.at(DATA)
@@ -375,7 +375,7 @@ class StepInHand:
         self.last = False
         self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))  # the update draws alike everywhere
         self.context.moment("exchange")
-        self.session.train_state.staging.look()
+        self.session.train_state.staging.poll()
         self._phases.enter(Phase.WAITING)
         if (digests := self.check.digests_of_first()) is not None:
             self.share_sums[0].add(FIRST, np.array(digests))
@@ -429,7 +429,7 @@ class StepInHand:
             return True
         self._look_since_boundary()
         with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
-            exchange.announced.look()
+            exchange.announced.poll()
         self._recovery.recover(lost, f"in the exchange of step {self.index}")
         agreed = self._state.agreed
         if self._state.step > self.index and agreed is not None:

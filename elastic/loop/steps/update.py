@@ -112,7 +112,7 @@ class Update:
         self._state.begin_update()
         self._context.moment("update")
         if self._context.live is not None:
-            self._session.train_state.applied.look()
+            self._session.train_state.applied.update_begins()
 
     def _open(self) -> None:
         """Begin the update, and give the modules the step's buffers."""

@@ -243,7 +243,7 @@ class Saver:
         """
         for one in self._under_way:
             if one.position.step <= step:
-                with suppress(elastic_checkpoint.CheckpointError):  # `look` says what failed
+                with suppress(elastic_checkpoint.CheckpointError):  # `poll` says what failed
                     one.saving.wait()
 
         def read(at: int) -> Tree | None:
@@ -267,12 +267,12 @@ class Saver:
         """Return whether the newest save, or the state read, is this one; wait if it is under way. Raises Evicted."""
         for one in self._under_way:
             if (one.position.step, one.position.stopped) == (step, stopped):
-                with suppress(elastic_checkpoint.CheckpointError):  # `look` says what failed
+                with suppress(elastic_checkpoint.CheckpointError):  # `poll` says what failed
                     one.saving.wait()
-        self.look()
+        self.poll()
         return self._saved == (step, stopped)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See, at each boundary, what became of saves; make ready for more once the run is going. Raises Evicted."""
         if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
             self._warmed = True
@@ -449,7 +449,7 @@ class Saver:
 
         Raises Evicted; CheckpointError where it must.
         """
-        self.look()
+        self.poll()
         if must:
             self._give_way(position.step, by_s)
         at_risk = self._soon.begun()
@@ -528,7 +528,7 @@ class Saver:
             self._console.say(f"the save of step {at} {what} that of step {step}: {order.why}")
         if order.newest_first:
             self._checkpoints.give_up_saves()
-            self.look()
+            self.poll()
         return order.newest_first
 
     def _lent(self) -> list[torch.Tensor]:
@@ -560,7 +560,7 @@ class Saver:
                 said = True
         with suppress(elastic_checkpoint.CheckpointError):
             saving.wait()
-        self.look()
+        self.poll()
         if saving.error is not None:
             raise saving.error
         return True
@@ -571,7 +571,7 @@ class Saver:
             with suppress(elastic_checkpoint.CheckpointError):  # logged
                 self._checkpoints.wait()
             with suppress(Evicted):
-                self.look()
+                self.poll()
         self._checkpoints.close(finish=not abruptly)
         self._notes.close()
 

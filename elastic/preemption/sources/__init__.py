@@ -4,5 +4,5 @@ source    what each of them is; registry: which there are
 cloud     what clouds have in common; metadata: their service; azure, ec2, gcp
 slurm     the end of the job's allocation
 file      a file that is there; command: one that is run again and again; command_output: what it prints
-spoken    what a file or a command may say
+parse     what a file or a command may say
 """

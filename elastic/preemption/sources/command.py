@@ -1,4 +1,4 @@
-"""A command that is run again and again; what it prints is spoken.py's, and nothing says that there is no notice."""
+"""A command that is run again and again; what it prints is parse.py's, and nothing says that there is no notice."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from elastic.preemption.notice import Notice
 from elastic.preemption.sources.command_output import CommandFailed, output_of
+from elastic.preemption.sources.parse import parse_notice
 from elastic.preemption.sources.source import Source, SourceFailed
-from elastic.preemption.sources.spoken import spoken
 
 _WITHIN_S = 10.0
 
@@ -34,7 +34,7 @@ class Command(Source):
             raise SourceFailed(str(failure)) from failure
         if not text:
             return []
-        if (said := spoken(text)) is None:
+        if (said := parse_notice(text)) is None:
             raise SourceFailed(
                 f"`{self._command}` prints {text[:80]!r}; expected nothing, or a line that begins with leave or hint"
             )

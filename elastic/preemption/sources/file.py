@@ -1,4 +1,4 @@
-"""A file that is there while this node is to leave. What it may hold is spoken.py's; an empty one says: leave."""
+"""A file that is there while this node is to leave. What it may hold is parse.py's; an empty one says: leave."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from elastic.events import words
 from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.sources.parse import parse_notice
 from elastic.preemption.sources.source import Source, SourceFailed
-from elastic.preemption.sources.spoken import spoken
 
 _READ_MAX = 1 << 12
 
@@ -45,7 +45,7 @@ class File(Source):
             raise SourceFailed(f"{self._path} cannot be read: {failure}") from failure
         finally:
             os.close(fd)
-        kind, left_s, why = spoken(text) or (Kind.LEAVE, None, words.printable(text.partition("\n")[0][:200]))
+        kind, left_s, why = parse_notice(text) or (Kind.LEAVE, None, words.printable(text.partition("\n")[0][:200]))
         by_s = None if left_s is None else self._clock() + left_s
         said = f"{self._path} says {kind.value}" + (f": {why}" if why else "")
         # Seconds that are counted down, by a daemon that writes the file again and again, are one notice.

@@ -7,32 +7,32 @@ from typing import Any
 from tests.kit.planted.bug import Act, planted
 
 
-@planted("elastic.loop.steps.bad_steps:BadSteps.look", plan="skips together", caught_by={"agreement"})
+@planted("elastic.loop.steps.bad_steps:BadSteps.judge", plan="skips together", caught_by={"agreement"})
 def skip_on_some_workers_alone(right: Any, act: Act) -> Any:
     """One worker applies a step that the others pass over."""
 
-    def look(self: Any, step: int, agreed: Any) -> Any:
+    def judge(self: Any, step: int, agreed: Any) -> Any:
         over = right(self, step, agreed)
         if over is not None and self._session.group.rank == 1:
             act()
             return None
         return over
 
-    return look
+    return judge
 
 
-@planted("elastic.loop.steps.bad_steps:BadSteps.look", plan="skips, resumed", caught_by={"reference", "repeat"})
+@planted("elastic.loop.steps.bad_steps:BadSteps.judge", plan="skips, resumed", caught_by={"reference", "repeat"})
 def apply_after_a_resume_what_was_passed_over(right: Any, act: Act) -> Any:
     """A step that was passed over is applied when a resume comes to it again."""
 
-    def look(self: Any, step: int, agreed: Any) -> Any:
+    def judge(self: Any, step: int, agreed: Any) -> Any:
         over = right(self, step, agreed)
         if over is not None and self._session.restorer.position.step > 0:
             act()
             return None
         return over
 
-    return look
+    return judge
 
 
 @planted("elastic.state.health:Health.step_passed_over", plan="goes back", caught_by={"passed"})

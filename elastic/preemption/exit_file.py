@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 
-class LeftNote:
-    """The note at a path, by which a job says that it has left."""
+class ExitFile:
+    """The file at a path, by which a job says that it has left."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -23,5 +23,5 @@ class LeftNote:
         new.replace(self._path)
 
     def remove(self) -> None:
-        """Remove the note of an earlier start. Raises OSError."""
+        """Remove the file of an earlier start. Raises OSError."""
         self._path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ _LINE = re.compile(r"(leave|hint)\b(?:\s+(\d+(?:\.\d+)?)(?:\s*s\b)?(?=\s|$))?\s*
 _WHY_MAX = 200
 
 
-def spoken(text: str) -> tuple[Kind, float | None, str] | None:
+def parse_notice(text: str) -> tuple[Kind, float | None, str] | None:
     """Return (kind, seconds that are left, why) of a text's first line; None: it is none of the above."""
     line = next(iter(text.strip().splitlines()), "")
     found = _LINE.fullmatch(line)
