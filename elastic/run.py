@@ -233,7 +233,7 @@ class Run:
         It is what `enumerate(loader)` counts where a batch is a step.
         """
         step = self._here.step
-        return step.step_in_epoch if step is not None else 0
+        return step.plan.step_in_epoch if step is not None else 0
 
     @property
     def total_steps(self) -> int:
@@ -315,7 +315,7 @@ class Run:
     def __iter__(self) -> Iterator[Step]:
         if self._plain is not None:
             raise ConfigError("run.batches() is under way; a script has one loop: that, or `for step in run`")
-        return self._here.steps()
+        return self._here.in_steps()
 
     def batches(self) -> Batches:
         """Return this worker's batches, for a loop that is written as without elastic: its own code is the update.
@@ -386,8 +386,8 @@ class Run:
         That is from the end of the backward pass of this worker's last share of a step until each optimizer has stepped
         (and `scaler.update()` was called); not in a step that is passed over, or that this worker took from a peer.
         """
-        own = self._here.own_update
-        return own is not None and own.asks_whether_open()
+        plain = self._here.plain
+        return plain is not None and plain.update.asks_whether_open()
 
     @property
     def stepped(self) -> bool:
@@ -417,7 +417,8 @@ class Run:
         Raises:
             StepError: It was called after the batch's backward pass, or outside the loop.
         """
-        step = self._here.plain_step
+        plain = self._here.plain
+        step = plain.step if plain is not None else None
         if step is None:
             raise StepError(
                 "run.add was called outside the loop over run.batches()\n"
@@ -522,7 +523,7 @@ class Run:
 
     def _plain_loop(self) -> PlainLoop:
         if self._plain is None:
-            self._plain = self._here.plain(check_plain(self._config))
+            self._plain = self._here.begin_plain(check_plain(self._config))
         return self._plain
 
     def _compute(self, step: Step) -> None:
@@ -530,7 +531,7 @@ class Run:
         if (apply := self._config.update.apply) is not None:
             apply(self, step)
         else:
-            default_update(self._config, self._here.session.exchange.parameters)
+            default_update(self._config, self._here.session.gradient_sync.parameters)
 
     def _call_on_apply(self, step: Step | StepInHand) -> bool:
         """Call what `on_apply` was given; tell whether there was anything."""

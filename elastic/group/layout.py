@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 _ALIGNED = 16  # elements
+_SMALL, _SMALL_TOGETHER = 1 << 16, 1 << 20  # elements
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,77 @@ class Bucket:
     @property
     def numel(self) -> int:
         return self.counts_at + len(self.spans)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the gradients of these parameters lie.
+
+    bucket_of     per parameter, the number of its bucket
+    dtypes        per parameter, of its sums; alike: they are the parameters' own
+    small, large  the parameters whose gradients wait for the end of a backward pass, and the others
+    every         a byte of 1 for each parameter
+    """
+
+    parameters: tuple[torch.nn.Parameter, ...]
+    names: tuple[str, ...]
+    buckets: tuple[Bucket, ...]
+    bucket_of: dict[int, int]
+    dtypes: tuple[torch.dtype, ...]
+    alike: bool
+    small: frozenset[int]
+    large: tuple[int, ...]
+    every: bytes
+
+    @classmethod
+    def of(cls, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], bucket_bytes: int) -> Layout:
+        """Return the layout of these parameters."""
+        numbers, every = range(len(parameters)), buckets(parameters, bucket_bytes)
+        dtypes = tuple(summed_in(parameter.dtype) for parameter in parameters)
+        small = _small([parameter.numel() for parameter in parameters])
+        return cls(
+            tuple(parameters),
+            tuple(names),
+            every,
+            {span.parameter: number for number, bucket in enumerate(every) for span in bucket.spans},
+            dtypes,
+            all(dtype == parameter.dtype for dtype, parameter in zip(dtypes, parameters, strict=True)),
+            small,
+            tuple(number for number in numbers if number not in small),
+            b"\1" * len(parameters),
+        )
+
+    def sums_in(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return each parameter's span of these flat tensors, one a bucket, as a tensor with the parameter's shape."""
+        sums = {
+            span.parameter: self._sum_in(flat, span)
+            for bucket, flat in zip(self.buckets, flats, strict=True)
+            for span in bucket.spans
+        }
+        return [sums[number] for number in range(len(self.parameters))]
+
+    def _sum_in(self, flat: torch.Tensor, span: Span) -> torch.Tensor:
+        """Return a span with the parameter's shape, and its strides if it is dense: as autograd lays gradients out."""
+        parameter = self.parameters[span.parameter]
+        if dense(parameter):
+            return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + span.offset)
+        return flat[span.offset : span.offset + span.numel].view(parameter.shape)
+
+
+def _small(numels: Sequence[int]) -> frozenset[int]:
+    """Return the parameters whose gradients wait for the end of the pass.
+
+    They have so few elements that Python would take longer than the sum does, and together so few that they are still
+    in the cache.
+    """
+    small: set[int] = set()
+    together = 0
+    for numel, index in sorted((numel, index) for index, numel in enumerate(numels)):
+        together += numel
+        if numel > _SMALL or together > _SMALL_TOGETHER:
+            break
+        small.add(index)
+    return frozenset(small)
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from elastic.state.data_access import same
 from elastic.state.modules import BufferEntry, buffer_entries, modules, roots
-from elastic.state.reached import same
 
 _COMPARED_BYTES = 1 << 20
 _COMPARED_WHOLE = 2  # steps

@@ -37,7 +37,7 @@ from elastic.config.argument_groups import Data
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch, stand_before_views
 from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
-from elastic.loop.plain.mean_over import mean_over
+from elastic.loop.plain.loss_means import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run

@@ -7,7 +7,8 @@
     phases         what the worker is doing, said to its agent
     view_group     the view it is in, its rank there, and the group that it shares with the others
     assignment     which rank computes which shares, and in which order their sums are added
-    exchange       gradients, buffers and sums of one step, together
+    gradient_sync  gradients, buffers and sums of one step, summed over the ranks together
+    replica_check  do all ranks hold the same, and are they set alike?
     cross_check    does a share give the same bits wherever it is passed?
     disagreement   two workers gave different bits for a share: what is said, and what follows
     verdict        which workers are wrong then

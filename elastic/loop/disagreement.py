@@ -6,7 +6,7 @@
         nobody can tell     it is the script, as far as anybody knows: an error on all
     fewer                   likewise
 
-The same is said of workers that hold other states (exchange.py).
+The same is said of workers that hold other states (replica_check.py).
 """
 
 from __future__ import annotations

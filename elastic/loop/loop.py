@@ -12,27 +12,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from typing import Any, NoReturn, TypeVar
-
-import torch
 
 from elastic.errors import CollectiveMismatch, Evicted, PeerLost, SavesFailed, StartFailed, StepError
 from elastic.events import schema
-from elastic.group.fingerprint import Kind, announce
-from elastic.group.sums import Agreed
-from elastic.loop.assignment import bodies
+from elastic.group.fingerprint import Kind
 from elastic.loop.between_steps.boundary import Boundary
 from elastic.loop.between_steps.evaluation import Evaluations
 from elastic.loop.between_steps.on_coordinator import OnCoordinator
 from elastic.loop.context import Context
-from elastic.loop.cross_check import First
 from elastic.loop.leaving.deadline import RECORD_S, LeaveDeadline
-from elastic.loop.plain.first_losses import Divided, FirstLosses
 from elastic.loop.plain.loop import PlainLoop
-from elastic.loop.plain.mean_over import targets_in
 from elastic.loop.plain.step import Count, PlainStep
-from elastic.loop.plain.update import OwnUpdate, known_as_of_a_run
+from elastic.loop.plain.update import known_as_of_a_run
 from elastic.loop.recovery import BREAKING, GRACE_S, Recovery
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
@@ -85,11 +77,9 @@ class Loop:
         self._evaluations = Evaluations(self.session, self._recovery)
         self._on_coordinator = OnCoordinator(self.session, self._recovery)
         self.step: StepInHand | None = None
-        self.plain_step: PlainStep | None = None
-        self.own_update: OwnUpdate | None = None  # of a plain loop
+        self._leaves: Callable[[NextStep | None], NoReturn] | None = None  # of the step that comes next
+        self.plain: PlainLoop | None = None
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
-        self._plain: PlainLoop | None = None
-        self._count: Count | None = None
 
     def enter(self) -> None:
         """Join the run, and take its state.
@@ -174,9 +164,9 @@ class Loop:
             orderly = isinstance(error, SystemExit) and (not error.code or (settled and error.code == INTERRUPTED))
             if orderly and self._state.in_loop and not settled:
                 self._ended_itself()
-            session.exchange.buffers.restore()  # a share that raised has moved BatchNorm's averages
-            if self.own_update is not None and hasattr(error, "add_note"):  # Python 3.11
-                for note in self.own_update.notes(error):
+            session.gradient_sync.buffers.restore()  # a share that raised has moved BatchNorm's averages
+            if self.plain is not None and hasattr(error, "add_note"):  # Python 3.11
+                for note in self.plain.update.notes(error):
                     error.add_note(note)
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 self._record(error)
@@ -185,37 +175,16 @@ class Loop:
         finally:
             session.close(abruptly=not orderly)
 
-    def plain(self, count: Count | None) -> PlainLoop:
+    def begin_plain(self, count: Count | None) -> PlainLoop:
         """Return the loop over batches as people write it, whose own code is the update; for `count` see PlainStep."""
-        own = OwnUpdate(
-            self._context.config,
-            begins=self._update.begin_own,
-            ends=self._end_own_update,
-            stepping=self.session.train_state.applied.stepping if self._context.live is not None else _nothing,
-        )
-        own.install()
-        self.session.on_close(own.remove)
-        self._first_losses = FirstLosses(self._buffers_of_models, self._warn_of_sum, self._warn_of_mean)
-        self.session.on_close(self._first_losses.close)
-        self.own_update, self._count = own, count
-        config = self._context.config
-        self._plain = PlainLoop(
-            self._state,
-            self._to_check,
-            lambda: self.step is not None and self.step.check.runs,
-            lambda step: bodies(config, step, self.session.view_group.rank, self.session.view_group.world_size),
-            config.plan,
-            lambda: self._steps(self._next_plain_step),
-            self._watch_repeated_writes,
-            self._left_epoch,
-        )
-        return self._plain
+        self.plain = PlainLoop(self.session, self, self._update, count)
+        return self.plain
 
-    def steps(self) -> Iterator[Step]:
+    def in_steps(self) -> Iterator[Step]:
         """Return the iterator of `for step in run`."""
-        return self._steps(self._next_step)
+        return self.steps(self._next_step)
 
-    def _steps(self, next_step: Callable[[], AnyStep]) -> Iterator[AnyStep]:
+    def steps(self, next_step: Callable[[], AnyStep]) -> Iterator[AnyStep]:
         """Yield step after step until the run is finished, or all leave, and cross the boundary behind each."""
         session, state, plan = self.session, self._state, self._context.config.plan
         if (streams := self._context.config.streams) is not None:
@@ -263,9 +232,9 @@ class Loop:
         in_time = by_s - time.monotonic() > ended_s - began_s + RECORD_S  # a share takes no longer than a step
         departure.tell_all_is_saved()
         if session.first_is_passed and in_time and saver is not None and session.view_group.rank == 0:
+            self._leaves = self._leave_behind
             driver = next_step()
             self.step = driver.in_hand
-            driver.in_hand.leaves = self._leave_behind
             session.seed(before_seed(self._context.config.plan.seed, driver.in_hand.index))
             yield driver
         departure.leave_with_all()
@@ -289,7 +258,7 @@ class Loop:
         """Evaluate as Run.evaluate says; raise StepError within a step, but for its update."""
         if not self._state.updating:
             self._check_between_steps("evaluate")
-        step = self.plain_step if self.own_update is not None else None
+        step = self.plain.step if self.plain is not None else None
         with step.evaluating() if step is not None else nullcontext():
             return self._evaluations.make(dataset, function, batch_size, collate_fn)
 
@@ -300,55 +269,30 @@ class Loop:
 
     def _check_between_steps(self, called: str) -> None:
         """Raise StepError where the script has called `called` within a step, or at the beginning of an epoch."""
-        step = self.plain_step if self.own_update is not None else None
-        if step is not None and not step.has_begun and not step.in_hand.applied and not step.update_follows:
+        step = self.plain.step if self.plain is not None else None
+        if step is not None and not step.in_hand.begun and not step.in_hand.applied and not step.update_follows:
             raise StepError(
-                f"run.{called} was called at the beginning of epoch {step.in_hand.epoch}, before its batches\n"
+                f"run.{called} was called at the beginning of epoch {step.epoch}, before its batches\n"
                 "  found  who joins in the epoch's midst, or goes on there, passes its beginning by itself, and the "
                 "others are past it\n"
                 "  state  what was applied stays\n"
                 "  next   call it behind the last batch of the epoch before; ahead of run.epochs() for the first one"
             )
         if self.step is not None and not self.step.applied:
-            where = "after the inner loop" if self.own_update is None else "in the body under `if run.stepped:`"
+            where = "after the inner loop" if self.plain is None else "in the body under `if run.stepped:`"
             raise StepError(
                 f"run.{called} was called inside step {self.step.index}, whose gradients are under way\n"
                 "  state  the model is as it was before this step\n"
                 f"  next   call it {where}, on all workers"
             )
 
-    def _watch_repeated_writes(self, step: PlainStep) -> Callable[[], None]:
-        """Watch what the script does at the beginning of an epoch that its state is past; return what undoes it."""
-        in_hand = step.in_hand
-        passed = self.session.train_state.writes_at_beginning()
-        self.session.on_close(passed.close)
-        return partial(passed.undo, partial(_written_at_beginning, in_hand), step=in_hand.index)
-
     def _next_step(self) -> Step:
         """Return the next step of `for step in run`."""
         self.session.train_state.since_boundary.note()
-        return Step(self._step_in_hand(), apply=self._update)
+        return Step(self.step_in_hand(), apply=self._update)
 
-    def _next_plain_step(self) -> PlainStep:
-        """Return the next step of a loop over batches."""
-        own = self.own_update
-        assert own is not None
-        in_hand = self._step_in_hand()
-        step = PlainStep(
-            in_hand,
-            count=self._count,
-            on_batch=self._first_losses.watch,
-            on_exact=own.opens,
-            on_pass_over=self._pass_own_over,
-            check=own.check_closed,
-        )
-        own.next_step(step)
-        self.plain_step = step
-        state = self.session.train_state
-        state.since_boundary.note(None if step.in_hand.step_in_epoch else state.noting())
-        return step
-
-    def _step_in_hand(self) -> StepInHand:
+    def step_in_hand(self) -> StepInHand:
+        """Return the step that comes next."""
         plan = self.session.step_plan(self._state.step)
         return StepInHand(
             self.session,
@@ -356,74 +300,14 @@ class Loop:
             plan,
             requests=self._boundary.requests,
             judge=self._judge,
+            leaves=self._leaves,
         )
-
-    def _buffers_of_models(self) -> list[torch.Tensor]:
-        return [buffer for model in self._context.config.models.values() for buffer in model.buffers()]
-
-    def _to_check(self) -> int:
-        """Return how many batches for nothing come ahead of the next step, as far as it is known."""
-        state = self._state
-        begun = self.plain_step is not None and self.plain_step.has_begun
-        if begun or state.finished:
-            return 0
-        check = self.session.cross_check(self.session.step_plan(state.step))
-        first = check.first is First.FOR_NOTHING
-        return first + len(check.passes) + len(check.alone) + (check.copied is not None)
-
-    def _warn_of_sum(self, node: str) -> None:
-        self._context.console.warn(
-            f"the first loss is a sum over its batch ({node}), and a loop over run.batches() takes it for a mean: "
-            "gradients come out too large by the number of examples\n"
-            '  next   reduction="mean", or loss / len(batch); in `for step in run`, step.backward takes sums'
-        )
-
-    def _warn_of_mean(self, one: Divided, other: Divided) -> None:
-        """Warn that losses are means over other numbers than the items of their batches, and say what `count=` fits."""
-        if self._context.config.plan.virtual_workers == 1:
-            return  # a share is the whole batch
-        (before, items_before, batch_before), (now, items, batch) = one, other
-        taken = "examples" if self._count is None else "what count= says"
-        count, where = "...", "what the loss of that batch divides by"
-        fit = targets_in(batch, now)
-        found = next((name for name in targets_in(batch_before, before) if name in fit), None)
-        targets = found or ("batch['labels']" if isinstance(batch, Mapping) else "batch[1]")
-        if now.weighted:
-            count, where = (
-                f"weight[{targets}].sum()",
-                f"where {targets} are the targets, and weight those of the classes",
-            )
-        elif now.ignored is not None:
-            count = f"({targets} != {now.ignored}).sum()"
-            where = f"where {targets} are the targets" if found is None else "the targets that are not left out"
-        self._context.console.warn(
-            f"the loss is a mean over {before.divisor:g} where the batch has {items_before:g} ({taken}), and over "
-            f"{now.divisor:g} where it has {items:g} ({now.node})\n"
-            f"  found  a share of a step is weighed by {taken}, so the update is not the whole batch's mean, and "
-            "depends on V\n"
-            f"  next   data=Data(count=lambda batch: {count}), {where};\n"
-            "         all means that the loss adds up must be over that"
-        )
-
-    def _end_own_update(self, step: PlainStep, agreed: Agreed) -> None:
-        """Commit the step that the script's own code has applied."""
-        own = self.own_update
-        read = own is not None and own.was_asked and not step.update_follows  # there a loop needs not ask
-        self._update.end_own(step.in_hand, agreed, read=read)
-        step.leave_to_the_script()
-        self.session.phases.enter_script()
 
     def _on_notice(self, notice: Notice) -> None:
         """Tell the agent of a notice, and watch its deadline; in a thread of its own, as this worker may wait."""
         if self._context.live is not None:
             self._context.live.request_leave(notice.why, notice.by_s)
         self._leave_deadline.arm()
-
-    def _pass_own_over(self, step: PlainStep, agreed: Agreed) -> None:
-        """Pass over the step that the script's own code would have applied."""
-        self._update.pass_over(step.in_hand, agreed)
-        step.leave_to_the_script()
-        self.session.phases.enter_script()
 
     def _leave_step(self) -> None:
         """Let go of a step that is applied."""
@@ -438,7 +322,7 @@ class Loop:
         def saved() -> None:
             self._context.moment("finish")
             recovery.meet(Kind.FINISH)
-            session.exchange.compare_replicas(self._state.step)
+            session.gradient_sync.replicas.before_save(self._state.step)
             recovery.save_unless_held(must=True, last=True)
             recovery.wait_for_all(Kind.FINISH, None)
 
@@ -468,11 +352,11 @@ class Loop:
         session, state = self.session, self._state
         step = self.step
         if step is not None and not step.applied:
-            session.exchange.buffers.restore()
+            session.gradient_sync.buffers.restore()
             raise self._left_open(step)
         self._leave_step()
         self._boundary.reach()
-        plain = self._plain
+        plain = self.plain
         site = plain.left_at if plain is not None else None
         if state.finished or self._recovery.all_break(must=plain is not None, site=site):
             self._finish()
@@ -494,18 +378,10 @@ class Loop:
                 "SIGTERM to the\n         launcher, or a notice, all save and leave, and the same command goes on"
             )
 
-    def _left_epoch(self) -> None:
-        """Raise CollectiveMismatch where this script goes on to the next epoch, and others go on with this one."""
-        step, plain = self.step, self._plain
-        if step is None or not step.applied or plain is None:
-            return
-        with suppress(PeerLost), self.session.phases.waiting():
-            announce(self.session.group, Kind.BREAK_FOR_ALL, step=self._state.step, site=plain.left_at).check()
-
     def _left_open(self, step: StepInHand) -> StepError:
         """Return the error for a step whose inner loop did not end: break, return, or an exception that was caught."""
-        torn, plain = self._state.updating, self._plain
-        batches = "for batch in step" if self.own_update is None else "for batch in run.batches()"
+        torn, plain = self._state.updating, self.plain
+        batches = "for batch in step" if plain is None else "for batch in run.batches()"
         where, found, instead = "", "", "run.stop(reason) ends a run early"
         if plain is not None:
             where = f", at {plain.left_at}" if plain.left_at is not None else ""
@@ -525,7 +401,7 @@ class Loop:
 
     def _only_in_update(self, *_: Any) -> None:
         """Raise StepError where the script steps an optimizer that Run steps itself."""
-        if not self._state.updating and self.own_update is None:
+        if not self._state.updating and self.plain is None:
             raise StepError(
                 "optimizer.step() was called in the loop, and Run steps the optimizer itself when the inner loop ends\n"
                 "  state  the model is unchanged\n"
@@ -541,17 +417,6 @@ def _written_before_loop(what: str) -> StepError:
         "trained ones\n"
         "  state  nothing was trained here; what was applied and saved before is whole\n"
         "  next   write them ahead of the `with`: a new run begins with them; later, behind an epoch's last batch"
-    )
-
-
-def _written_at_beginning(step: StepInHand, what: str) -> StepError:
-    """Return the error for a script that changes at an epoch's beginning what has that change already."""
-    return StepError(
-        f"at the beginning of epoch {step.epoch}, which this worker comes into at step {step.index}, the script wrote "
-        f"to {what}\n"
-        "  found  the epoch began earlier, and the state that came has that change already: it would be made twice\n"
-        "  state  what was applied and saved is whole; nothing was trained here\n"
-        "  next   make it at the end of the epoch before, behind its last batch"
     )
 
 

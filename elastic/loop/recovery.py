@@ -197,7 +197,7 @@ class Recovery:
         """
         session = self._session
         lost.step = self._state.step
-        session.exchange.buffers.restore()  # a share that was broken off may have moved some
+        session.gradient_sync.buffers.restore()  # a share that was broken off may have moved some
         self._context.progress.step_broken()
         if isinstance(lost, PeerWrong) and not (lost.unapplied or session.state_is_agreed_on):
             self._go_back(lost)

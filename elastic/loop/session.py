@@ -32,7 +32,7 @@ from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.compiled.cache import CompileCache
 from elastic.loop.context import Context
 from elastic.loop.cross_check import CrossCheck, First, each
-from elastic.loop.exchange import Exchange
+from elastic.loop.gradient_sync import GradientSync
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.restorer import StateRestorer
 from elastic.loop.run_state import Request, RunState, StateSummary
@@ -72,7 +72,7 @@ class Session:
                                has its result, and no part in it
     """
 
-    exchange: Exchange
+    gradient_sync: GradientSync
     loader: Loader
 
     def __init__(self, context: Context, state: RunState) -> None:
@@ -277,8 +277,8 @@ class Session:
         live.view_is_over(step=summary.step, at=at, lost=lost, whole=whole, torn=summary.torn)
         self.view_group.enter(step=summary.step)
         side_state_of_those_ahead = self.restorer.from_peers_or_storage(summary, side_state)
-        self.exchange.close(in_order=not lost)
-        self.exchange = self._new_exchange()
+        self.gradient_sync.close(in_order=not lost)
+        self.gradient_sync = self._new_gradient_sync()
         return side_state_of_those_ahead
 
     def cross_check(self, plan: StepPlan) -> CrossCheck:
@@ -372,8 +372,8 @@ class Session:
     def _prepare(self) -> None:
         """Make the exchange and the loader for the first view."""
         config = self._config
-        self.exchange = self._new_exchange()
-        self.on_close(self._close_exchange)
+        self.gradient_sync = self._new_gradient_sync()
+        self.on_close(self._close_gradient_sync)
         self.loader = Loader(
             config.dataset,
             seed=config.plan.seed,
@@ -388,9 +388,9 @@ class Session:
             config.update.scaler.scale(torch.zeros((), device=config.device))  # an idle rank needs its scale, too
         self.read_from(self.restorer.position.step)
 
-    def _new_exchange(self) -> Exchange:
+    def _new_gradient_sync(self) -> GradientSync:
         restorer = self.restorer
-        return Exchange(
+        return GradientSync(
             self._config,
             self.group,
             self.trained,
@@ -417,8 +417,8 @@ class Session:
         alone = self.context.live is None and (not self._abruptly or self.view_group.world_size == 1)
         self.restorer.close(abruptly=not alone)
 
-    def _close_exchange(self) -> None:
-        self.exchange.close()  # that of the last view
+    def _close_gradient_sync(self) -> None:
+        self.gradient_sync.close()  # that of the last view
 
     def _interrupt(self) -> None:
         """Raise PeerLost in a wait that a lost peer makes pointless."""

@@ -7,7 +7,7 @@ resume, trains what the others train although its script starts from the first l
     parameters that were not there when the run began, unless `rebuild` can make them
     hooks of parameters that come or go between two steps
 
-What the body of the inner loop may not do is body.py's; the buckets follow the set in loop/exchange.py.
+What the body of the inner loop may not do is body.py's; the buckets follow the set in loop/gradient_sync.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import elastic
-import elastic.loop.exchange
+import elastic.loop.gradient_sync
 import elastic.loop.steps.step_in_hand
 import elastic.loop.steps.update
 import elastic.run
@@ -39,29 +39,29 @@ def of_run(run: elastic.Run) -> list[Timed]:
     """The parts of a step of Run. "wait" is the thread's own time in it; "rest" holds the loop's body."""
     assert run._loop is not None
     session, loop = run._loop.session, run._loop
-    exchange = session.exchange
-    gradients, buffers = exchange.gradients, exchange.buffers
+    sync = session.gradient_sync
+    gradients, buffers = sync.gradients, sync.buffers
     compiling = [] if session.compiling is None else [session.compiling]
     return [
         (session.loader, "next", "loader"),
         (elastic.loop.steps.step_in_hand, "pieces", "plan"),
         (session, "step_plan", "plan"),
-        (exchange, "plan", "plan"),
+        (sync, "plan", "plan"),
         (session, "seed", "seeds"),
         (elastic.loop.steps.step_in_hand, "share_seed", "seeds"),
         (torch.autograd, "backward", "backward"),
         *((gradients, name, "gradients") for name in ("begin", "begin_pass", "end_pass", "_take", "_take_all")),
-        (gradients, "_send", "send"),
+        (gradients._queue, "send", "send"),
         (gradients, "finish", "gradients out"),
         *((buffers, name, "buffers") for name in ("begin", "share_done", "start", "finish", "apply", "digest")),
         (session.body, "begin", "guards"),
         (session.body, "end", "guards"),
-        (session.trained, "look", "guards"),
+        (session.trained, "refresh", "guards"),
         *((one, "check", "guards") for one in compiling),
-        (elastic.loop.exchange, "announce", "announcement"),
-        (exchange, "_meet", "announcement"),
+        (elastic.loop.gradient_sync, "announce", "announcement"),
+        (sync, "_meet", "announcement"),
         (ShareSums, "add", "sums"),
-        (exchange._sums, "exchange", "sums"),
+        (sync._sums, "exchange", "sums"),
         (Work, "wait", "wait"),
         (torch.nn.utils, "clip_grad_norm_", "update"),
         *((optimizer, "step", "update") for optimizer in run.optimizers.values()),
@@ -159,11 +159,11 @@ def _hooks(gradients: GradientSum | None, watch: _Watch) -> Iterator[None]:
     if gradients is None:
         yield
         return
-    originals = list(gradients._arrivals)
-    gradients._arrivals[:] = [functools.partial(watch.call, "hooks", original) for original in originals]
+    originals = list(gradients._hooks.arrivals)
+    gradients._hooks.arrivals[:] = [functools.partial(watch.call, "hooks", original) for original in originals]
     gradients.open()
     try:
         yield
     finally:
-        gradients._arrivals[:] = originals
+        gradients._hooks.arrivals[:] = originals
         gradients.open()

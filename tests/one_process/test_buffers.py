@@ -127,7 +127,7 @@ def test_buffers_that_the_script_changes_between_steps_come_as_the_update_left_t
 
     model.get_buffer("large").zero_()  # for the first time: it was not copied
     assert not rewound.known({"model": model})
-    rewound.look({"model": model})
+    rewound.update_begins({"model": model})
     rewound.note({"model": model})
     model.get_buffer("large").fill_(5.0)
     assert rewound.known({"model": model})

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
-from elastic.loop.storage import saver
+from elastic.loop.storage import failed_saves, saver
 from elastic_checkpoint import Checkpointer, digest
 
 
@@ -61,8 +61,9 @@ def test_where_nothing_takes_a_copy_the_error_says_that_it_is_in_memory_alone(
 ) -> None:
     monkeypatch.delenv("ELASTIC_RESCUE")
     (tmp_path / "file").write_text("")
-    for where in (saver.os, saver.tempfile):
-        monkeypatch.setattr(where, "getcwd" if where is saver.os else "gettempdir", lambda: str(tmp_path / "file"))
+    file = str(tmp_path / "file")
+    monkeypatch.setattr(failed_saves.os, "getcwd", lambda: file)
+    monkeypatch.setattr(failed_saves.tempfile, "gettempdir", lambda: file)
     monkeypatch.setattr(saver, "PATIENCE_S", 0.0)
     monkeypatch.setattr(saver, "_LAST_S", {True: 0.0, False: 0.0})
     with pytest.raises(elastic.SavesFailed, match="which is nowhere but in memory"):

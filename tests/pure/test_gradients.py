@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elastic.errors import StepError
-from elastic.group import gradients as rules
+from elastic.group import layout as rules
 from elastic.group.form import LocalGroup
 from elastic.group.gradients import GradientSum
 from elastic.group.tree import schedule

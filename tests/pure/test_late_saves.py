@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 import elastic_checkpoint
-from elastic.loop.storage.late_saves import LateSaves
 from elastic.loop.storage.saver import Saver
-from elastic.loop.storage.under_way import UnderWay
+from elastic.loop.storage.under_way import LateSaves, UnderWay
 
 
 def test_one_is_chance_the_second_in_a_row_is_said_and_then_each_time_that_they_are_twice_as_many() -> None:

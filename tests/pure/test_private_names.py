@@ -43,7 +43,7 @@ ALLOWED = (
     Allowed(
         "one call for many copies, sums or products, as torch's optimizers make them",
         "_foreach_add_ _foreach_copy_ _foreach_mul",
-        "elastic/group/buffers.py elastic/group/gradients.py elastic/group/snapshot.py "
+        "elastic/group/buffers.py elastic/group/partial_sums.py elastic/group/snapshot.py "
         "elastic/group/foreach_buffers.py elastic/state/rewound.py",
     ),
     Allowed(
@@ -70,7 +70,7 @@ ALLOWED = (
     Allowed(
         "by which node of autograd's graph a loss is a sum",
         "_saved_reduction _saved_self _saved_other",
-        "elastic/loop/plain/first_losses.py",
+        "elastic/loop/plain/loss_means.py",
     ),
     Allowed(
         "how torch groups the gradients that it clips by value, which may be none",
@@ -81,7 +81,7 @@ ALLOWED = (
         "over what a loss is a mean, as autograd's graph has it",
         "_saved_reduction _saved_total_weight _saved_weight _saved_ignore_index _saved_self _saved_self_sym_numel "
         "_saved_other",
-        "elastic/loop/plain/mean_over.py",
+        "elastic/loop/plain/loss_means.py",
     ),
     Allowed(
         "Python's and NumPy's own generators, which are none of the script's",
@@ -179,7 +179,7 @@ ALLOWED = (
     Allowed("the end of a process that is to die at once", "_exit", "tests/benchmarks/data_correctness_lightning.py"),
     Allowed(
         "a benchmark times the parts of a step where they are, and no run publishes them for that",
-        "_arrivals _boundary _loop _sums",
+        "_boundary _hooks _loop _queue _sums",
         "tests/benchmarks/parts.py tests/benchmarks/throughput.py",
     ),
     Allowed(

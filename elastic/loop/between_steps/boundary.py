@@ -81,7 +81,7 @@ class Boundary:
         """
         session, state, recovery = self._session, self._state, self._recovery
         if session.repeats:
-            session.restorer.check_settings(state.step, session.exchange.digest_of_settings)
+            session.restorer.check_settings(state.step, session.gradient_sync.replicas.digest_of_settings)
         self.reach()
         if state.finished:
             return False

@@ -68,7 +68,7 @@ class Evaluations:
 
         def within(group: Group) -> dict[str, Any]:
             session.phases.enter(Phase.EVALUATING, math.inf)
-            buffers = session.exchange.buffers
+            buffers = session.gradient_sync.buffers
             collate = collate_fn or context.config.data.collate_fn
             batched = (batch_size, collate)
             at_work = (sign, session.seed, session.phases.waiting)

@@ -144,7 +144,7 @@ class Departure:
     def agreed_to_save(self) -> str | None:
         """Compare what all hold; return why any has asked the run to stop. Raises PeerLost, CollectiveMismatch."""
         stop = self._wait_for_all(Kind.SAVE, self._state.stop_request)
-        self._session.exchange.compare_replicas(self._state.step)
+        self._session.gradient_sync.replicas.before_save(self._state.step)
         return stop
 
     def tell_all_is_saved(self) -> None:

@@ -6,14 +6,25 @@ Steps come from Loop.steps, like those of `for step in run`: the same boundary, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any, Protocol
+
+import torch
 
 from elastic.config import Config
-from elastic.data.data_plan import DataPlan, StepPlan
-from elastic.errors import ConfigError, StepError
-from elastic.group.fingerprint import script_site
+from elastic.data.data_plan import StepPlan
+from elastic.errors import ConfigError, PeerLost, StepError
+from elastic.group.fingerprint import Kind, announce, script_site
+from elastic.group.sums import Agreed
+from elastic.loop.assignment import bodies
+from elastic.loop.cross_check import First
+from elastic.loop.plain.loss_means import Divided, FirstLosses, means_apart, sum_for_a_mean
 from elastic.loop.plain.step import Count, PlainStep
-from elastic.loop.run_state import RunState
+from elastic.loop.plain.update import OwnUpdate
+from elastic.loop.session import Session
+from elastic.loop.steps.step_in_hand import Purpose, StepInHand
+from elastic.loop.steps.update import Update
 
 
 def check_plain(config: Config) -> Count | None:
@@ -66,45 +77,56 @@ class Batches(Iterator[Any]):
         return self._count()
 
 
-class PlainLoop:
-    """The loop over batches, which knows of no steps.
+class Engine(Protocol):
+    """What drives steps, see loop.py.
 
-    state      the run's
-    to_check   how many batches this worker will be handed for nothing, ahead of a launch's first step
-    checks     whether it has one in hand
-    bodies     how many batches this worker is handed in a step, in the present view
-    steps      begins the loop, and gives its steps
-    passes     is called where the script comes to the beginning of an epoch that this step is past; what it returns,
-               when the script asks for the step's batches
-    go_on      is called where the script goes on from batches that it has left: raises where others have not
+    step  the one in hand; None: none is
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        to_check: Callable[[], int],
-        checks: Callable[[], bool],
-        bodies: Callable[[StepPlan], int],
-        plan: DataPlan,
-        steps: Callable[[], Iterator[PlainStep]],
-        passes: Callable[[PlainStep], Callable[[], None]],
-        go_on: Callable[[], None],
-    ) -> None:
-        self._state = state
-        self._to_check, self._checks = to_check, checks
-        self._bodies = bodies
-        self._plan = plan
-        self._begins = steps
-        self._passes = passes
-        self._go_on = go_on
+    step: StepInHand | None
+
+    def steps(self, next_step: Callable[[], PlainStep]) -> Iterator[PlainStep]:
+        """Yield step after step, and cross the boundary behind each."""
+
+    def step_in_hand(self) -> StepInHand:
+        """Return the step that comes next."""
+
+
+class PlainLoop:
+    """The loop over batches, which knows of no steps: an adapter of the engine's.
+
+    update   what the loop's own code is
+    step     the newest
+    left_at  where the script left the last batches that it took, if it did
+    """
+
+    def __init__(self, session: Session, engine: Engine, update: Update, count: Count | None) -> None:
+        config = session.context.config
+        self._session = session
+        self._state = session.state
+        self._plan = config.plan
+        self._engine = engine
+        self._updates = update
+        self._count_of = count
+        self.update = OwnUpdate(
+            config,
+            begins=update.begin_own,
+            ends=self._end_update,
+            stepping=session.train_state.applied.stepping if session.context.live is not None else _nothing_around,
+        )
+        self.update.install()
+        session.on_close(self.update.remove)
+        self._first_losses = FirstLosses(self._buffers, self._warn_of_sum, self._warn_of_means)
+        session.on_close(self._first_losses.close)
+        self.step: PlainStep | None = None
         self._passed: Callable[[], None] = _nothing
         self._steps: Iterator[PlainStep] | None = None
         self._next: PlainStep | None = None
         self.by_epochs = False
-        self._first, self._end = 0, state.total_steps  # steps of this epoch, or of the run
+        self._first, self._end = 0, self._state.total_steps  # steps of this epoch, or of the run
         self._handed = 0
         self._handed_of_step = (-1, 0, 0)  # the step, its attempt, and how many batches of that
-        self.left_at: str | None = None  # where the script left the last batches that it took, if it did
+        self.left_at: str | None = None
 
     def epochs(self) -> Iterator[int]:
         """Yield the epochs that are left; see Run.epochs."""
@@ -112,16 +134,16 @@ class PlainLoop:
         self.by_epochs = True
         while (step := next(steps, None)) is not None:
             self._next = step
-            self._first, end = (self._plan.first_step_of(step.in_hand.epoch + more) for more in (0, 1))
+            self._first, end = (self._plan.first_step_of(step.epoch + more) for more in (0, 1))
             self._end, self._handed = min(end, self._state.total_steps), 0
-            if step.in_hand.step_in_epoch:  # this worker comes into the midst of the epoch
-                self._passed = self._passes(step)
-            yield step.in_hand.epoch
+            if step.in_hand.plan.step_in_epoch:  # this worker comes into the midst of the epoch
+                self._passed = self._watch_repeated_writes(step)
+            yield step.epoch
             if self._next is not None:
-                self._go_on()
+                self._check_left_epoch()
                 where = "" if self.left_at is None else f": it was left at {self.left_at}"
                 raise StepError(
-                    f"epoch {step.in_hand.epoch} has steps left, and run.batches() was not read to its end{where}\n"
+                    f"epoch {step.epoch} has steps left, and run.batches() was not read to its end{where}\n"
                     "  state  what was applied stays; no example may be left out\n"
                     "  next   read `for batch in run.batches()` to its end in every epoch; run.stop(reason) ends a run "
                     "early"
@@ -157,7 +179,7 @@ class PlainLoop:
         of_step, attempt, here = self._handed_of_step
         if (of_step, attempt) != (step, self._state.attempt):
             here = 0
-        return self._to_check() + self._handed - here + self._bodies_before(end) - self._bodies_before(step)
+        return self._for_nothing() + self._handed - here + self._bodies_before(end) - self._bodies_before(step)
 
     def _bodies_before(self, step: int) -> int:
         """Return how many batches this worker is handed in the steps before `step`, in the present view."""
@@ -171,7 +193,8 @@ class PlainLoop:
         """Hand out batches, and count them for `_count`."""
         for batch in batches:
             self._handed += 1
-            if not self._checks():
+            in_hand = self._engine.step
+            if in_hand is None or in_hand.batch.purpose is not Purpose.CHECK:
                 step, attempt, here = self._handed_of_step
                 now = self._state.step, self._state.attempt
                 self._handed_of_step = (*now, here + 1 if (step, attempt) == now else 1)
@@ -212,7 +235,7 @@ class PlainLoop:
             yield from now.batches()
             # The code behind an epoch's last batch is the script's own between two steps: the boundary behind it is
             # crossed when the next epoch begins.
-            self._next = None if now.in_hand.last_of_epoch else next(steps, None)
+            self._next = None if now.last_of_epoch else next(steps, None)
 
     def steps(self) -> Iterator[PlainStep]:
         """Yield the steps, each with its update behind its batches; see Run.steps."""
@@ -224,7 +247,7 @@ class PlainLoop:
     def _start(self) -> Iterator[PlainStep]:
         """Begin the loop, or go on with it by epochs; return its steps. Raises ConfigError where it is under way."""
         if self._steps is None:
-            self._steps = self._begins()
+            self._steps = self._engine.steps(self._next_step)
         elif not self.by_epochs:
             raise ConfigError(
                 "the loop is under way already: run.batches() and run.steps() go over all epochs\n"
@@ -232,6 +255,92 @@ class PlainLoop:
             )
         return self._steps
 
+    def _next_step(self) -> PlainStep:
+        """Return the step that comes next."""
+        in_hand, own = self._engine.step_in_hand(), self.update
+        self.step = step = PlainStep(
+            in_hand,
+            count=self._count_of,
+            on_batch=self._first_losses.watch,
+            on_exact=own.opens,
+            on_pass_over=self._pass_over,
+            check=own.check_closed,
+        )
+        own.next_step(step)
+        state = self._session.train_state
+        state.since_boundary.note(None if in_hand.plan.step_in_epoch else state.noting())
+        return step
+
+    def _end_update(self, step: PlainStep, agreed: Agreed) -> None:
+        """Commit the step that the script's own code has applied."""
+        read = self.update.was_asked and not step.update_follows  # there a loop needs not ask
+        self._updates.end_own(step.in_hand, agreed, read=read)
+        self._go_on_behind(step)
+
+    def _pass_over(self, step: PlainStep, agreed: Agreed) -> None:
+        """Pass over the step that the script's own code would have applied."""
+        self._updates.pass_over(step.in_hand, agreed)
+        self._go_on_behind(step)
+
+    def _go_on_behind(self, step: PlainStep) -> None:
+        step.leave_to_the_script()
+        self._session.phases.enter_script()
+
+    def _for_nothing(self) -> int:
+        """Return how many batches for nothing come ahead of the next step, as far as it is known."""
+        state = self._state
+        begun = self.step is not None and self.step.in_hand.begun
+        if begun or state.finished:
+            return 0
+        check = self._session.cross_check(self._session.step_plan(state.step))
+        first = check.first is First.FOR_NOTHING
+        return first + len(check.passes) + len(check.alone) + (check.copied is not None)
+
+    def _bodies(self, step: StepPlan) -> int:
+        """Return how many batches this worker is handed in a step, in the present view."""
+        view_group = self._session.view_group
+        return bodies(self._session.context.config, step, view_group.rank, view_group.world_size)
+
+    def _watch_repeated_writes(self, step: PlainStep) -> Callable[[], None]:
+        """Watch what the script does at the beginning of an epoch that its state is past; return what undoes it."""
+        writes = self._session.train_state.writes_at_beginning()
+        self._session.on_close(writes.close)
+        return partial(writes.undo, partial(_written_at_beginning, step), step=step.index)
+
+    def _check_left_epoch(self) -> None:
+        """Raise CollectiveMismatch where this script goes on to the next epoch, and others go on with this one."""
+        step = self._engine.step
+        if step is None or not step.applied:
+            return
+        with suppress(PeerLost), self._session.phases.waiting():
+            announce(self._session.group, Kind.BREAK_FOR_ALL, step=self._state.step, site=self.left_at).check()
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [buffer for model in self._session.context.config.models.values() for buffer in model.buffers()]
+
+    def _warn_of_sum(self, node: str) -> None:
+        self._session.context.console.warn(sum_for_a_mean(node))
+
+    def _warn_of_means(self, one: Divided, other: Divided) -> None:
+        if self._plan.virtual_workers > 1:  # else a share is the whole batch
+            taken = "examples" if self._count_of is None else "what count= says"
+            self._session.context.console.warn(means_apart(one, other, taken=taken))
+
 
 def _nothing() -> None:
     """Undo nothing: the epoch begins here, for this worker as for the run."""
+
+
+def _nothing_around(_: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _written_at_beginning(step: PlainStep, what: str) -> StepError:
+    """Return the error for a script that changes at an epoch's beginning what has that change already."""
+    return StepError(
+        f"at the beginning of epoch {step.epoch}, which this worker comes into at step {step.index}, the script "
+        f"wrote to {what}\n"
+        "  found  the epoch began earlier, and the state that came has that change already: it would be made twice\n"
+        "  state  what was applied and saved is whole; nothing was trained here\n"
+        "  next   make it at the end of the epoch before, behind its last batch"
+    )

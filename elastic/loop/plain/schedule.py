@@ -85,7 +85,7 @@ class OwnSchedules:
         that are applied is alike in all bodies; behind the update it is told what the next step's bodies are.
         """
         step = self._step
-        if self._ungated or step is None or not step.has_begun or step.over:
+        if self._ungated or step is None or not step.in_hand.begun or step.over:
             return
         told = ", ".join(map(_said, args))
         attempt, of_bodies = self._told.get(name, (-1, told))
@@ -112,9 +112,9 @@ class OwnSchedules:
         if self._ungated or step is None or self._exchanged():
             self._early.discard(name)
             return True
-        if not step.has_begun:
-            return step.update_follows or step.in_hand.step_in_epoch == 0
-        if step.in_hand.due:
+        if not step.in_hand.begun:
+            return step.update_follows or step.in_hand.plan.step_in_epoch == 0
+        if step.in_hand.batch.is_due:
             self._early.add(name)
         return False
 

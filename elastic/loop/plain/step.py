@@ -23,9 +23,8 @@ from elastic.data.data_plan import StepPlan
 from elastic.errors import CANNOT_DO, UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
-from elastic.loop.exchange import Exchange
-from elastic.loop.steps.script_step import ScriptStep
-from elastic.loop.steps.step_in_hand import StepInHand, counted
+from elastic.loop.steps.script_step import ScriptStep, counted
+from elastic.loop.steps.step_in_hand import Purpose, StepInHand
 from elastic.state.trained_set import listed
 
 Count = Callable[[Any], Any]
@@ -41,13 +40,12 @@ class PlainStep(ScriptStep):
     check         raises StepError unless the loop has carried its update out
 
     over            the loop's body, its own update included, has ended
-    taken           a peer had applied this step: its state came from there, and the loop's optimizers have nothing to
-                    do
     items           what the loss of the batch in hand is a mean over
-    has_begun       its first batch has been asked for
     update_follows  the loop's update comes behind all of the step's batches, and not behind the last one's backward
                     pass in the same body
     """
+
+    must_have_a_body = True
 
     def __init__(
         self,
@@ -67,22 +65,15 @@ class PlainStep(ScriptStep):
         self._on_exact = on_exact
         self._on_pass_over = on_pass_over
         self._check = check
-        self._unit = _unit(in_hand.context.config, in_hand.plan) if count is None else 1
+        self._unit = _unit(self._session.context.config, in_hand.plan) if count is None else 1
         self.items: float = 0
-        self._idle = False
-        self._done = False
-        self._comes_again = False
-        self._begun = False
-        self.has_begun = False
-        self.taken = False
         self.over = False
         self.update_follows = False
 
     def __iter__(self) -> Iterator[Any]:
-        if self._begun:
+        if self.in_hand.begun:
             raise StepError("a step's batches are read once; take the next step: for step in run.steps()")
-        self._begun = True
-        return self.batches()
+        yield from self.batches()
 
     def show_sums(self, shown: Callable[[Mapping[str, Any], float], Mapping[str, Any]]) -> None:
         """Show people what `shown` makes of the step's sums and its count, in place of these sums."""
@@ -91,7 +82,7 @@ class PlainStep(ScriptStep):
     @property
     def under_way(self) -> bool:
         """Return whether batches of the step were taken, and it is not applied."""
-        return self.has_begun and not self._done
+        return self.in_hand.begun and self.in_hand.agreed is None
 
     def check_closed(self) -> None:
         """Raise StepError unless the loop has carried its update out."""
@@ -99,34 +90,24 @@ class PlainStep(ScriptStep):
         self.over = True
 
     def batches(self) -> Iterator[Any]:
-        """Yield this worker's batches, until the step is applied."""
-        self.has_begun = True
-        step = self.in_hand
-        while not self._done:
-            exchange = step.ready()
-            self._comes_again = False
-            self._idle = not exchange.assignment.batches and step.leaves is None
-            try:
-                yield from self._for_nothing(exchange) if self._idle else step.batches(exchange, self)
-            except PeerLost as lost:  # found before a batch was handed out
-                self._recover(lost, exchange)
+        """Return this worker's batches, until the step is applied."""
+        return self.in_hand.batches(self)
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add to the sums of the share in hand; see Run.add. Raises StepError."""
         step = self.in_hand
-        if not step.due:
+        if not step.batch.is_due:
             raise StepError(
                 f"run.add was called after the backward pass of a batch, or outside the loop's body (step {step.index})"
                 f"\n{UNTOUCHED}  next   call it before backward: the last batch's backward exchanges what was added"
             )
-        if not self._idle:
-            step.add(values, of_nothing=not self.items)
+        step.add(values, of_nothing=not self.items)
 
     def leave_to_the_script(self) -> None:
         """Go on to the script's code behind the update, which is over, here or where this worker's state came from."""
         self.in_hand.leave_to_the_script()
-        if not self.taken:
-            self._session.exchange.gradients.at_next_pass(None)
+        if not self.in_hand.taken:
+            self._session.gradient_sync.gradients.at_next_pass(None)
             self._watch_buffers()
 
     @contextmanager
@@ -138,68 +119,51 @@ class PlainStep(ScriptStep):
         if watched:
             self._watch_buffers()
 
-    def check_begins(self) -> None:
-        """Prepare for a body that counts for nothing."""
-        self._idle = True
-        self._session.exchange.gradients.at_next_pass(self._pass_begins)
-
-    def check_has_ended(self) -> None:
-        """Look at a body that counts for nothing as at every other one."""
-        self.body_has_ended()
-        self._idle = not self._session.exchange.assignment.batches
-
-    def body_begins(self, batch: Any, examples: int) -> None:
-        """Prepare for the backward pass of a body that counts."""
-        step, gradients = self.in_hand, self._session.exchange.gradients
-        self.items = self._items(batch, examples)
-        gradients.begin_pass(
-            step.merges,
-            piece=step.piece,
-            pieces=step.pieces,
-            last=step.last,
-            weight=self.items / self._unit,
-            holds_back=True,
-        )
+    def body_begins(self, batch: Any) -> None:
+        """Prepare for the backward pass of a body."""
+        in_hand, gradients = self.in_hand.batch, self._session.gradient_sync.gradients
+        if _counts(in_hand.purpose):
+            self.items = self._items(batch)
+            gradients.begin_pass(
+                in_hand.merges,
+                piece=in_hand.piece,
+                pieces=in_hand.pieces,
+                last=in_hand.last,
+                weight=self.items / self._unit,
+                holds_back=True,
+            )
+            self._on_batch(self.items, batch)
+            self._session.context.moment("backward", in_hand.share)
         gradients.at_next_pass(self._pass_begins)
-        self._on_batch(self.items, batch)
-        step.context.moment("backward", step.share)
 
-    def _items(self, batch: Any, examples: int) -> float:
+    def _items(self, batch: Any) -> float:
         """Return what the loss of a batch is a mean over; 0: its body counts for nothing."""
-        if self.in_hand.for_nothing:
+        in_hand = self.in_hand.batch
+        if in_hand.purpose is Purpose.LEFT_OUT:
             return 0
-        return examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
+        return in_hand.examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
 
-    def body_has_ended(self) -> bool:
-        """Return whether the step goes on with the next batch; raise StepError for what the body may not do."""
+    def body_has_ended(self) -> None:
+        """Raise StepError for what the body may not do."""
         step = self.in_hand
-        if self._done and not self.update_follows:
+        done = step.agreed is not None
+        if done and not self.update_follows:
             self.check_closed()
         self._check_unmoved()
-        if self._done or self._comes_again:
-            return False
-        if step.due:
+        if step.batch.is_due:
             raise StepError(
-                f"the loop's body ended without a backward pass for share {step.share} of step {step.index}\n"
+                f"the loop's body ended without a backward pass for share {step.batch.share} of step {step.index}\n"
                 f"{UNTOUCHED}  next   call loss.backward() for every batch: each example counts once, none is skipped\n"
                 "         (the next batch may be asked for behind it alone, by no prefetcher, list() or look ahead)"
             )
-        return True
 
-    def share_has_ended(self, exchange: Exchange) -> None:
-        """Do nothing: the share's last backward pass has seen to that, within the body."""
+    def shares_have_ended(self) -> None:
+        """Do nothing: the last share's backward pass has exchanged the step, within the body."""
 
-    def _for_nothing(self, exchange: Exchange) -> Iterator[Any]:
-        """Yield a batch that counts for nothing, on a rank without a share."""
-        step = self.in_hand
-        step.begin(exchange)
-        yield from step.pass_checked(exchange, self)
-        batch = step.read_for_nothing()
-        step.seed_share(0, 0)
-        step.due = step.last = True
-        exchange.gradients.at_next_pass(self._pass_begins)
-        yield batch
-        self.body_has_ended()
+    def attempt_has_failed(self) -> None:
+        """Listen to no backward pass any more, nor look at what the body moves behind it."""
+        self._session.gradient_sync.gradients.at_next_pass(None)
+        self._moved = None
 
     def _pass_begins(self) -> None:
         """Note that a backward pass has begun, and have its end noticed."""
@@ -212,52 +176,39 @@ class PlainStep(ScriptStep):
 
         Called in autograd's engine, on whichever thread of it came last, while the loop waits in `backward`.
         """
-        step, exchange = self.in_hand, self._session.exchange
-        step.due = False
-        exchange.gradients.at_next_pass(self._second_pass)
+        step, gradients = self.in_hand, self._session.gradient_sync.gradients
+        step.backward_has_come()
+        gradients.at_next_pass(self._second_pass)
         self._session.body.share_ends(step.index)
+        last = step.batch.last
         try:
-            self._take(exchange)
-            if not step.last:
+            self._take()
+            if not last:
                 return
-            step.end()
-            agreed = step.carry_out(exchange, unit=self._unit)
+            agreed = step.carry_out(unit=self._unit)
         except PeerLost as lost:  # it must not come out of the loop's `backward`
-            self._recover(lost, exchange)
+            step.recover(lost, self)
             return
-        self._done = True
         (self._on_exact if step.bad is None else self._on_pass_over)(self, agreed)
 
-    def _take(self, exchange: Exchange) -> None:
+    def _take(self) -> None:
         """Take the gradients, count and buffers of a backward pass."""
-        step, gradients = self.in_hand, exchange.gradients
-        if self._idle:
-            exchange.buffers.restore()
-            if step.check.runs:
-                step.check.passed(gradients.given())
-                gradients.clear()
+        step, batch, sync = self.in_hand, self.in_hand.batch, self._session.gradient_sync
+        if not _counts(batch.purpose):
+            sync.buffers.restore()
+            if batch.purpose is Purpose.CHECK:
+                step.checked.passed(sync.gradients)
             return
-        gradients.end_pass()
-        step.count_in(self.items)
-        if step.piece == step.pieces - 1:
-            step.take_buffers(exchange)
-            if not step.last:
+        sync.gradients.end_pass()
+        step.own.count_in(self.items)
+        if batch.piece == batch.pieces - 1:
+            step.take_buffers()
+            if not batch.last:
                 self._watch_buffers()
-
-    def _recover(self, lost: PeerLost, exchange: Exchange) -> None:
-        """Come into the next view: the step comes round again, or a peer had applied it."""
-        self.in_hand.due = False
-        exchange.gradients.at_next_pass(None)
-        self._moved = None
-        if self.in_hand.comes_again(lost, exchange):
-            self._comes_again = True
-        else:
-            self._done = self.taken = True
-            self.leave_to_the_script()
 
     def _watch_buffers(self) -> None:
         """Watch for buffers that the body moves from here on."""
-        self._moved = self._session.exchange.buffers.watched(closely=self.in_hand.check.takes_place)
+        self._moved = self._session.gradient_sync.buffers.watched(closely=self.in_hand.checked.check.takes_place)
 
     def _check_unmoved(self) -> None:
         """Raise StepError where the body has moved buffers behind its backward pass."""
@@ -279,11 +230,16 @@ class PlainStep(ScriptStep):
         """Raise StepError: a share has one backward pass."""
         step = self.in_hand
         raise StepError(
-            f"a second backward pass began for share {step.share} of step {step.index}\n"
+            f"a second backward pass began for share {step.batch.share} of step {step.index}\n"
             f"{UNTOUCHED}  next   add the losses up and call backward once for each batch; torch.autograd.grad may be "
             "called;\n         checkpoint(..., use_reentrant=False) has one pass. SAM, gradients of single examples, "
             f"networks that are\n         updated one after the other (a GAN's): {CANNOT_DO}"
         )
+
+
+def _counts(purpose: Purpose) -> bool:
+    """Return whether a body stands for a share of this worker's own."""
+    return purpose is Purpose.COUNTS or purpose is Purpose.LEFT_OUT
 
 
 def _unit(config: Config, step: StepPlan) -> int:

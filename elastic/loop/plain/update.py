@@ -159,7 +159,7 @@ class OwnUpdate:
         if optimizer in _of_runs:
             return
         step = None if self._step is None else self._step.in_hand
-        body = step and (step.index, step.attempt, step.share, step.piece)
+        body = step and (step.index, step.attempt, step.batch.share, step.batch.piece)
         if self._strangers.setdefault(optimizer, body) != body:
             raise _stranger(optimizer)
 
@@ -210,7 +210,7 @@ class OwnUpdate:
             if self._ungated:
                 return original(*args, **kwargs)
             if self._agreed is None:
-                if name == "update" and (step := self._step) is not None and (step.taken or step.passed_over):
+                if name == "update" and (step := self._step) is not None and (step.in_hand.taken or step.passed_over):
                     step.leave_to_the_script()
                 return None
             if name == "update" and self._missing():

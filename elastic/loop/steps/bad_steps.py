@@ -8,16 +8,26 @@
 Every worker holds the same bits, knows the same past (state/health.py) and so comes to the same decision, with no
 message. To pass a step over is an update like any other: what comes after it is one step ahead of what was before, so
 that whoever is lost meanwhile, joins, or takes the state over finds what they find after any step.
+
+Regular are saves after a multiple of `save_every` steps, the first state included. Which of them is the newest depends
+on the step alone, and not on who was lost, who left, or when: so a run that was disturbed goes back to where the
+undisturbed one goes. Only where that save is not there (it had failed, or is damaged) is an older one taken, and what
+was passed over says so.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
-from elastic.errors import UNTOUCHED, BadStep, StepError, WeightsNotFinite
+import elastic_checkpoint
+from elastic.errors import UNTOUCHED, BadStep, StartFailed, StepError, WeightsNotFinite
+from elastic.group.form import all_know, gather_bytes
 from elastic.group.sums import Agreed
+from elastic.loop.restoring.transfer import broadcast
 from elastic.loop.session import Session
-from elastic.loop.steps.rollback import go_back
+from elastic.membership.progress import Phase
 from elastic.state.finite import norm, not_finite
 from elastic.state.health import Passed
 from elastic.state.on_bad import OnBad, Signs, signs, too_many
@@ -66,7 +76,7 @@ class BadSteps:
         if rule.action == "skip" or step % every == 0:  # what was saved there is what there is
             return PassOver(Passed(step, step, why), found, [step])
         # Before anything is touched: a peer that is lost here costs the step in hand, which comes round, bad again.
-        back = go_back(self._session, step - step % every, every)
+        back = _go_back(self._session, step - step % every, every)
         if back is None:
             raise self._ends(step, why, "no regular save is left in storage to go back to")
         first, state = back
@@ -141,3 +151,39 @@ class BadSteps:
             step=step,
             why=why,
         )
+
+
+def _go_back(session: Session, step: int, every: int) -> tuple[int, Tree] | None:
+    """Return (steps, state) of the newest regular save of at most `step` steps; None: there is none.
+
+    All ranks call it. Raises PeerLost, and StartFailed where the storage failed on the coordinator; there,
+    StorageError.
+    """
+    group, phases, saver = session.group, session.phases, session.restorer.saver
+    tree: Tree | None = None
+    failure: Exception | None = None
+    outcome: dict[str, Any] = {}
+    if group.rank == 0:
+        assert saver is not None
+        phases.enter(Phase.LOADING, session.restorer.storage_s)
+        session.context.moment("load")
+        try:
+            found = saver.read_regular(step, every)
+            tree = None if found is None else found[1]
+            outcome = {"step": None if found is None else found[0]}
+        except elastic_checkpoint.CheckpointError as failed:
+            failure, outcome = failed, {"failure": f"{type(failed).__name__}: {failed}"}
+    phases.enter(Phase.WAITING)
+    answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
+    if "failure" in answer:
+        all_know(group)
+        raise failure or StartFailed(
+            f"rank 0 could not read the save that the run goes back to\n{answer['failure']}\n"
+            "  state  the model is as it was before this step, and nothing was saved\n"
+            "  next   see to the storage; the same command goes on from the newest save"
+        )
+    if answer["step"] is None:
+        return None
+    state = broadcast(group, tree)
+    phases.enter(Phase.COMPUTING)
+    return int(answer["step"]), state

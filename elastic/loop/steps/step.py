@@ -9,9 +9,8 @@ import torch
 
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.sums import Agreed
-from elastic.loop.exchange import Exchange
-from elastic.loop.steps.script_step import ScriptStep
-from elastic.loop.steps.step_in_hand import StepInHand, counted
+from elastic.loop.steps.script_step import ScriptStep, counted
+from elastic.loop.steps.step_in_hand import Purpose, StepInHand
 
 
 class Step(ScriptStep):
@@ -36,14 +35,12 @@ class Step(ScriptStep):
 
     def __init__(self, in_hand: StepInHand, *, apply: Callable[[Step, Agreed], None]) -> None:
         super().__init__(in_hand)
-        self._session = in_hand.session
         self._apply = apply
-        self._begun = False
         self._body = _Body(in_hand)
 
     @property
     def step_in_epoch(self) -> int:
-        return self.in_hand.step_in_epoch
+        return self.in_hand.plan.step_in_epoch
 
     @property
     def attempt(self) -> int:
@@ -58,25 +55,15 @@ class Step(ScriptStep):
         return self.in_hand.count
 
     def __iter__(self) -> Iterator[Any]:
-        if self._begun:
-            raise StepError("a step's shares are read once; take the next step from the outer loop: for step in run")
-        self._begun = True
         step = self.in_hand
-        while True:
-            exchange = step.ready()
-            self._body.lost = None
-            try:
-                yield from step.batches(exchange, self._body)
-                step.end()
-                agreed = step.carry_out(exchange)
-                break
-            except PeerLost as lost:
-                if not step.comes_again(lost, exchange):  # a peer had applied it: its state and sums came from there
-                    step.leave_to_the_script()
-                    return
-        self._apply(self, agreed)
-        step.leave_to_the_script()
-        self._session.phases.enter_script()
+        if step.begun:
+            raise StepError("a step's shares are read once; take the next step from the outer loop: for step in run")
+        yield from step.batches(self._body)
+        assert step.agreed is not None
+        if not step.taken:
+            self._apply(self, step.agreed)
+            step.leave_to_the_script()
+            step.session.phases.enter_script()
 
     def add(self, **values: Any) -> None:
         """Add to `sums`, exactly and in the tree's order.
@@ -115,11 +102,13 @@ class Step(ScriptStep):
 
 
 class _Body:
-    """What the inner loop's body must do for each batch, and what came of it.
+    """Drives a step by `step.backward`, which the inner loop's body must call for each batch.
 
     lost   in its backward pass
     broke  what its backward pass raised
     """
+
+    must_have_a_body = False
 
     def __init__(self, in_hand: StepInHand) -> None:
         self._in_hand = in_hand
@@ -128,35 +117,35 @@ class _Body:
         self.broke: BaseException | None = None
 
     def backward(self, loss: torch.Tensor, count: float) -> None:
-        step = self._in_hand
-        if not step.due:
-            where = "outside the inner loop" if step.share is None else f"a second time for share {step.share}"
+        step, batch = self._in_hand, self._in_hand.batch
+        if not batch.is_due:
+            where = "outside the inner loop" if batch.share is None else f"a second time for share {batch.share}"
             raise StepError(
                 f"step.backward was called {where} (step {step.index})\n{UNTOUCHED}"
                 "  next   call it once for each batch of `for batch in step`; add several losses up first"
             )
-        added = 0 if step.for_nothing else counted(count, "step.backward(loss, count=)")
+        counts = batch.purpose is not Purpose.LEFT_OUT
+        items = counted(count, "step.backward(loss, count=)") if counts else 0
         _check_loss(loss)
         if self._session.compiling is not None:
             self._session.compiling.check("the model is as it was before this step")
-        step.due = False
-        gradients, scaler = self._session.exchange.gradients, step.context.config.update.scaler
+        step.backward_has_come()
+        gradients, scaler = self._session.gradient_sync.gradients, self._session.context.config.update.scaler
         scaled = scaler.scale(loss) if scaler is not None else loss
-        if step.check.runs:  # for nothing: what it gives is digested, and let go
+        if batch.purpose is Purpose.CHECK:
             gradients.clear()
             scaled.backward()
-            step.check.passed(gradients.given())
-            gradients.clear()
+            step.checked.passed(gradients)
             return
-        step.count_in(added)
-        step.context.moment("backward", step.share)
+        step.own.count_in(items)
+        self._session.context.moment("backward", batch.share)
         try:
             gradients.begin_pass(
-                step.merges,
-                piece=step.piece,
-                pieces=step.pieces,
-                last=step.last,
-                weight=int(not step.for_nothing),
+                batch.merges,
+                piece=batch.piece,
+                pieces=batch.pieces,
+                last=batch.last,
+                weight=int(counts),
                 at_once=True,
             )
             scaled.backward()
@@ -164,39 +153,38 @@ class _Body:
         except PeerLost as lost:  # a bucket could not leave: the iterator deals with it, not the loop's body
             self.lost = lost
 
-    def check_begins(self) -> None:
-        """Do nothing: `backward` sees by itself that the body counts for nothing."""
-
-    def check_has_ended(self) -> None:
-        """Look at a body that counts for nothing as at every other one."""
-        self.body_has_ended()
-
-    def body_begins(self, batch: Any, examples: int) -> None:
+    def body_begins(self, batch: Any) -> None:
         """Do nothing: `backward` begins the pass."""
 
-    def share_has_ended(self, exchange: Exchange) -> None:
-        """Take what the share has moved of buffers."""
-        self._in_hand.take_buffers(exchange)
-
-    def body_has_ended(self) -> bool:
-        """Raise what the body has met, or StepError without step.backward; else go on with the next batch."""
-        step = self._in_hand
+    def body_has_ended(self) -> None:
+        """Raise what the body has met, or StepError without step.backward; else take the buffers of a whole share."""
+        step, batch = self._in_hand, self._in_hand.batch
         if self.broke is not None:
             raise self._broken_off(self.broke) from self.broke
         if self.lost is not None:
             raise self.lost
-        if step.due:
+        if batch.is_due:
             raise StepError(
-                f"the inner loop's body ended without step.backward for share {step.share} of step {step.index}\n"
+                f"the inner loop's body ended without step.backward for share {batch.share} of step {step.index}\n"
                 f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
                 "loss.backward(); count=0 is fine"
             )
-        return True
+        if batch.purpose is not Purpose.CHECK and batch.piece == batch.pieces - 1:
+            step.take_buffers()
+
+    def shares_have_ended(self) -> None:
+        """Exchange the step."""
+        self._in_hand.carry_out()
+
+    def attempt_has_failed(self) -> None:
+        """Forget the peer that was lost in a backward pass."""
+        self.lost = None
 
     def _broken_off(self, error: BaseException) -> StepError:
         step = self._in_hand
         return StepError(
-            f"step.backward failed for share {step.share} of step {step.index}, and the inner loop's body went on\n"
+            f"step.backward failed for share {step.batch.share} of step {step.index}, and the inner loop's body went "
+            "on\n"
             f"  found  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}\n"
             f"{UNTOUCHED}  next   let the exception leave the loop: every example counts once, none is skipped.\n"
             "         For what does not fit into memory there is data=Data(micro_batch_size=...)"

@@ -1,87 +1,115 @@
-"""One step: this worker's shares of a batch, their gradients and sums, and the exchange that completes it.
+"""The step engine: this worker's shares of a batch, their gradients and sums, and the exchange that completes them.
 
     for each share: read -> seed its stream -> hand it to the loop's body -> backward -> its sums
     then: exchange -> exact gradients in `.grad`, exact sums in `sums` -> the update
 
-A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its
-sums reset (`attempt` counts). What drives it is step.py's (`for batch in step`) or plain/step.py's (a loop that knows
-of no steps). Which shares are this worker's is loop/assignment.py's to say, in which order they are added
-group/tree.py's, and what applying means update.py's.
+A failed exchange has changed nothing but `.grad`: the same step comes round again in a new view, with its sums reset
+(`attempt` counts). Each kind of loop is a `Driver` of it: that of step.py (`for batch in step`), and that of
+plain/step.py (a loop that knows of no steps). Which shares are this worker's is loop/assignment.py's to say, in which
+order they are added group/tree.py's, what is passed for nothing checked_shares.py's, what applying means update.py's.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from elastic.data.aligned import aligned
 from elastic.data.data_plan import StepPlan
-from elastic.data.example_digest import digest_at
-from elastic.data.loader import LeftOut
-from elastic.errors import UNTOUCHED, ExampleError, PeerLost, StepError
+from elastic.errors import PeerLost, StepError
 from elastic.events import schema
-from elastic.events.timing import DATA
-from elastic.group.sums import COUNT, FIRST, LEFT_OUT, READ, Agreed, ShareSums
+from elastic.group.sums import FIRST, Agreed
 from elastic.loop.assignment import pieces
-from elastic.loop.cross_check import CrossCheck, First, Pass
-from elastic.loop.disagreement import Disagreement, ShareDiffers
-from elastic.loop.exchange import Exchange, nothing_to_read
+from elastic.loop.disagreement import ShareDiffers
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import PassOver
-from elastic.loop.storage.next_step import NextStep, reads_otherwise
+from elastic.loop.steps.checked_shares import CheckedShares, ForNothing
+from elastic.loop.steps.reading import Contribution, Reader
+from elastic.loop.steps.step_note import StepNote
+from elastic.loop.storage.next_step import NextStep
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
 
-T = TypeVar("T")
-
-_NO_PIECE = -1
 _PHASE = 0  # a step's only one; its place in the seeds and in the exchange's name
 
 
+class Purpose(Enum):
+    """What the body of a batch is run for.
+
+    COUNTS    its gradients and sums are the step's
+    LEFT_OUT  it stands for a batch of which every example was left out: what it gives weighs nothing
+    CHECK     another worker passes it as its own: what it gives is compared, and let go
+    STAND_IN  this worker has no share of the step, and its loop must have a body
+    """
+
+    COUNTS, LEFT_OUT, CHECK, STAND_IN = range(4)
+
+
+@dataclass
+class BatchInHand:
+    """The batch that was handed out last.
+
+    share  whose it is; None: no body is at work
+    merges, piece, pieces  see GradientSum.begin_pass
+    examples, share_examples  how many are in it, and in the share up to it
+    last   it is this worker's last of the step
+    is_due  its backward pass has not come yet
+    """
+
+    share: int | None = None
+    purpose: Purpose = Purpose.COUNTS
+    merges: int = 0
+    piece: int = -1
+    pieces: int = 0
+    examples: int = 0
+    share_examples: int = 0
+    last: bool = False
+    is_due: bool = False
+
+
 class Driver(Protocol):
-    """What each kind of loop does before and after a body."""
+    """What each kind of loop does around its bodies.
 
-    def check_begins(self) -> None:
-        """Prepare for a batch whose body counts for nothing; what it gives is to be handed to `check`."""
+    must_have_a_body  a worker without a share is handed a batch all the same
+    """
 
-    def check_has_ended(self) -> None:
-        """Look at what such a body has done. Raises StepError."""
+    must_have_a_body: bool
 
-    def body_begins(self, batch: Any, examples: int) -> None:
-        """Prepare for a batch of so many examples, before it is handed out."""
+    def body_begins(self, batch: Any) -> None:
+        """Prepare for the body of the batch in hand, before it is handed out."""
 
-    def body_has_ended(self) -> bool:
-        """Look at the body; return whether the step goes on with the next batch. Raises PeerLost, StepError."""
+    def body_has_ended(self) -> None:
+        """Look at the body. Raises PeerLost, StepError."""
 
-    def share_has_ended(self, exchange: Exchange) -> None:
-        """Finish a share, after its last batch."""
+    def shares_have_ended(self) -> None:
+        """Exchange the step, unless a body has. Raises what `StepInHand.carry_out` raises."""
+
+    def attempt_has_failed(self) -> None:
+        """Let go of what the bodies have begun: they come again, or a peer has applied the step."""
 
 
 class StepInHand:
     """A step as this worker computes it, whoever drives it.
 
     Attributes:
-        index, epoch, step_in_epoch, last_of_epoch, attempt: See Step.
-        sums, count: Likewise, once it is exchanged.
+        index, attempt: See Step.
+        batch: The one that was handed out last.
+        reader, own: How its batches are read, and what this worker's shares add to it.
+        checked, note: What is passed for nothing, and what is noted for a resume.
+        agreed: What all know of it once it is exchanged, here or by the peers that had applied it.
+        begun: Its first batch has been asked for.
+        failed: The present attempt has failed.
+        taken: A peer had applied it: its state came from there, and there is nothing to update.
         applied: Whether the run's state holds it, or that it was passed over.
         bad: Once it is exchanged: what passing it over is; None: it is to be applied.
-        due: A batch has been handed out, and its backward pass has not come yet.
-        share: The one in hand.
-        for_nothing: All of its examples were left out: the batch in hand is of others, and counts for nothing.
-        last: Its batch in hand is this worker's last of the step.
-        check: What other workers pass of it, too.
         leaves: All that it is for is its first share, for whoever resumes: called with that, to leave. None: for all
-        computed: Once it is exchanged: what whoever resumes there is to find; None: nobody will, or it is not known.
-        merges, piece, pieces: Of the batch in hand, see GradientSum.begin_pass.
         shown_sums: Of its sums and count, which sums people are shown; a trainer keeps some for itself.
     """
 
@@ -93,365 +121,244 @@ class StepInHand:
         *,
         requests: Callable[[bool, bool], int],
         judge: Callable[[int, Agreed], PassOver | None],
+        leaves: Callable[[NextStep | None], NoReturn] | None = None,
     ) -> None:
         self.session = session
-        self.context = session.context
-        self._state = session.state
-        self._phases = session.phases
-        self._streams = session.context.config.streams
-        self._recovery = recovery
         self.plan = plan
+        self.index = plan.index
+        self.attempt = session.state.attempt = 0
+        self.batch = BatchInHand()
+        self.reader = Reader(session, plan)
+        self.own = Contribution()
+        self.checked = CheckedShares(session, plan, self.reader)
+        self.note = StepNote(session, plan)
+        self.agreed: Agreed | None = None
+        self.begun = self.failed = self.taken = self.applied = False
+        self.bad: PassOver | None = None
+        self.leaves = leaves
+        self.shown_sums: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = lambda sums, _: sums
+        self._recovery = recovery
         self._requests = requests
         self._judge = judge
-        self.bad: PassOver | None = None
-        self.index = plan.index
-        self.epoch = plan.epoch
-        self.step_in_epoch = plan.step_in_epoch
-        self.last_of_epoch = plan.last_of_epoch
-        self.attempt = self._state.attempt = 0
-        self.sums: dict[str, Any] = {}
-        self.count: float = 0
-        self.shown_sums: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = lambda sums, _: sums
-        self.applied = False
-        self.due = False
-        self.last = False
-        self.merges = 0
-        self.piece = 0
-        self.pieces = 0
-        self.share: int | None = None
-        self.for_nothing = False
-        self.check = CrossCheck()
-        self._differing: Disagreement | None = None  # a share that all pass, in place of what this step checks
-        self.computed: NextStep | None = None
-        self.leaves: Callable[[NextStep | None], NoReturn] | None = None
-        self.examples = 0
-        self.left_out = 0
-        self.share_sums: list[ShareSums] = []
-        self._counted = 0
-        self.indices_read: list[NDArray[np.int64]] = []
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        """Return the step's sums; none before it is exchanged."""
+        return {} if self.agreed is None else self.agreed.sums
+
+    @property
+    def count(self) -> float:
+        """Return what the step's loss is of; 0 before it is exchanged."""
+        return 0 if self.agreed is None else self.agreed.count
 
     @property
     def passed_over(self) -> str | None:
         """Return why the step was passed over; None: it was not, or not yet."""
         return self.session.train_state.health.why(self.index) if self.applied else None
 
-    def ready(self) -> Exchange:
-        """Plan this worker's part in the present view; return that view's exchange."""
-        exchange = self.session.exchange
-        exchange.plan(self.plan)
-        self._phases.enter(Phase.COMPUTING)
-        return exchange
+    def batches(self, driver: Driver) -> Iterator[Any]:
+        """Hand out this worker's batches, in one view after another, until the step is exchanged, here or by peers.
+
+        Raises StepError, and what the driver raises.
+        """
+        self.begun = True
+        while self.agreed is None:
+            self.failed = False
+            try:
+                yield from self._attempt(driver)
+                driver.shares_have_ended()
+            except PeerLost as lost:
+                self.recover(lost, driver)
+
+    def _attempt(self, driver: Driver) -> Iterator[Any]:
+        """Hand out the batches of one attempt, in the present view. Raises PeerLost, and as `batches`."""
+        self._begin()
+        if self.leaves is not None:
+            for first in self.checked.first_share():
+                yield from self._hand_for_nothing(first, driver)
+            self.leaves(self.checked.left_behind())
+        for one in self.checked.ahead():
+            yield from self._hand_for_nothing(one, driver)
+        assignment = self.session.gradient_sync.assignment
+        if not assignment.batches and driver.must_have_a_body:
+            batch = self.reader.stand_in()
+            self.batch = BatchInHand(0, Purpose.STAND_IN, last=True)
+            yield from self._hand(batch, driver)
+        for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
+            self.own.begin_share()
+            count, examples = pieces(self.session.context.config, self.plan, shares, assignment.blocks), 0
+            last_share = number == len(assignment.batches) - 1
+            for piece in range(count):
+                in_hand = BatchInHand(shares[0], merges=merges, piece=piece, pieces=count, share_examples=examples)
+                in_hand.last = last_share and piece == count - 1
+                batch = self._read(shares, in_hand)
+                examples = in_hand.share_examples
+                check = self.checked.check
+                if check.copied == shares[0] and piece == 0 and (copied := _copy(batch)) is not None:
+                    yield from self._hand_for_nothing(ForNothing(shares[0], copied, check.theirs), driver)
+                read = None if in_hand.purpose is Purpose.LEFT_OUT else batch
+                takes = check.takes(shares[0], read) if piece == 0 else None
+                self.session.gradient_sync.gradients.look_at(takes)
+                self.batch = in_hand
+                yield from self._hand(batch, driver)
+                if self.agreed is not None or self.failed:  # within the body, in a loop over batches
+                    return
+
+    def _begin(self) -> None:
+        """Begin the step in the present view, with nothing read or counted."""
+        session, sync = self.session, self.session.gradient_sync
+        sync.plan(self.plan)
+        session.phases.enter(Phase.COMPUTING)
+        self.own, self.reader.indices = Contribution(), []
+        self.note.compare_with_end(self.reader)
+        noted = session.restorer.weights_noted(self.index)
+        trained = sync.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None, noted=noted)
+        sync.gradients.look_at(None)
+        self.checked.begin(alone=self.leaves is not None)
+        session.body.begin(self.index, trained)
+
+    def _read(self, shares: range, in_hand: BatchInHand) -> Any:
+        """Read a batch of this worker's own, and note what was read. Raises PeerLost, ExampleError, StepError."""
+        context, streams, share = self.session.context, self.session.context.config.streams, shares[0]
+        context.moment("data", share)
+        with self.reader.timed():
+            loaded = self.reader.next()
+            batch = loaded.batch
+            if batch is None:
+                in_hand.purpose, batch = Purpose.LEFT_OUT, self.reader.stand_in()
+        in_hand.examples = len(loaded.indices)
+        in_hand.share_examples += in_hand.examples
+        if loaded.left_out:
+            self.own.leave_out(loaded.left_out, self.session, step=self.index, attempt=self.attempt, share=share)
+        ended = shares if in_hand.piece == in_hand.pieces - 1 else ()
+        if streams is not None:
+            for one in ended:
+                self.own.add(streams.carried(one))
+        if in_hand.purpose is Purpose.COUNTS:
+            batch = context.observer.batch(batch, step=self.index, share=share, attempt=self.attempt)
+        if self.note.is_taken and not loaded.left_out:
+            read = batch if in_hand.purpose is Purpose.COUNTS else None
+            self.note.read(self.own, read, share, in_hand.piece, len(ended))
+        return batch
+
+    def _hand(self, batch: Any, driver: Driver) -> Iterator[Any]:
+        """Hand out the batch in hand, whose body draws from its share's own stream."""
+        share, piece = self.batch.share or 0, max(self.batch.piece, 0)
+        self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, piece))
+        if self.batch.purpose in (Purpose.COUNTS, Purpose.LEFT_OUT):
+            self.session.context.moment("forward", share)
+        self.batch.is_due = True
+        driver.body_begins(batch)
+        yield batch
+        driver.body_has_ended()
+
+    def _hand_for_nothing(self, one: ForNothing, driver: Driver) -> Iterator[Any]:
+        """Hand out a batch whose body counts for nothing, and put back the buffers that it moves."""
+        check = self.checked.check
+        check.begins(*one)
+        if one.batch is not None:
+            self.batch = BatchInHand(one.share, Purpose.CHECK)
+            yield from self._hand(one.batch, driver)
+            self.session.gradient_sync.buffers.restore()
+        check.ends()
 
     def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> bool:
         """Add to the sums of the share in hand; return whether there is one. of_nothing: see ShareSums.add."""
-        if self.check.runs:
-            return True
-        if self.share is None or not self.share_sums:
+        if self.batch.share is None:
             return False
-        if self.for_nothing:
-            return True
-        for name, value in values.items():
-            self.share_sums[-1].add(name, value, of_nothing=of_nothing)
+        if self.batch.purpose is Purpose.COUNTS:
+            self.own.add(values, of_nothing=of_nothing)
         return True
 
-    def count_in(self, items: float) -> None:
-        """Add what the loss of the share in hand is of to the step's count."""
-        if isinstance(items, int):
-            self._counted += items
-        else:  # what is no integer is added in the shares' order, as sums are
-            self.share_sums[-1].add(COUNT, items)
+    def backward_has_come(self) -> None:
+        """Note the backward pass of the batch in hand: it has one."""
+        self.batch.is_due = False
 
-    def batches(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        """Hand out this worker's batches. Raises PeerLost, StepError, and what the driver raises."""
-        context, plan = self.context, self.plan
-        self.begin(exchange)
-        if self.leaves is not None:
-            yield from self._pass_first(exchange, driver)
-            self.leaves(self._left_behind())
-        yield from self.pass_checked(exchange, driver)
-        assignment = exchange.assignment
-        for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
-            self.examples = 0
-            self.share = share = shares[0]
-            self.share_sums.append(ShareSums())
-            self.merges, self.pieces = merges, pieces(context.config, plan, shares, assignment.blocks)
-            last_share = number == len(assignment.batches) - 1
-            for micro in range(self.pieces):
-                context.moment("data", share)
-                self.session.train_state.staging.poll()
-                exchange.announced.poll()
-                self.session.group.check()
-                self._phases.sign(Phase.READING)
-                before = context.stopwatch.at(DATA)
-                try:
-                    loaded = self.read(self.session.loader.next)
-                    self.for_nothing = loaded.batch is None
-                    beside = self.read_for_nothing() if self.for_nothing else None
-                finally:
-                    context.stopwatch.at(before)
-                self._phases.sign(Phase.COMPUTING)
-                self.indices_read.append(loaded.indices)
-                self.examples += len(loaded.indices)
-                if loaded.left_out:
-                    self._leave_out(loaded.left_out, share)
-                if self._streams is not None and micro == self.pieces - 1:
-                    for one in shares:
-                        for name, position in self._streams.carried(one).items():
-                            self.share_sums[-1].add(name, position)
-                batch = beside
-                if not self.for_nothing:
-                    batch = context.observer.batch(loaded.batch, step=self.index, share=share, attempt=self.attempt)
-                if self._notes_step and not loaded.left_out:
-                    read = None if self.for_nothing else batch
-                    self._note_read(read, share, micro, len(shares) if micro == self.pieces - 1 else 0)
-                if share == self.check.copied and micro == 0 and (copied := _copy(batch)) is not None:
-                    yield from self._hand_for_nothing(share, copied, exchange, driver, self.check.theirs)
-                takes = self.check.takes(share, None if self.for_nothing else batch) if micro == 0 else None
-                exchange.gradients.look_at(takes)
-                self.piece = micro
-                self.last = last_share and micro == self.pieces - 1
-                self.seed_share(share, micro)
-                context.moment("forward", share)
-                self.due = True
-                driver.body_begins(batch, len(loaded.indices))
-                yield batch
-                if not driver.body_has_ended():
-                    return
-            driver.share_has_ended(exchange)
-
-    def pass_checked(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        """Hand out what is passed for nothing ahead of this worker's own. Raises PeerLost, StepError."""
-        found, self._differing = self._differing, None
-        if found is None:
-            if self.check.first is First.FOR_NOTHING:
-                yield from self._pass_for_nothing(0, exchange, driver, self.check.left)
-            for share in self.check.passes:
-                yield from self._pass_for_nothing(share, exchange, driver, self.check.theirs)
-            for share in self.check.alone:
-                yield from self._pass_for_nothing(share, exchange, driver, self.check.ours)
-            return
-        for _ in range(2) if self.session.holds_state(self.index) else ():
-            yield from self._pass_for_nothing(found.share, exchange, driver, self.check.theirs)
-            self.check.passed_again(exchange.gradients.names)
-        raise self.check.settles(found, self.session.group)
-
-    def _pass_first(self, exchange: Exchange, driver: Driver) -> Iterator[Any]:
-        """Hand out the step's first batch, on a worker that leaves and whose peers may be gone."""
-        try:
-            if self._streams is not None:
-                batch = self.read(self.session.loader.next).batch
-            else:
-                batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(0)[0]))
-        except (ExampleError, PeerLost):  # whoever resumes reads it again
-            return
-        yield from self._hand_for_nothing(0, batch, exchange, driver, self.check.left)
-
-    def _left_behind(self) -> NextStep | None:
-        """Return what is left for whoever resumes here; None: there is nothing to compare."""
-        digests = self.check.digests_of_first()
-        return NextStep.of_share(self.index, digests) if digests is not None else None
-
-    def _pass_for_nothing(self, share: int, exchange: Exchange, driver: Driver, kept: dict[int, Pass]) -> Iterator[Any]:
-        """Hand out what another worker passes as its own; kept: see CrossCheck.begins."""
-        self.session.train_state.staging.poll()
-        exchange.announced.poll()
-        self.session.group.check()
-        self._phases.sign(Phase.READING)
-        before = self.context.stopwatch.at(DATA)
-        try:
-            batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
-        except ExampleError:
-            if not self.context.config.data.num_workers:
-                raise
-            self.check.gives_up()  # a loader process reads it, and maybe nobody else can
-            return
-        finally:
-            self.context.stopwatch.at(before)
-            self._phases.sign(Phase.COMPUTING)
-        yield from self._hand_for_nothing(share, batch, exchange, driver, kept)
-
-    def _hand_for_nothing(
-        self, share: int, batch: Any, exchange: Exchange, driver: Driver, kept: dict[int, Pass]
-    ) -> Iterator[Any]:
-        """Hand out a batch whose body counts for nothing, and put back the buffers that it moves."""
-        self.check.begins(share, batch, kept)
-        if batch is not None:
-            self.share, self.piece, self.due, self.last = share, _NO_PIECE, True, False
-            self.seed_share(share, 0)
-            driver.check_begins()
-            yield batch
-            driver.check_has_ended()
-            exchange.buffers.restore()
-        self.check.ends()
-
-    @property
-    def _notes_step(self) -> bool:
-        """Return whether this step is noted, for whoever resumes here to compare with it (storage/next_step.py)."""
-        return self.index in (self._state.saved, self._state.total_steps - 1)
-
-    def _examples_checked(self, share: int) -> Sequence[int]:
-        """Return the numbers of the examples of a share's first micro-batch; none of streams."""
-        return [] if self._streams is not None else self.plan.micro_batches(share)[0].indices.tolist()
-
-    def _note_read(self, batch: Any, share: int, micro: int, ended: int) -> None:
-        """Add a batch's digest to what the step's sums say of what was read."""
-        if (place := digest_at(batch, share, micro)) is not None:
-            self.share_sums[-1].add(READ, np.array([place, ended, 1]))
-
-    def _compare_with_end(self) -> None:
-        """Warn if the last step of a run that is made longer reads other values; nobody has read the one behind it."""
-        last = self.session.restorer.last_read()
-        if last is None or not last.shares or self._streams is not None or self.context.config.compute.mode != "exact":
-            return
-        plan, found = self.session.step_plan(last.step), [0, 0]
-        for share in range(len(plan.sizes)):
-            for micro, examples in enumerate(plan.micro_batches(share)):
-                place = digest_at(self.read(partial(self.session.read_beside, examples)), share, micro)
-                found = [found[0] + (place or 0), found[1] + 1]
-        if found != [last.digest, last.batches]:
-            self.context.console.warn(reads_otherwise(last.step))
-
-    def read(self, read: Callable[[], T]) -> T:
-        """Return what `read` gives; an error of the data set says that it was read for this step."""
-        try:
-            return read()
-        except ExampleError as error:
-            error.read_for = f"step {self.index}"
-            error.may_be_left_out = self._streams is None and self.context.config.data.on_bad_example == "raise"
-            raise
-
-    def read_for_nothing(self) -> Any:
-        """Return a batch of this step for a body that has none to count, and must pass one. Raises StepError."""
-        for share in range(len(self.plan.sizes)):
-            batch = self.read(partial(self.session.read_beside, self.plan.micro_batches(share)[0]))
-            if batch is not None:
-                return batch
-        raise nothing_to_read(self.index, self.plan.count)
-
-    def _leave_out(self, examples: Sequence[LeftOut], share: int) -> None:
-        """Count examples that raised as left out, and record each."""
-        self.share_sums[-1].add(LEFT_OUT, len(examples))
-        for one in examples:
-            self.context.events.emit(
-                schema.ExampleLeftOut(step=self.index, attempt=self.attempt, share=share, **vars(one))
-            )
-
-    def begin(self, exchange: Exchange) -> None:
-        """Begin the step in the present view, with nothing read or counted."""
-        self.share_sums, self.indices_read, self._counted = [], [], 0
-        self.sums, self.count, self.for_nothing = {}, 0, False
-        self._compare_with_end()
-        noted = self.session.restorer.weights_noted(self.index)
-        trained = exchange.begin(self.index, again=self.attempt > 0, alone=self.leaves is not None, noted=noted)
-        exchange.gradients.look_at(None)
-        self.check = self.session.cross_check(self.plan) if self.leaves is None else CrossCheck()
-        self.session.body.begin(self.index, trained)
-
-    def take_buffers(self, exchange: Exchange) -> None:
+    def take_buffers(self) -> None:
         """Take what the share in hand has moved of buffers. Raises StepError."""
-        assert self.share is not None
+        assert self.batch.share is not None
         refused = None
         try:
-            exchange.buffers.share_done(self.share, self.examples)
+            self.session.gradient_sync.buffers.share_done(self.batch.share, self.batch.share_examples)
         except StepError as error:
             refused = error
         if refused is not None:
             self.session.body.end(self.index)  # weights that were written come first: a rule would not help those
             raise refused
 
-    def seed_share(self, share: int, micro: int) -> None:
-        self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, micro))
-
-    def end(self) -> None:
-        """Close the step's bodies, after the last share of this worker. Raises StepError for what they may not do."""
-        self.share = None
-        self.session.body.end(self.index)
-
-    def carry_out(self, exchange: Exchange, *, unit: int = 1) -> Agreed:
+    def carry_out(self, *, unit: int = 1) -> Agreed:
         """Exchange the step: `.grad`, `sums` and `count` are exact afterwards, and `bad` is known.
 
-        unit: see Exchange.carry_out. Raises PeerLost, StepError, BadStep.
+        unit: see GradientSync.carry_out. Raises PeerLost, StepError, BadStep.
         """
-        self.last = False
-        self.session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))  # the update draws alike everywhere
-        self.context.moment("exchange")
-        self.session.train_state.staging.poll()
-        self._phases.enter(Phase.WAITING)
-        if (digests := self.check.digests_of_first()) is not None:
-            self.share_sums[0].add(FIRST, np.array(digests))
-        agreed = exchange.carry_out(
-            (self.epoch, self.index, _PHASE),
-            self.share_sums,
-            count=self._counted,
+        session, context, own = self.session, self.session.context, self.own
+        self.batch = BatchInHand()
+        session.body.end(self.index)
+        session.seed(outside_seed(self.plan.plan.seed, self.index, _PHASE))  # the update draws alike everywhere
+        context.moment("exchange")
+        session.train_state.staging.poll()
+        session.phases.enter(Phase.WAITING)
+        check = self.checked.check
+        if (digests := check.digests_of_first()) is not None:
+            own.sums[0].add(FIRST, np.array(digests))
+        agreed = session.gradient_sync.carry_out(
+            (self.plan.epoch, self.index, _PHASE),
+            own.sums,
+            count=own.count,
             examples=self.plan.count,
-            requests=self._requests(self.check.takes_place, self.last_of_epoch),
+            requests=self._requests(check.takes_place, self.plan.last_of_epoch),
             unit=unit,
-            sets_options=self.session.body.has_set_options,
-            checked=self.check.digests(),
+            sets_options=session.body.has_set_options,
+            checked=check.digests(),
         )
-        self.check.compare(
-            agreed.own,
-            agreed.passed,
-            self.session.group,
-            exchange.gradients.names,
-            step=self.index,
-            examples=self._examples_checked,
-        )
-        self.check = CrossCheck()  # lets go of what was read
-        self.session.restorer.agreed()
-        self.computed = None
-        if self._notes_step:
-            whole = self.session.repeats and not agreed.left_out
-            gradients = exchange.digest_of_gradients() if whole else 0
-            self.computed = NextStep.of_step(self.plan, agreed.read, gradients, agreed.first)
-            self.session.restorer.check_step(self.computed)
-        if self._streams is not None:
-            self._streams.settle(agreed.sums)
-        self.sums, self.count, self.left_out = agreed.sums, agreed.count, agreed.left_out
-        self._phases.enter(Phase.COMPUTING)
+        self.checked.compare(agreed)
+        session.restorer.agreed()
+        self.note.exchanged(agreed)
+        if context.config.streams is not None:
+            context.config.streams.settle(agreed.sums)
+        session.phases.enter(Phase.COMPUTING)
         self.bad = self._judge(self.index, agreed)
+        self.agreed = agreed
         return agreed
 
-    def comes_again(self, lost: PeerLost, exchange: Exchange) -> bool:
-        """Come into the next view, and return whether the step comes round again.
-
-        It does not if a peer had applied it before the exchange failed here; then its state and sums came from there.
-        """
+    def recover(self, lost: PeerLost, driver: Driver) -> None:
+        """Come into the next view: the step comes round again, or is `taken`, where a peer had applied it."""
+        self.failed, self.batch = True, BatchInHand()
+        driver.attempt_has_failed()
         if self.leaves is not None:  # the peers have left
             self.leaves(None)
-        self.session.body.end(self.index)
-        self.session.body.give_up(self.index)
-        exchange.buffers.restore()  # of a share that was broken off
+        session, state = self.session, self.session.state
+        session.body.end(self.index)
+        session.body.give_up(self.index)
+        session.gradient_sync.buffers.restore()  # of a share that was broken off
         if isinstance(lost, ShareDiffers):
-            self._differing = lost.found
-            self.session.read_from(self.index)
-            self._comes_again()
-            return True
-        self._look_since_boundary()
-        with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
-            exchange.announced.poll()
-        self._recovery.recover(lost, f"in the exchange of step {self.index}")
-        agreed = self._state.agreed
-        if self._state.step > self.index and agreed is not None:
-            self.sums, self.count, self.applied = agreed.sums, agreed.count, True
-            return False
-        self._comes_again()
-        return True
+            self.checked.pass_again(lost.found)
+            session.read_from(self.index)
+        else:
+            self._leave_boundary_if_changed()
+            with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
+                session.gradient_sync.announced.poll()
+            self._recovery.recover(lost, f"in the exchange of step {self.index}")
+            if state.step > self.index and state.agreed is not None:
+                self.agreed, self.taken, self.applied = state.agreed, True, True
+                self.leave_to_the_script()
+                return
+        self.attempt = state.attempt = self.attempt + 1
+        session.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
 
-    def _comes_again(self) -> None:
-        """Count another attempt at the step, and record it."""
-        self.attempt = self._state.attempt = self.attempt + 1
-        self.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
+    def is_applied(self) -> None:
+        """Note that the run's state holds the step, or that it was passed over."""
+        self.applied = True
 
-    def _look_since_boundary(self) -> None:
+    def _leave_boundary_if_changed(self) -> None:
         """Leave the boundary if the script has changed something since: what comes now may save the state."""
-        since_boundary = self.session.train_state.since_boundary
+        state, since_boundary = self.session.state, self.session.train_state.since_boundary
         changed = since_boundary.changed()
-        if changed and self._state.at_boundary:
-            self._state.at_boundary = False
+        if changed and state.at_boundary:
+            state.at_boundary = False
             if not (of_script := [name for name in changed if name not in since_boundary.by_design]):
                 return
-            self.context.console.warn(
+            self.session.context.console.warn(
                 f"{', '.join(of_script)}: changed in step {self.index} before its inner loop, and a run that goes on "
                 "from here would do so once more\n"
                 "  state  nothing is saved until the step is applied; what was committed before is whole\n"
@@ -469,15 +376,3 @@ def _copy(batch: Any) -> Any:
         return aligned(copy.deepcopy(batch))
     except Exception:  # the script's own class, which may raise anything
         return None
-
-
-def counted(count: Any, asked: str) -> float:
-    """Return a count as a number. Raises StepError. asked: how it was given."""
-    of_one = (isinstance(count, torch.Tensor) and count.numel() == 1) or isinstance(count, np.generic)
-    number = count.item() if of_one else count
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
-        raise StepError(
-            f"{asked}{count!r}: expected how many examples (or tokens, or what their weights add up to) the loss is "
-            f"of,\na number of 0 or more\n{UNTOUCHED}  next   give len(y), say"
-        )
-    return number

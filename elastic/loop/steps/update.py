@@ -14,7 +14,6 @@ Every worker holds the same exact gradients and does the same arithmetic, so eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps, PassOver
 from elastic.loop.steps.step import Step
 from elastic.loop.steps.step_in_hand import StepInHand
-from elastic.state.bits import digest_of
 
 _LISTED = 1000  # examples, in a record
 
@@ -67,7 +65,7 @@ class Update:
         self._close(step.in_hand, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note()
-        step.in_hand.applied = True
+        step.in_hand.is_applied()
         self._commit(step.in_hand)
 
     def begin_own(self) -> None:
@@ -86,12 +84,12 @@ class Update:
         self._close(step, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note_own_update(also=also)
-        step.applied = True
+        step.is_applied()
         self._commit(step)
 
     def pass_over(self, step: StepInHand, agreed: Agreed) -> None:
         """Pass a step over in place of its update, in either loop."""
-        over, buffers = step.bad, self._session.exchange.buffers
+        over, buffers = step.bad, self._session.gradient_sync.buffers
         assert over is not None
         assert self._bad_steps is not None
         buffers.restore()
@@ -101,7 +99,7 @@ class Update:
         self._close(step, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note()
-        step.applied = True
+        step.is_applied()
         self._context.progress.step_done()
         self._tell_passed_over(step, over)
         self._context.moment("applied")
@@ -117,16 +115,14 @@ class Update:
     def _open(self) -> None:
         """Begin the update, and give the modules the step's buffers."""
         self._begin()
-        self._session.exchange.buffers.apply()
+        self._session.gradient_sync.buffers.apply()
 
     def _close(self, step: StepInHand, agreed: Agreed) -> None:
         """Make the state that of the next step."""
         self._state.step += 1
         self._state.joined &= not self._session.holds_state(step.index)
         self._state.end_update(agreed, self._session.view_group.view.workers)
-        if step.computed is not None and step.computed.gradients:
-            step.computed = replace(step.computed, weights=digest_of(self._session.exchange.parameters))
-        self._session.restorer.applied(step.computed)
+        step.note.applied(self._session.gradient_sync.parameters)
 
     def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
         passed = over.passed
@@ -155,31 +151,31 @@ class Update:
         if self._bad_steps is not None:
             self._bad_steps.applied()
         self._context.progress.step_done()
-        coordinates = self._session.view_group.rank == 0
+        coordinates, left_out = self._session.view_group.rank == 0, step.agreed.left_out if step.agreed else 0
         self._context.events.emit(
             schema.StepApplied(
                 **self._facts(step),
                 redone=step.attempt > 0,
                 values=plain_values(step.shown_sums(step.sums, step.count)) if coordinates else ABSENT,
-                left_out=step.left_out or ABSENT,
+                left_out=left_out or ABSENT,
             )
         )
-        if step.left_out and not self._said_left_out:
+        if left_out and not self._said_left_out:
             self._said_left_out = True
             self._context.console.say(
-                f"step {step.index} leaves out {counted(step.left_out, 'example')} that raised: see elastic report"
+                f"step {step.index} leaves out {counted(left_out, 'example')} that raised: see elastic report"
             )
         self._context.moment("applied")
 
     def _facts(self, step: StepInHand) -> _Facts:
-        shares = self._session.exchange.assignment.shares
+        shares = self._session.gradient_sync.assignment.shares
         return {
             "step": step.index,
-            "epoch": step.epoch,
+            "epoch": step.plan.epoch,
             "attempt": step.attempt,
             "shares": [shares.start, shares.stop],
             "count": step.count,
-            "indices": digest_of_indices(np.concatenate(step.indices_read) if step.indices_read else ()),
+            "indices": digest_of_indices(np.concatenate(step.reader.indices) if step.reader.indices else ()),
             "sums": digest_of_sums(step.sums, step.count),
             **self._context.stopwatch.lap(),
         }

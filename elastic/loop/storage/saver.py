@@ -11,11 +11,7 @@ what was under way of the older one is made anew, as the state stands at the nex
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +20,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-import xxhash
 
 import elastic_checkpoint
 from elastic.config import Config
@@ -32,11 +27,11 @@ from elastic.errors import Evicted, IdentityMismatch, SavesFailed
 from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
-from elastic.loop.storage.late_saves import LateSaves
+from elastic.loop.storage.failed_saves import Rescue, saves_failed
 from elastic.loop.storage.next_step import NextStep, Notes
 from elastic.loop.storage.save_duration import SaveDuration, UploadOrder, likely_s, older_left_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
-from elastic.loop.storage.under_way import Position, UnderWay
+from elastic.loop.storage.under_way import LateSaves, Position, UnderWay
 from elastic.membership.environment import Launch
 from elastic.membership.succession.going_on import nodes_of
 from elastic.membership.succession.succession import may_succeed
@@ -51,7 +46,6 @@ from elastic_checkpoint.runs.retention import UNFIT
 PATIENCE_S = 20.0  # so long what nobody would try again is tried again
 _LAST_S = {True: 60.0, False: 600.0}  # so long the last save more, with a rescue copy and without one
 _WAIT_MAX_S = 30.0  # between two tries
-_RECENT_S = 600.0  # since a rescue copy of the same step was written: it is of this launch
 T = TypeVar("T")
 _LOOK_S = 0.5
 _WARM_AFTER_S = 2.0  # a run that is over by then, or a coordinator that is, never needs the writer process
@@ -112,7 +106,6 @@ class Saver:
         self._saved_s = self._opened_s
         self._failures = 0
         self._is_patient = False
-        self._rescues_to = [*filter(None, [launch.rescue]), os.getcwd(), tempfile.gettempdir()]
         self._last_failure: elastic_checkpoint.CheckpointError | None = None
         self._checkpoints = elastic_checkpoint.Checkpointer(
             config.url,
@@ -127,6 +120,7 @@ class Saver:
             when_busy="wait" if config.goes_back else "replace",  # a save to go back to is not taken back
             failures_max=sys.maxsize,  # they are counted here, whichever way the saves are made
         )
+        self._rescue = Rescue(self.where, launch.rescue, self._log)
 
     def claim(self, nodes: Sequence[str] = (), *, answers_for_others: bool = False) -> elastic_checkpoint.Claim:
         """Claim the run's storage. nodes: of the view; answers_for_others: see Checkpointer.claim.
@@ -399,32 +393,20 @@ class Saver:
         raise failed
 
     def rescue(self, position: Position) -> str | None:
-        """Put what is held elsewhere, as a run of its own, unless another worker of this machine has.
+        """Put what is held elsewhere; see Rescue.copy."""
+        return self._rescue.copy(position.step, self._train_state.objects(), self._meta(position, ended=True))
 
-        Returns where it lies, and how it is loaded; None: nothing takes it.
-        """
-        run = xxhash.xxh3_64_hexdigest(self.where.encode())[:6]
-        name = f"{os.path.basename(self.where.rstrip('/')) or 'run'}-{run}-step-{position.step}"
-        for folder in self._rescues_to:
-            where = os.path.join(os.path.abspath(folder), name)
-            is_new = not os.path.lexists(where)
-            try:
-                with elastic_checkpoint.Checkpointer(where, log=self._log) as copy:
-                    there = copy.latest()
-                    if there is None or there.saved_at < time.time() - _RECENT_S:
-                        copy.save(position.step, self._train_state.objects(), meta=self._meta(position, ended=True))
-            except (elastic_checkpoint.CheckpointError, OSError):
-                if is_new:
-                    shutil.rmtree(where, ignore_errors=True)  # half of a copy fills the disk
-            else:
-                return (
-                    f"a rescue copy lies on {socket.gethostname()}\n"
-                    f"  rescue   {where}\n"
-                    f"  load     it is a run of its own: the same script with that as its URL has it, and goes on from "
-                    f"step {position.step};\n"
-                    f"           elastic checkpoint export {where} --to safetensors OUT gives its weights\n"
-                )
-        return None
+    def _saves_failed(self, position: Position, rescued: str | None, what: str) -> SavesFailed:
+        """Return the error that says what is at risk; rescued: see `rescue`."""
+        return saves_failed(
+            what,
+            step=position.step,
+            saved=self._saved[0] if self._saved is not None else None,
+            since_s=self._clock() - self._saved_s,
+            reason=self._last_failure,
+            rescued=rescued,
+            failures_max=self._config.saving.failures_max,
+        )
 
     def _meta(self, position: Position, *, ended: bool) -> dict[str, Any]:
         """Return a checkpoint's meta; ended: it is its launch's last."""
@@ -615,31 +597,6 @@ class Saver:
                 saved_step=self._saved[0] if self._saved is not None else None,
             )
         )
-
-    def _saves_failed(self, position: Position, rescued: str | None, what: str) -> SavesFailed:
-        """Return the error that says what is at risk; rescued: see `rescue`."""
-        step, saved = position.step, self._saved[0] if self._saved is not None else None
-        since = "everything since the newest checkpoint there" if saved is None else f"steps {saved} to {step}"
-        goes_on = "its newest checkpoint" if saved is None else f"step {saved}"
-        trained_s = self._clock() - self._saved_s
-        reason = str(self._last_failure).replace("\n", "\n    ")
-        first, _, rescue = ("which is nowhere but in memory" if rescued is None else rescued).partition("\n")
-        where = first if rescued is None else f"of which {first}"
-        return SavesFailed(
-            f"{what}\n"
-            f"  at risk  {since}, {_human(trained_s)} of training, {where}\n{rescue}"
-            f"  reason   {reason}\n"
-            "  state    what was committed before is whole\n"
-            f"  next     repair the storage, then start the same command again: the run goes on from {goes_on}.\n"
-            f"           Saving(failures_max=) ({self._config.saving.failures_max} now) says how many failures are "
-            "borne; None: any number",
-            saved=saved,
-            step=step,
-        )
-
-
-def _human(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _evicted(lost: elastic_checkpoint.ClaimLost) -> Evicted:

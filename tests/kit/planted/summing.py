@@ -13,7 +13,7 @@ def average_the_workers_means(right: Any, act: Act) -> Any:
     """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
 
     def backward(self: Any, loss: Any, count: int) -> None:
-        assignment = self._session.exchange.assignment
+        assignment = self._session.gradient_sync.assignment
         plan = self.in_hand.plan
         mine = sum(plan.sizes[share] for share in assignment.shares)
         workers = sum(1 for rows in assignment.schedule.rows if rows)
@@ -33,7 +33,7 @@ def reuse_random_streams(right: Any, act: Act) -> Any:
 _FIRST = [0]
 
 
-@reuse_random_streams.also("elastic.loop.exchange:Exchange.plan")
+@reuse_random_streams.also("elastic.loop.gradient_sync:GradientSync.plan")
 def _(right: Any, act: Act) -> Any:
     def plan(self: Any, step: Any) -> None:
         right(self, step)
@@ -64,7 +64,7 @@ def keep_a_dead_generation_s_gradients(right: Any, act: Act) -> Any:
     def take(self: Any, indices: Iterable[int]) -> None:
         taken = list(indices)
         for index in taken:
-            stale, gradient = _STALE.pop(index, None), self._parameters[index].grad
+            stale, gradient = _STALE.pop(index, None), self._layout.parameters[index].grad
             if gradient is not None:
                 _SEEN[index] = gradient.clone()
                 if stale is not None:

@@ -19,16 +19,16 @@ from torch.utils.data import TensorDataset
 import elastic
 from elastic.group.form import DistributedGroup
 from elastic.group.gradients import GradientSum
-from elastic.loop.exchange import Exchange
+from elastic.loop.gradient_sync import GradientSync
 
 _WORKERS = 3
 
 
 def look(run: elastic.Run, model: nn.Sequential) -> None:
     """Raises AssertionError. Three sets of parameters take turns. Waits a moment for those who are to come back."""
-    kinds = DistributedGroup, Exchange, GradientSum
+    kinds = DistributedGroup, GradientSync, GradientSum
     held = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
-    most = Counter({DistributedGroup.__name__: 1, Exchange.__name__: 1, GradientSum.__name__: 2})
+    most = Counter({DistributedGroup.__name__: 1, GradientSync.__name__: 1, GradientSum.__name__: 2})
     assert held <= most, f"step {run.step_index}, generation {run.generation}: {dict(held)}"
     first, last = model[0].bias, model[3].bias
     assert isinstance(first, torch.Tensor)

@@ -7,15 +7,15 @@ from typing import Any
 
 import elastic
 from elastic.errors import PeerLost
-from elastic.loop.exchange import Exchange
+from elastic.loop.gradient_sync import GradientSync
 
 
 def lose(step: int, run: elastic.Run) -> None:
     """Once, on rank 1."""
-    carry_out = Exchange.carry_out
+    carry_out = GradientSync.carry_out
     again = [True]
 
-    def throws_it_away(self: Exchange, position: tuple[int, int, int], *arguments: Any, **named: Any) -> Any:
+    def throws_it_away(self: GradientSync, position: tuple[int, int, int], *arguments: Any, **named: Any) -> Any:
         agreed = carry_out(self, position, *arguments, **named)
         if position[1] == step and run.rank == 1 and again:
             again.pop()
@@ -23,4 +23,4 @@ def lose(step: int, run: elastic.Run) -> None:
             raise PeerLost("thrown away on purpose", step=step, phase="test")
         return agreed
 
-    Exchange.carry_out = throws_it_away  # type: ignore[method-assign]
+    GradientSync.carry_out = throws_it_away  # type: ignore[method-assign]

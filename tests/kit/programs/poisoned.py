@@ -18,7 +18,7 @@ from torch import nn
 
 import elastic
 import elastic_checkpoint
-from elastic.loop.steps import rollback
+from elastic.loop.steps import bad_steps
 from elastic.orders import Sequential
 
 
@@ -54,7 +54,7 @@ class Counts:
 
 def lose(rank: int, run: elastic.Run, marker: Path) -> None:
     """Kills that rank once, between the coordinator's reading and all having the state."""
-    broadcast = rollback.broadcast
+    broadcast = bad_steps.broadcast
 
     def killed(*arguments: Any) -> Any:
         if run.rank == rank and run.step_index == 14 and not marker.exists():
@@ -62,7 +62,7 @@ def lose(rank: int, run: elastic.Run, marker: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return broadcast(*arguments)
 
-    rollback.broadcast = killed  # type: ignore[assignment]
+    bad_steps.broadcast = killed  # type: ignore[assignment]
 
 
 def main() -> None:

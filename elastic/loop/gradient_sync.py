@@ -1,19 +1,17 @@
-"""The exchange of one step in one view: gradients, buffers and sums together."""
+"""Sums one step over the ranks of a view: gradients, buffers and sums together."""
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 
 from elastic.config import Config
 from elastic.data.data_plan import StepPlan
-from elastic.errors import UNTOUCHED, CollectiveMismatch, ComputesWrongly, NotLetIn, StepError
+from elastic.errors import UNTOUCHED, CollectiveMismatch, StepError
 from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, all_know, gather_bytes
@@ -21,27 +19,26 @@ from elastic.group.gradients import GradientSum
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import IdleRanks, ShareAssignment, assign_shares
-from elastic.loop.disagreement import PeerWrong, first_besides
+from elastic.loop.replica_check import ReplicaCheck
 from elastic.loop.restoring.background_transfer import BackgroundSend
-from elastic.loop.verdict import apart
-from elastic.state import settings
 from elastic.state.bits import digest_of as digest_of_tensors
 from elastic.state.health import Health
-from elastic.state.replica import Replica, advice, difference, digest_of, of_memory, told_of, who_differs
+from elastic.state.replica import Replica
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
 _NOBODY = IdleRanks()
 
 
-class Exchange:
-    """Everything that the ranks of a view exchange. One per view; `plan` sets it to a step.
+class GradientSync:
+    """Exchanges all that a step needs with the ranks of a view. One per view; `plan` sets it to a step.
 
     waiting  a context for what waits for other ranks in the middle of a backward pass
     background_send  what newcomers receive from this rank while it computes; these are `idle` in that step
     newcomers  ranks that have joined with this view
     memory   of the views before this one
     warn     tells people
+    replicas  compares what the ranks hold
     """
 
     gradients: GradientSum
@@ -62,7 +59,6 @@ class Exchange:
     ) -> None:
         self._background_send = background_send
         self._idle = idle
-        self._newcomers = frozenset(newcomers)
         self._config = config
         self._memory = memory
         self._waiting = waiting
@@ -75,10 +71,7 @@ class Exchange:
         self.buffers = Buffers(
             config.models, config.extra, config.update.buffers, group, config.device, one_share=one_share
         )
-        self._settings = settings.settings_of(config.optimizers, config.extra)
-        self._replica = replica
-        self._warn = warn
-        self._replica_digest = 0
+        self.replicas = ReplicaCheck(config, group, trained, replica, self.buffers, newcomers, warn)
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
         self.announced: Announced = Alone()
@@ -103,22 +96,19 @@ class Exchange:
 
         Raises PeerLost, and StepError for a change of what is trained that cannot be carried.
         """
-        self._step = step
         trained = self._trained.refresh(again=again)
         if trained is not self._set:
             self._follow(trained)
         known = trained.digest ^ self._health.digest()
         if self._group.world_size > 1:
-            known ^= settings.digest(self._settings)
+            known ^= self.replicas.digest_of_settings()
         announced = partial(announce, self._group, Kind.STEP, step=step, trained=known, waiting=self._waiting)
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
         self.announced = announced() if self._background_send is None and not alone else Alone()
         self._announces = announced
         self.gradients.begin(self.assignment.schedule, self._meet, self._waiting, seen=any(trained.hooks))
         self.buffers.begin()
-        if self._group.world_size > 1:
-            self._replica.follow(trained, self.buffers.hanging, self.buffers.walked)
-            self._replica_digest = self._replica.digest(step) ^ noted
+        self.replicas.begin(step, trained, noted)
         return trained
 
     def carry_out(
@@ -143,8 +133,8 @@ class Exchange:
         """
         self._meet()
         self.gradients.flush()
-        if sets_options and self._group.world_size > 1:
-            self._replica_digest ^= settings.digest(self._settings)
+        if sets_options:
+            self.replicas.add_settings()
         sums = SubtreeSums()
         for share, merges in zip(shares, self.assignment.merges, strict=True):
             sums.push(share, merges)
@@ -159,12 +149,11 @@ class Exchange:
             newly_moving=self.buffers.newly_moving(),
             relaid=self.buffers.relaid(),
             schedule=self.assignment.schedule,
-            replica=self._replica_digest,
+            replica=self.replicas.digest,
             checked=checked,
         )
         if len(set(agreed.replicas)) > 1:  # some rank holds something else, or is set otherwise
-            began = f"as step {position[1]} began"
-            self._compare_replicas(began, f"  state  step {position[1]} is not applied", position[1])
+            self.replicas.step_began_apart()
         if agreed.left_out == examples:
             raise nothing_to_read(position[1], examples)
         if agreed.count == 0:
@@ -187,78 +176,6 @@ class Exchange:
         """Return the digest of what the step has left in `.grad`, see bits.digest_of."""
         assert self._set is not None
         return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
-
-    def digest_of_settings(self) -> int:
-        """Return the digest of what optimizers and schedules are set to by now, see settings.digest."""
-        return settings.digest(self._settings)
-
-    def compare_replicas(self, step: int) -> None:
-        """Compare all that ranks hold, before a save; all call it together. Raises as `_compare_replicas`."""
-        if self._group.world_size == 1:
-            return
-        self._step = step
-        with self.buffers.untouched():
-            self._replica.follow(self._trained.now(), self.buffers.hanging, self.buffers.walked)
-            when = f"after step {step - 1}" if step else "before the first step"
-            self._compare_replicas(when, "  state  it is not saved", step, unapplied=False)
-
-    def _compare_replicas(self, when: str, state: str, step: int, *, unapplied: bool = True) -> None:
-        """Compare what all hold, and are set to; all call it together. when, state: for the error.
-
-        Raises PeerLost, CollectiveMismatch; where most hold the same, PeerWrong on these and ComputesWrongly on the
-        others.
-        """
-        own = {"apart": sorted(self._replica.apart), **self._said_settings()}
-        known = [json.loads(one) for one in gather_bytes(self._group, json.dumps(own).encode())]
-        if len({one["digest"] for one in known}) > 1:
-            weights = {name: one for name, one in self._replica.parts().items() if of_memory([name])}
-            # Where these are alike, nothing that another rate has made is in anybody's state.
-            unapplied = unapplied or len({*gather_bytes(self._group, digest_of(weights).encode())}) == 1
-            all_know(self._group)
-            for other in range(len(known)):  # ahead of what they hold: a rate that is another one is the reason
-                self._check_alike(known, other, f"{state}; what was saved before stays\n", unapplied=unapplied)
-        self._replica.leave_out(name for one in known for name in one["apart"])  # then all compare the same
-        parts = self._replica.parts()
-        if len({*gather_bytes(self._group, digest_of(parts).encode())}) == 1:
-            return
-        gathered: list[dict[str, str]] = [*map(json.loads, gather_bytes(self._group, json.dumps(parts).encode()))]
-        names = difference(gathered)
-        if (told := told_of(names)) is not None:
-            self._replica.leave_out(told)
-            if self._group.rank == 0:
-                self._warn(
-                    f"another worker holds something else {when}: {listed(told)}\n"
-                    "  state  what is saved, and what who joins is given, is the coordinator's\n"
-                    "  next   nothing, if it is only noted; what training depends on must be the same on every worker: "
-                    "by\n         run.sums, and not by loss.item()"
-                )
-            return
-        all_know(self._group)
-        few, hosts = apart([*map(digest_of, gathered)]), [one["host"] for one in known]
-        what = f"{when}: {who_differs(gathered, few, hosts)}\n  found  {listed(names)}\n"
-        if few and of_memory(names):
-            raise self._wrong(few, hosts, what, state, advice(names), step)
-        raise CollectiveMismatch(
-            f"the workers no longer hold the same state {what}{state}; what was saved before stays, and the same "
-            f"command goes on from it\n{advice(names)}",
-            doing={rank: f"holds {digest_of(there)}" for rank, there in enumerate(gathered)},
-        )
-
-    def _wrong(
-        self, few: Collection[int], hosts: Sequence[str], what: str, state: str, advised: str, step: int
-    ) -> ComputesWrongly | PeerWrong:
-        """Return what this rank raises, where these few hold something else than most."""
-        rank = self._group.rank
-        if rank not in few:
-            named = ", ".join(f"rank {one} (on {hosts[one]})" for one in sorted(few))
-            tells = rank == first_besides(few)
-            return PeerWrong(named, step=step, phase="comparison of what all hold", tells=tells)
-        return ComputesWrongly(
-            f"this worker no longer holds the same state as most {what}{state}; this worker ends, and another one "
-            f"takes its place\n{advised}",
-            host=hosts[rank],
-            rank=rank,
-        )
 
     def close(self, *, in_order: bool = False) -> None:
         """Release the gradients' memory, for good. in_order: nothing is in flight, so the next view may have it."""
@@ -298,7 +215,7 @@ class Exchange:
         own = {
             "trained": self._trained.state_dict(),
             "health": self._health.state_dict(),
-            **self._said_settings(),
+            **self.replicas.said(),
         }
         gathered = gather_bytes(self._group, json.dumps(own).encode())
         all_know(self._group)
@@ -312,7 +229,7 @@ class Exchange:
                 f"{UNTOUCHED}  next   start the same command again, on machines that are alike",
                 doing={number: f"knows {digest:x}" for number, digest in enumerate(digests)},
             )
-        self._check_alike([*map(json.loads, gathered)], other)
+        self.replicas.check_settings([*map(json.loads, gathered)], other)
         found = self._trained.difference(there["trained"])
         raise CollectiveMismatch(
             f"the workers train different parameters; rank {rank} is here, and rank {other} there\n"
@@ -321,51 +238,6 @@ class Exchange:
             "         step.sums, or what is kept in extra=; a counter of its own begins anew where a worker joins",
             doing={number: f"trains set {digest:x}" for number, digest in enumerate(digests)},
         )
-
-    def _said_settings(self) -> dict[str, Any]:
-        """Return what this rank is set to, and its host, for the others to compare."""
-        said = {"settings": settings.settings(self._settings), "digest": settings.digest(self._settings)}
-        return {"host": socket.gethostname(), **said}
-
-    def _check_alike(self, known: Sequence[Any], other: int, state: str = UNTOUCHED, *, unapplied: bool = True) -> None:
-        """Raise CollectiveMismatch unless rank `other` is set as this one is.
-
-        On all, if only newcomers are not as the others, NotLetIn or PeerWrong. known: each rank's `_said_settings`;
-        unapplied: so is the step in hand.
-        """
-        rank = self._group.rank
-        all_settings = [one["settings"] for one in known]
-        if apart_in := settings.difference(all_settings[rank], all_settings[other]):
-            hosts = [one["host"] for one in known]
-            came = self._newcomers_apart(all_settings)
-            few = came or apart([json.dumps(one) for one in all_settings])
-            who = who_differs(all_settings, few, hosts, what="other settings")
-            refused = (
-                f"the workers' optimizers, or schedules, are set differently: {who}\n"
-                f"  found  {listed(apart_in)} (rank {rank} is here, rank {other} there)\n{state}"
-                "  next   set rates and the like from what is the same on every worker: step.index, step.sums or "
-                "run.sums,\n         run.evaluate, or what is kept in extra=; loss.item() is of a worker's own share"
-            )
-            if not came:
-                doing = {number: f"is set to {one['digest']:x}" for number, one in enumerate(known)}
-                raise CollectiveMismatch(refused, doing=doing)
-            if rank in came:
-                raise NotLetIn(f"this worker is not let in: {refused}")
-            named = ", ".join(f"rank {one} (on {hosts[one]})" for one in sorted(came))
-            raise PeerWrong(
-                named,
-                step=self._step,
-                phase="comparison of settings",
-                tells=rank == first_besides(came),
-                unapplied=unapplied,
-            )
-
-    def _newcomers_apart(self, held: Sequence[Any]) -> frozenset[int]:
-        """Return the newcomers that hold something else than all others, who hold the same; none where these do not."""
-        others = [one for rank, one in enumerate(held) if rank not in self._newcomers]
-        if not others or any(one != others[0] for one in others):
-            return frozenset()
-        return frozenset(rank for rank in self._newcomers if held[rank] != others[0])
 
     def _gradient_sum(self, trained: TrainedSet) -> GradientSum:
         names = [name for name, trains in zip(trained.names, trained.trained, strict=True) if trains]
