@@ -6,7 +6,6 @@ import io
 import json
 import os
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -269,25 +268,6 @@ def test_an_index_that_is_not_whole_is_made_again(tmp_path: Path, scans: Scans, 
 def put_json(folder: Path) -> str:
     (folder / "b.jsonl").write_bytes(b"[1]\n\n[2]\n")
     return str(folder / "b.jsonl")
-
-
-def test_builders_beside_each_other_do_not_clash(tmp_path: Path) -> None:
-    """All workers of a node begin at once, and each finds or makes a whole index."""
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"".join(b"%d\n" % n for n in range(50_000)))
-    found: list[int] = []
-
-    def open_it() -> None:
-        dataset = text_lines(str(file))
-        found.append(sum(int(dataset[i]) for i in range(0, 50_000, 1000)))
-
-    threads = [threading.Thread(target=open_it) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [sum(range(0, 50_000, 1000))] * 8
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "a.txt.lines.index"]
 
 
 def test_a_file_that_is_written_to_meanwhile_gets_no_index(tmp_path: Path) -> None:

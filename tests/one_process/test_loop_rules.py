@@ -215,18 +215,6 @@ def test_reentrant_checkpointing_is_refused_by_a_worker_on_its_own_too(
     assert overlapping.state == before
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 2], ids=["whole-shares", "micro-batches"])
-def test_reentrant_checkpointing_without_overlap_trains_on_the_right_gradients(
-    tmp_path: Path, micro_batch_size: int | None
-) -> None:
-    """The way out that the refusal names must work: the same weights, but for the order of two additions."""
-    options: dict[str, Any] = {"overlap": False, "micro_batch_size": micro_batch_size}
-    reentrant = Small(tmp_path / "reentrant", Twice(reentrant=True), **options).train()
-    other = Small(tmp_path / "other", Twice(reentrant=False), **options).train()
-    assert reentrant.run.finished
-    torch.testing.assert_close(reentrant.model.state_dict(), other.model.state_dict(), rtol=1e-4, atol=1e-5)
-
-
 # what an update changes beside the parameters
 
 

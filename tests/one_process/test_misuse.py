@@ -241,19 +241,6 @@ def test_an_exception_in_the_body_leaves_a_run_that_goes_on(misused: Misused) ->
     refused(misused, body, "in the user's own code", ZeroDivisionError)
 
 
-def test_an_exception_in_the_update_is_not_saved(misused: Misused) -> None:
-    """It leaves a torn model in memory, and storage as it was: the fixture resumes from there."""
-
-    def torn(run: elastic.Run, step: elastic.Step) -> None:
-        failing.optimizer.step()
-        if step.index == 2:
-            raise ZeroDivisionError("after the optimizer's step")
-
-    failing = Misused(misused.run._config.url, apply=torn)
-    with pytest.raises(ZeroDivisionError):
-        failing.train()
-
-
 def test_a_break_after_an_applied_step_keeps_all_of_it(tmp_path: Path) -> None:
     """Leaving the outer loop ends the run with the state of that step, BatchNorm's averages included."""
     states = []

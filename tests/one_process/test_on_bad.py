@@ -206,13 +206,6 @@ def test_stop_ends_before_the_update_and_nothing_is_saved_behind_it(tmp_path: Pa
     assert same(finished, trained(tmp_path / "well"))
 
 
-def test_more_bad_steps_in_a_row_than_allowed_end_the_run_with_a_sentence(tmp_path: Path) -> None:
-    rule = elastic.OnBad("skip", in_a_row_max=2)
-    trained(tmp_path / "few", bad=(3, 4, 6, 7), on_bad=rule)
-    with pytest.raises(elastic.BadStep, match="2 bad steps in a row were passed over before it"):
-        trained(tmp_path / "many", bad=(6, 7, 8), on_bad=rule)
-
-
 def test_weights_that_are_no_numbers_are_not_saved_and_named(tmp_path: Path) -> None:
     """What the script does to them between two steps no gradient shows."""
 

@@ -88,16 +88,6 @@ def settled(streams: Streams, workers: int = 3) -> None:
     assert sums == {"loss": 2.5}
 
 
-def test_each_worker_of_a_step_has_a_stream_that_goes_on_and_begins_again() -> None:
-    streams = dealt(lambda worker, _: Counting(worker))
-
-    assert step(streams, 0) == [0, 1, 1000, 1001, 2000, 2001, 2002]
-    settled(streams)
-    assert step(streams, 1) == [2, 3, 1002, 1003, 2003, 2004, 2100]
-    settled(streams)
-    assert step(streams, 2) == [4, 100, 1004, 1100, 2101, 2102, 2103]
-
-
 def test_a_step_that_comes_again_and_another_process_read_the_same() -> None:
     streams = dealt(lambda worker, _: Counting(worker))
     step(streams, 0)

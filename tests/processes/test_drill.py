@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -202,16 +200,6 @@ def test_a_run_that_does_not_end_is_killed_at_the_deadline_and_the_error_says_wh
         assert marked(run.folder) == []
 
 
-def test_waiting_for_an_event_ends_when_the_launch_does(tmp_path: Path) -> None:
-    script = tmp_path / "short.py"
-    script.write_text("print('nothing happens here')\n")
-    with (
-        Cluster(script, url=tmp_path / "run", folder=tmp_path / "drill") as run,
-        pytest.raises(Exception, match=r"the launch ended \(0\) before saved(.|\n)*nothing happens here"),
-    ):
-        run.wait_for("saved", within_s=240)
-
-
 @pytest.mark.nightly(sample=1, of="what strikes under torchrun")
 def test_a_signal_from_outside_reaches_the_run_at_an_event(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed
@@ -237,14 +225,3 @@ def test_a_fault_that_never_struck_is_no_success(elastic_cluster: MakeCluster) -
     assert end.verdict.ok
     assert end.not_reached == ("step 50 backward: SIGKILL to worker 0",)
     assert not end.ok
-
-
-def test_faults_are_values_that_load_nothing_heavy() -> None:
-    """Every test that names a fault imports them, and every worker of a drill does before it begins."""
-    found = subprocess.run(
-        [sys.executable, "-c", "import sys, elastic.drill.faults; print('torch' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout == "False\n"

@@ -79,22 +79,6 @@ def test_loader_processes_leave_this_process_streams_alone() -> None:
 
 
 @IN_BOTH
-def test_opening_again_drops_what_was_read_ahead(num_workers: int) -> None:
-    """After a change of view this rank carries other shares; a batch of the old ones would be trained twice."""
-    with loader(Asked(lambda i: i), num_workers=num_workers) as made:
-        made.open(consecutive(50))
-        assert made.next().indices.tolist() == [0, 1, 2]
-        made.open([request(700), request(800)])
-        assert [item.indices.tolist() for item in read_all(made)] == [[700], [800]]
-        with pytest.raises(StopIteration):
-            made.next()
-        made.close()
-        made.close()
-        with pytest.raises(StopIteration):
-            made.next()
-
-
-@IN_BOTH
 def test_an_exception_in_the_dataset_names_the_example(num_workers: int) -> None:
     """Of a million files one is broken: the person on call needs its index, and the line that failed."""
     with loader(Bomb(), num_workers=num_workers) as made:

@@ -136,15 +136,3 @@ def test_a_command_whose_streams_are_closed_runs(closed: str, tmp_path: Path) ->
     command = f"exec {sys.executable} -m elastic run --standalone --nproc-per-node=2 {script} {closed}"
     assert subprocess.run(["sh", "-c", command], check=False, timeout=WITHIN_S).returncode == 0
     assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
-
-
-def test_workers_that_write_to_one_pipe_write_whole_lines(run: Run) -> None:
-    """Unbuffered, as images for containers have it, print() writes piece by piece, in the midst of another's line."""
-    source = """
-        import os
-        for number in range(500):
-            print("line", number, "of", os.environ["LOCAL_RANK"])
-    """
-    output = run(source, "--nproc-per-node=4", "--start-method=spawn").succeed(within_s=WITHIN_S)
-    lines = [line for line in output.splitlines() if line.startswith("line")]
-    assert sorted(lines) == sorted(f"line {number} of {rank}" for number in range(500) for rank in range(4))

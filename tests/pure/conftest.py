@@ -1,4 +1,4 @@
-"""Functions, in milliseconds; `make quick` runs all of them."""
+"""Functions, in milliseconds; of what takes seconds `make quick` runs a sample."""
 
 from __future__ import annotations
 

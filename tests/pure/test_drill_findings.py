@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.drill.faults import At, Fault, Join, Kill, KillAll, Slow, Terminate
+from elastic.drill.faults import At, Fault, Kill, KillAll, Slow, Terminate
 from elastic.drill.judge.verdict import Verdict
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.report.costs import Cost, costs
@@ -76,23 +76,6 @@ def test_weights_without_a_seed_lead_to_where_the_model_is_made() -> None:
     assert [line.text for line in found.look] == ["model = nn.Linear(8, 2)", "elastic.seed(0)"]
 
 
-def test_sums_that_differ_over_equal_examples_are_the_loop_s() -> None:
-    def content(index: int, *_: int) -> int:
-        return index
-
-    def with_sums(events: list[Event], wrong_from: int) -> list[Event]:
-        common = {"worker": "w9", "rank": 0, "generation": 1, "claim": 1, "event": "step_applied"}
-        sums = [{**common, "t": step + 0.5, "step": step, "sums": step < wrong_from} for step in range(4)]
-        return [*events, *sums]
-
-    baseline, faulted = with_sums(told(9, content=content), 99), with_sums(told(1, 2, content=content), 2)
-    found = only(diagnose(baseline, faulted, script=str(BUGGY / "global_counter.py")))
-
-    assert "the loop's body" in found.what
-    assert "step 2 is the first" in found.seen
-    assert any(line.text == "reads += 1" for line in found.look)
-
-
 def test_an_exception_of_the_script_s_own_is_told_with_the_line_that_raises_it(tmp_path: Path) -> None:
     """The run goes on without that worker, and the verdict once said that the records show no cause in the script."""
     file = tmp_path / "loop.py"
@@ -148,29 +131,6 @@ def test_every_invariant_of_the_judge_belongs_to_one_promise() -> None:
     promised = [invariant for names in PROMISES.values() for invariant in names]
     assert len(promised) == len(set(promised))
     assert listed <= set(promised)
-
-
-def test_a_node_has_joined_when_a_worker_of_its_own_agent_applies_a_step() -> None:
-    """A replacement that comes meanwhile, or the agents of a later launch, are not the node that was called."""
-
-    def placed(t: float, worker: str, agent: int) -> Event:
-        return {"t": t, "worker": worker, "event": "placed", "agent": agent}
-
-    def applied(t: float, worker: str, generation: int, size: int, claim: int = 1) -> Event:
-        common = {"t": t, "worker": worker, "generation": generation, "claim": claim, "world_size": size}
-        return {**common, "event": "step_applied", "step": int(t), "attempt": 0}
-
-    called: Event = {**applied(2.5, "w1", 1, 2), "event": "fault", "index": 0, "step": 3, "phase": "forward"}
-    begin = [placed(0, "w1", 7), placed(0, "w2", 7), applied(1, "w1", 1, 2), called]
-    replaced = [placed(3, "w3", 7), applied(4, "w1", 2, 2), applied(4, "w3", 2, 2)]
-    relaunched = [placed(8, "w9", 9), applied(9, "w9", 1, 2, claim=2)]
-    joined = [placed(5, "w4", 8), applied(6, "w1", 3, 3), applied(6.5, "w4", 3, 3)]
-    plan = [Join(At(3, "forward"), workers=1)]
-
-    (cost,) = costs([*begin, *replaced, *joined, *relaunched], plan)
-    assert (cost.after_s, cost.workers, cost.redone) == (4.0, 3, 0)
-    (late,) = costs([*begin, *replaced, *relaunched], plan)
-    assert late.after_s is None
 
 
 @pytest.mark.parametrize(

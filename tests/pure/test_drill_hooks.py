@@ -73,23 +73,6 @@ def test_an_update_that_writes_everything_at_once_is_hit_after_that(implementati
     assert seen == [True]
 
 
-def test_several_optimizers_are_one_update() -> None:
-    """Half of all parameters are written when the second of two optimizers begins."""
-    net = model()
-    parameters = list(net.parameters())
-    optimizers = [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD(parameters[2:], lr=0.1)]
-    before = [parameter.detach().clone() for parameter in parameters]
-    seen: list[list[bool]] = []
-    hooks.update(
-        optimizers, lambda: seen.append([not torch.equal(p, b) for p, b in zip(parameters, before, strict=True)])
-    )
-    net(torch.ones(2, 4)).sum().backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-    assert seen == [[True, True, True, False, False, False]]
-
-
 def test_inside_an_exchange_a_collective_has_been_started() -> None:
     from elastic.group.form import Work
 

@@ -13,8 +13,6 @@ from elastic.drill.faults import (
     NAMED,
     OF_THE_SCRIPT,
     At,
-    Hold,
-    Join,
     Kill,
     KillAll,
     KillChild,
@@ -28,7 +26,6 @@ from elastic.drill.plan.options import Options, parse
 from elastic.drill.plan.saves import with_saves
 from elastic.drill.report.story import of_plan
 from elastic.errors import ConfigError
-from tests.kit.soak_plan import soak
 
 FLEET = """t_s,op,node
 0,add,a
@@ -92,15 +89,6 @@ def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
             there = 2
         elif type(fault).__name__ == "Raise":
             assert fault.when.phase in OF_THE_SCRIPT
-
-
-def test_the_soak_holds_the_run_twice_and_spares_the_coordinator_in_between() -> None:
-    plan = soak(3, 60)
-    first, last = [at for at, fault in enumerate(plan.faults) if isinstance(fault, Hold)]
-
-    assert plan == soak(3, 60)
-    assert last == len(plan.faults) - 1
-    assert all(fault.worker != 0 or isinstance(fault, Join) for fault in plan.faults[first + 1 : last])
 
 
 def test_named_faults_become_a_plan_in_order(script: str) -> None:
@@ -290,17 +278,6 @@ def test_a_recorded_fleet_becomes_nodes_that_are_killed_and_join_at_the_steps_of
     assert [fault for fault, _ in faults] == [str(f) for f in options.plan(100, 0.5).faults]
     assert options.plan(60, 0.5).faults == options.plan(100, 0.5).faults[:5]
     assert DrillPlan.from_json(options.plan(100, 0.5).to_json()) == options.plan(100, 0.5)
-
-
-def test_without_a_speedup_all_of_a_fleet_fits_the_run_and_the_loss_of_all_ends_its_replay(
-    script: str, tmp_path: Path
-) -> None:
-    (tmp_path / "fleet.csv").write_text(
-        "t_s,op,node\n0,add,a\n0,add,b\n40,remove,a\n70,remove,b\n80,add,c\n100,add,d\n"
-    )
-    faults = asked("train.py --workers 2 --trace fleet.csv").plan(114, 0.1).faults
-    lost = KillAll(At(70, "backward", worker=0, later=True))
-    assert [str(fault) for fault in faults] == ["step 40 backward: SIGKILL to the agent of worker 1", str(lost)]
 
 
 @pytest.mark.parametrize(

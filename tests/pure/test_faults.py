@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from elastic.drill.faults import (
@@ -105,23 +103,6 @@ def test_a_fault_is_due_at_its_moment_and_nowhere_else() -> None:
         *(("save", 8, 0, share) for share in range(5, 9)),
         *(("exchange", 9, 1, share) for share in range(5, 9)),
     }
-
-
-def test_a_fault_may_wait_for_a_view_of_its_size() -> None:
-    """The replacement is back at a boundary that no plan can name by its number."""
-    done = range(4)
-    assert due(PLAN, "in_transfer", step=9, rank=2, share=None, done=done, world_size=3) == []
-    assert due(PLAN, "in_transfer", step=9, rank=2, share=None, done=done, world_size=4) == [4]
-
-
-def test_a_fault_without_a_step_waits_for_a_later_view_than_the_last_one_hit() -> None:
-    """Those who do not know of the loss yet are still in the old view, complete as it was; to hit them there is no
-    fault after a recovery."""
-    plan = Plan((Kill(0, At(3, "forward")), Kill(1, At(None, "exchange", world_size=4)), Kill(2, At(None, "form"))))
-    facts: dict[str, Any] = {"step": 3, "share": None, "world_size": 4}
-    assert due(plan, "exchange", rank=1, done=[0], here=[0], **facts) == []
-    assert due(plan, "exchange", rank=1, done=[0], here=[], **facts) == [1]
-    assert due(plan, "form", rank=2, done=[0, 1], here=[1], **facts) == [2]
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

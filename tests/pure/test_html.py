@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import itertools
 import json
 import re
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from elastic.__main__ import main
 from elastic.events.compaction import Compaction, forget
@@ -20,10 +18,8 @@ from elastic.events.event import Event
 from elastic.events.log import EventLog
 from elastic.events.words import percent, seconds
 from elastic.report import sentences
-from elastic.report.charts import thinned
 from elastic.report.page import page
 from elastic.report.report import report
-from elastic.report.summary import summary
 from tests.kit.html import Parsed, figures_of
 from tests.kit.story import Story
 
@@ -177,18 +173,6 @@ def test_no_loss_is_hidden_among_a_long_runs_joins_and_each_is_counted_by_its_ca
     assert sum(times for _, _, times in sentences.losses_by_cause_and_host(found.view_changes)) == 70
 
 
-def test_one_worker_goes_on_and_times_count_from_one_origin() -> None:
-    story = Story().launch(2).train(2).regroup([0]).train(3).regroup([0], newcomers=1).leave(1).regroup([0]).train(5)
-    found = report(story.events)
-    kill = next(change for change in found.view_changes if change.kind == "loss")
-    assert sentences.sentence(found.view_changes[-1]).startswith("1 worker left: 1 worker goes on")
-    at = f"+{seconds(kill.begun_t - found.begun_t)}"
-    console = Console(file=io.StringIO(), width=200)
-    console.print(summary("run", found))
-    assert at in console.file.getvalue()  # type: ignore[attr-defined]
-    assert at in page("run", story.events, found)
-
-
 def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it_no_longer_knows() -> None:
     events = long_run(4, 400, 100)
     found = report(events)
@@ -200,15 +184,6 @@ def test_a_report_of_folded_records_has_the_totals_of_the_whole_and_says_what_it
     own = [event for event in events if event["worker"] == "host-0-0"]
     others = [event for event in events if event["worker"] != "host-0-0"]
     assert report(sorted([*forget(own, 6), *others], key=lambda event: float(event["t"]))).forgotten
-
-
-def test_a_curve_is_made_short_and_keeps_its_extremes() -> None:
-    curve = {step: float(step % 10) + (step == 333) * 90 for step in range(1000)}
-    steps = thinned(curve, 50)
-    assert steps == sorted(steps)
-    assert len(steps) <= 50
-    assert {curve[step] for step in steps} >= {0.0, 9.0, 93.0}
-    assert thinned({3: 1.0}, 50) == [3]
 
 
 def test_text_has_contrast_in_both_themes() -> None:

@@ -14,13 +14,6 @@ from elastic.membership.succession.node_report import NodeReport
 from tests.kit.stage import MID_STEP, Stage, trains
 
 
-def test_a_start_does_not_wait_for_one_that_hangs() -> None:
-    stage = Stage(2, start_s=120)
-    stage.begin("A0")
-    assert stage.later(119).view is None
-    assert stage.later(2).view == "A0"
-
-
 def test_a_lost_peer_is_told_by_those_who_notice_before_its_agent_does() -> None:
     stage = trains(4)
     assert stage.over("A1").to("broken") == "A0 A2 A3"
@@ -81,16 +74,6 @@ def test_a_hub_that_takes_over_looks_through_the_view_once_however_many_nodes_re
     assert looks[0] == looks[1]
 
 
-def test_newcomers_wait_for_each_other_a_moment() -> None:
-    stage = trains(4, gather_s=0.3)
-    stage.killed("A1")
-    stage.killed("A2")
-    stage.over("A0 A3")
-    assert stage.begin("A1").to("regroup") == ""
-    assert stage.later(0.2).to("regroup") == ""
-    assert stage.later(0.2).to("regroup") == "A0 A3"
-
-
 def test_a_newcomer_that_dies_while_it_is_waited_for_costs_one_view() -> None:
     stage = trains(2)
     stage.killed("A1")
@@ -125,15 +108,6 @@ def test_people_are_told_of_spares_once_for_so_many() -> None:
     assert stage.begin("A0").to("status") == ""
     stage.comes("B", 1)
     assert stage.begin("B0").only("status")["text"].startswith("3 workers wait")
-
-
-def test_a_lost_node_is_gone_with_its_workers_and_with_those_on_their_way() -> None:
-    stage = trains(2, nodes=2, nodes_min=1)
-    stage.killed("B0")
-    assert stage.lost("B").to("broken") == ""
-    assert stage.over("A0 A1").view == "A0 A1"
-    assert stage.told("B", "started", worker="B0'", local_rank=0).orders == []
-    assert stage.told("B", "ready", worker="B0'", shares=8, identity="one").orders == []
 
 
 def test_below_its_minimum_a_run_waits_says_so_once_and_ends_after_the_deadline() -> None:
@@ -171,17 +145,6 @@ def test_a_run_that_waited_too_long_and_could_not_save_says_so(becomes: str) -> 
     why = stage.only("run_is_over")["why"]
     assert "of 7 steps the newest are not known to be saved; what was committed is whole" in why
     assert "or wait longer" in why
-
-
-def test_a_run_that_waited_too_long_and_holds_nothing_says_so() -> None:
-    stage = Stage(1, nodes=2, nodes_min=2, below_min_s=600)
-    stage.begin("A0")
-    stage.lost("B")
-    stage.later(0.1)
-    stage.later(601)
-    stage.later(601)
-    stage.later(0.1)
-    assert "what was committed is whole, and nobody here is known to hold more" in stage.only("run_is_over")["why"]
 
 
 def test_below_its_minimum_a_run_has_saved_what_it_holds_and_then_waits() -> None:
@@ -236,13 +199,6 @@ def test_a_first_view_waits_five_seconds_for_a_node_that_has_met_and_does_not_co
     assert stage.later(0.2).view == "A0 B0"
 
 
-def test_a_first_view_waits_for_nobody_who_has_met_come_and_gone() -> None:
-    stage = Stage(1, nodes=2, nodes_max=3, nodes_min=1, met="ABC")
-    stage.comes("C", 1)
-    stage.lost("C")
-    assert stage.begin("A0 B0").view == "A0 B0"
-
-
 def test_until_there_is_a_view_the_roster_names_all_who_have_met_and_are_not_lost() -> None:
     """In the order in which each of them knows the others, so that no two take themselves for the next hub."""
 
@@ -279,17 +235,6 @@ def test_a_node_that_waits_for_a_place_gets_the_one_that_comes_free() -> None:
     assert stage.begin("C0").to("regroup") == "A0"
     assert stage.over("A0", BOUNDARY).view == "A0 C0"
     assert stage.told("C", "hello", slots=1, report=report).orders == [], "it asked once more before it heard"
-
-
-def test_a_node_that_waits_for_a_place_hears_of_the_runs_end() -> None:
-    """Nothing is left to do for it, and that is no failure of its own."""
-    stage = trains(1, nodes=2, nodes_max=2)
-    stage.comes("C", 1)
-    for id in ("A0", "B0"):
-        stage.worker(id, "finished", step=9)
-    stage.ends("A0", 0)
-    over = [(order.node, order.message["failed"]) for order in stage.ends("B0", 0).orders]
-    assert over == [("A", False), ("B", False), ("C", False)]
 
 
 def test_a_newcomer_of_another_identity_joins_only_if_it_accepts_that() -> None:

@@ -155,26 +155,6 @@ def test_newcomers_are_told_of_the_end_and_save_nothing() -> None:
     assert (stage.to("save"), stage.to("end")) == ("", "A2'")
 
 
-def test_one_that_does_not_come_to_a_clean_end_is_not_waited_for() -> None:
-    stage = trains(2, ending_s=60, restarts_max=0)
-    stage.raises("A1")
-    assert stage.later(59).to("run_is_over") == ""
-    assert stage.later(2).to("end") == "A0"
-    assert stage.to("run_is_over") == "A"
-
-
-def test_kills_here_and_there_and_requests_to_start_again_never_end_a_run() -> None:
-    stage = trains(2, restarts_max=0)
-    last = "A1"
-    for turn in range(20):
-        stage.killed(last, step=turn) if turn % 2 else stage.ends(last, AGAIN, step=turn)
-        assert stage.to("start") == "A"
-        stage.over("A0", step=turn)
-        last = "A1" + "'" * (turn + 1)
-        stage.begin("A1")
-        assert stage.over("A0", BOUNDARY).view == f"A0 {last}"
-
-
 def test_one_that_asks_to_be_started_again_and_again_is_a_bug_unless_the_run_gets_on() -> None:
     """A script of its own may end with that status, every time."""
     stage = trains(2)
@@ -227,24 +207,6 @@ def test_a_newcomer_that_cannot_join_never_ends_a_healthy_run(how: str) -> None:
     [status] = [order.message["text"] for order in answer if order.message["say"] == "status"]
     assert "cannot join" in status
     assert stage.to("run_is_over") == ""
-
-
-def test_a_run_whose_last_workers_were_lost_with_their_node_has_failed() -> None:
-    stage = trains(1, nodes=2, nodes_min=1)
-    stage.leaves("A0")
-    stage.over("B0", BOUNDARY)
-    stage.ends("A0", 0)
-    over = stage.lost("B").only("run_is_over")
-    assert (over["failed"], over["why"]) == (True, "B was lost, and nobody is left")
-
-
-def test_a_node_whose_workers_have_left_is_not_lost() -> None:
-    stage = trains(1, nodes=2, nodes_min=1)
-    stage.leaves("A0", saved=True)
-    stage.leaves("B0", saved=True)
-    stage.ends("B0", 0)
-    stage.lost("B")
-    assert stage.ends("A0", 0).only("run_is_over")["failed"] is False
 
 
 def test_views_that_break_at_one_step_while_nobody_is_lost_end_the_run_with_a_sentence() -> None:

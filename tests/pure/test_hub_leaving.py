@@ -70,19 +70,6 @@ def test_one_that_leaves_all_of_a_sudden_breaks_the_view() -> None:
     assert (stage.to("released"), stage.view) == ("A1", "A0 A2")
 
 
-def test_one_that_leaves_is_released_when_the_run_ends() -> None:
-    stage = trains(3)
-    stage.raises("A0")
-    stage.over("A1 A2")
-    stage.begin("A0")
-    stage.over("A1 A2", BOUNDARY)
-    stage.leaves("A2")
-    stage.raises("A0'")
-    assert stage.over("A1", step=8).to("save") == "A1"
-    assert stage.saved("A1", step=8).to("released") == "A2"
-    assert stage.to("end") == "A1"
-
-
 def test_one_whose_machine_goes_before_a_boundary_is_not_replaced_and_others_learn_why() -> None:
     """Whether its agent or somebody else has told it."""
     stage = trains(3)
@@ -100,13 +87,6 @@ def test_a_run_whose_last_machines_go_before_a_boundary_has_not_failed() -> None
     stage = trains(2)
     stage.ends("A0", CUT_SHORT)
     assert stage.ends("A1", CUT_SHORT).only("run_is_over") == {"say": "run_is_over", "failed": False, "why": ""}
-
-
-def test_a_spare_takes_over_when_all_others_leave() -> None:
-    stage = trains(3, shares=2)
-    assert stage.view == "A0 A1"
-    stage.leaves("A0", saved=True)
-    assert stage.leaves("A1", saved=True).view == "A2"
 
 
 def test_one_that_is_left_alone_with_the_newest_state_saves_it_first() -> None:

@@ -133,17 +133,6 @@ def test_a_new_hub_goes_on_counting(times: int) -> None:
     assert "the same failure twice at step 3" in str(run.said("B", "status") + run.said("B", "run_is_over"))
 
 
-def test_a_node_that_says_hello_twice_to_one_hub_is_counted_once() -> None:
-    run = Run("ABC", witness=False)
-    run.fails("B", "B0", step=3)
-    run.orders(run.hub.lost(run.now_s, "B", dead=False))
-    run.comes("B")
-    run.tell("B", "started", worker="B1", local_rank=0)
-    before = len(run.said("B", "start"))
-    run.fails("B", "B1", step=4)
-    assert len(run.said("B", "start")) == before + 1
-
-
 def test_kills_at_one_step_are_counted_by_the_next_hub_too() -> None:
     """What the kernel kills because a step needs too much memory: its replacements come later and later."""
     run = Run("ABC", witness=False)
@@ -205,13 +194,6 @@ def test_a_hub_that_was_away_gives_way_to_a_newer_view_and_its_own_node_is_moved
     run.orders(old.lost(0.0, "B", dead=False))
     run.comes("B")
     assert run.said("A", "moved_on")
-
-
-def test_a_place_whose_worker_is_on_its_way_gets_no_second_one() -> None:
-    hub = Hub(nodes_max=2, takes_over=True)
-    empty = NodeReport().document()
-    orders = hub.receive(0.0, "B", {"say": "hello", "slots": 2, "starting": [1], "report": empty})
-    assert [order.message for order in orders if order.message["say"] == "start"] == [{"say": "start", "local_rank": 0}]
 
 
 @pytest.mark.parametrize(

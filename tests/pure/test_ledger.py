@@ -154,13 +154,6 @@ def test_a_worker_that_was_stuck_is_being_detected_from_its_last_sign_on() -> No
     assert [found.workers[name].parts["detecting"] for name in ("dead", "alive")] == [2.25, 2.5]
 
 
-def test_where_no_agent_saw_the_death_the_wait_that_failed_was_its_detection() -> None:
-    survivor = Worker("a", 3.0, claim=1, generation=0).begins().steps(0, 1)
-    survivor.then("peer_lost", 2.0, step=1, phase="x", error="e", missing=[], wait_s=1.5)
-    found = parts(survivor)
-    assert (found["redone"], found["detecting"]) == (0.5, 1.5)
-
-
 @pytest.mark.parametrize("killed", [True, False], ids=["and another was killed meanwhile", "alone"])
 def test_a_host_that_was_cut_off_was_being_detected_since_the_last_step(killed: bool) -> None:
     """Waits inside a backward pass are no collective's, and under the next claim the next view is told of."""
@@ -180,15 +173,6 @@ def test_a_newcomer_takes_the_state_and_a_donor_gives_it() -> None:
     newcomer.then("transfer", 2.0, step=4, bytes=8, seconds=2.0, role="takes")
     newcomer.then("loaded", 0.25, step=4, epoch=0, from_claim=1, accepted=[]).steps(4, 5)
     assert parts(newcomer) == {"starting": 1.0, "forming": 0.5, "transferring": 2.25, "productive": 1.0}
-
-
-def test_those_who_wait_for_the_coordinator_s_save_stand_still_for_it() -> None:
-    """The coordinator stalls for half a second before step 1, and the other meets that as a wait in its exchange."""
-    coordinator = Worker("c", 3.0, claim=1, rank=0).begins().steps(0, 1).steps(1, 2, save_s=0.5, wait_s=0.125)
-    other = Worker("o", 3.0, claim=1, rank=1).begins().steps(0, 1).steps(1, 2, wait_s=0.625)
-    found = ledger(together(coordinator, other)).workers
-    assert [found[name].parts["save_stall"] for name in "co"] == [0.5, 0.5]
-    assert [found[name].parts["exchange_wait"] for name in "co"] == [0.125, 0.125]
 
 
 def test_steps_that_a_restart_went_back_behind_do_not_count() -> None:

@@ -141,15 +141,6 @@ def test_a_deadline_that_comes_nearer_is_told_and_one_that_is_put_off_or_counted
     assert [(one.by_s, one.sooner) for one in here.told] == [(1000.0, False), (900.0, True)]
 
 
-def test_who_waits_for_this_node_to_leave_hears_that_it_has_left_on_what_it_said(heard: Callable[..., Heard]) -> None:
-    source = Said()
-    source.says = lambda: [notice("a"), notice("b", Kind.HINT)]
-    here = heard(source)
-    here.wait_for(lambda: len(here.told) == 2)
-    here.watcher.close(gone=True)
-    assert source.left_on == ["a"]
-
-
 def test_a_process_remembers_the_notice_that_leaves_it_least_time_and_each_hint_once() -> None:
     told: list[Notice] = []
     process = ProcessNotices(SignalNotices(()), say=print)

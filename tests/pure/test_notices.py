@@ -26,7 +26,6 @@ from elastic.preemption.sources.file import File
 from elastic.preemption.sources.metadata import LINK_LOCAL
 from elastic.preemption.sources.parse import parse_notice
 from elastic.preemption.sources.slurm import left_s
-from elastic.preemption.sources.source import SourceFailed
 from elastic_checkpoint import WriterDied
 
 LONG_S = 60.0
@@ -234,18 +233,6 @@ def test_a_save_that_was_wanted_soon_is_begun_again_until_one_is_committed() -> 
     assert not soon.is_due(1000.0)
 
 
-def test_a_save_that_was_wanted_soon_and_never_works_is_given_up() -> None:
-    soon = SoonSave()
-    soon.asked(step=7)
-    for _ in range(6):
-        soon.begun()
-        soon.failed(0.0)
-        assert soon.is_due(1000.0)
-    soon.begun()
-    assert soon.failed(0.0)
-    assert not soon.is_due(1000.0)
-
-
 # where this runs
 
 
@@ -376,13 +363,6 @@ def test_seconds_that_a_daemon_counts_down_in_its_file_are_one_notice(tmp_path: 
     assert len(ids) == 1
     path.write_text("hint the pool is drained")
     assert source.look()[0].id not in ids
-
-
-def test_what_is_no_file_is_a_failure_and_nothing_waits_for_it(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(SourceFailed):
-            File(str(path)).look()
 
 
 # a loop of one's own

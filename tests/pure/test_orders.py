@@ -72,19 +72,6 @@ def test_any_position_is_what_it_is_in_the_whole_epoch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_visit_has_a_random_stream_of_its_own(name: str) -> None:
-    """It is seeded by turn and index: an example that comes up twice in an epoch is augmented twice."""
-    run = plan(ORDERS[name])
-    pairs: Counter[tuple[int, int]] = Counter()
-    for index in range(run.total_steps):
-        examples = [run.step(index).examples(share) for share in range(len(run.step(index).sizes))]
-        pairs.update(pair for one in examples for pair in zip(one.visits.tolist(), one.indices.tolist(), strict=True))
-
-    assert max(pairs.values()) == 1
-    assert pairs.total() == 4 * run.epoch_length
-
-
-@pytest.mark.parametrize("name", ORDERS)
 def test_epochs_have_the_length_that_the_order_gives_them(name: str) -> None:
     run = plan(ORDERS[name])
 

@@ -13,7 +13,7 @@ import pytest
 
 from elastic.__main__ import main
 from elastic.errors import ConfigError
-from elastic.plan import figures, scaling, trace, units
+from elastic.plan import figures, scaling, trace
 from elastic.plan.communication import Link
 from elastic.plan.job import Job
 from elastic.plan.policies import OURS, TORCHRUN, USES
@@ -113,19 +113,6 @@ def test_what_changes_how_often_to_save_changes_what_the_run_takes_and_costs_too
     assert dear["spot"]["cost"] > 3 * dear["spot"]["node_hours"]
 
 
-def test_a_plan_for_people_names_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *JOB]) == 0
-    said = capsys.readouterr().out
-    for expected in ("1 B parameters", "46.75 ms", "Saves  every", "Goodput", "on 8 nodes that stay", "no price given"):
-        assert expected in said
-    assert not any(figures.MEANINGS[name] in said for name in USES)
-    assert main(["plan", *JOB, "--sources"]) == 0
-    said = capsys.readouterr().out
-    for name in USES:
-        assert figures.MEANINGS[name] in said
-        assert figures.defaults()[name].date in said
-
-
 def test_a_simulation_compares_the_policies_on_every_recorded_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["simulate", "--parameters", "124M", "--batch-time", "16s", "--nodes", "16", "--across", "25Gbit/s:20us"]
     assert main([*argv, "--price", "1.2", "--json"]) == 0
@@ -204,17 +191,6 @@ def test_what_cannot_be_planned_is_refused_with_advice(
     argv: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert re.search(match, refused(capsys, "plan", *argv))
-
-
-def test_quantities_are_read_as_people_write_them() -> None:
-    assert (units.count("124M"), units.count("1.5B"), units.count("100k"), units.count("7")) == (124e6, 1.5e9, 1e5, 7)
-    assert (units.nbytes("12GB"), units.nbytes("1 GiB"), units.nbytes("100")) == (12e9, 2**30, 100)
-    assert (units.rate("300GB/s"), units.rate("100Gbit/s")) == (300e9, 12.5e9)
-    times = [units.seconds(text) for text in ("250ms", "5us", "90s", "10min", "6h", "3")]
-    assert times == pytest.approx([0.25, 5e-6, 90, 600, 21600, 3])
-    for read, text in ((units.count, "many"), (units.rate, "5GB"), (units.seconds, "5 m"), (units.nbytes, "-5GB")):
-        with pytest.raises(ConfigError, match="expected"):
-            read(text)
 
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/plan-a-fleet.md"

@@ -40,13 +40,6 @@ def test_a_step_that_was_applied_once_is_not_to_blame() -> None:
     assert {killed(kills, 5, applied=6) for _ in range(20)} == {0.0}
 
 
-def test_slots_are_counted_apart() -> None:
-    """A drill may kill all workers of a step, one after the other."""
-    kills = Kills()
-    for slot in range(50):
-        assert kills.killed(("A", slot), step=5, applied=5, lived_s=1.0, out_of_memory=False) == Replace(0.0)
-
-
 def test_before_its_first_step_only_the_kernel_says_that_it_is_enough() -> None:
     """A script without a Run has no steps, and may be killed as often as somebody likes; but not in a busy loop."""
     kills = Kills()

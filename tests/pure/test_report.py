@@ -125,17 +125,6 @@ def test_the_command_says_what_to_do_where_there_is_no_run(tmp_path: Path, capsy
     assert "next" in capsys.readouterr().err
 
 
-def test_who_left_alone_did_not_end_the_run() -> None:
-    """The others go on, or were lost: "left in order" would say that there is nothing to look at."""
-    story = Story().launch(3).train(2).leave(2)
-    assert report(story.events).state == "unfinished"
-    story.regroup([0, 1]).train(4)
-    assert report(story.events).state == "unfinished"
-    story.leave(0)
-    assert report(story.events).state == "unfinished"
-    assert report(story.leave(1).events).state == "left"
-
-
 def test_who_left_and_on_whose_word_is_said_with_the_view_that_went_on() -> None:
     story = Story().launch(3).train(2)
     story.events.append({**story.events[-1], "event": "hint", "step": 2, "why": "EC2 recommends to rebalance"})
@@ -214,22 +203,6 @@ def test_who_takes_the_claim_of_a_lost_coordinator_to_save_leaves_for_all() -> N
     assert report(events).state == "unfinished"
     events.append({**saver, "t": last_t + 0.2, "event": "left"})
     assert report(events).state == "left"
-
-
-def test_a_replacement_that_comes_when_all_is_over_is_no_failure() -> None:
-    events = Story().launch(2).train(2).finish().events
-    late = {"t": events[-1]["t"] + 1.0, "worker": "late", "event": "ended"}
-    assert report([*events, {**late, "why": ""}]).failures == ()
-    (failure,) = report([*events, {**late, "why": "too few nodes"}]).failures
-    assert failure.what == "the run ended: too few nodes"
-
-
-def test_a_clock_that_was_set_back_on_the_way_is_no_reason_to_fail() -> None:
-    """One worker's records stay in its order, so a view may seem to be formed before anybody told of it."""
-    events = Story().launch(2).train(2).regroup([0, 1]).train(3).events
-    (late,) = [event for event in events if event["event"] == "view_formed" and event["generation"] and event["rank"]]
-    late["t"] -= 5.0
-    assert report(events).world_sizes == (2, 2)
 
 
 def test_a_worker_that_was_stopped_is_told_as_such_and_not_only_as_killed() -> None:

@@ -122,6 +122,7 @@ FOUND_BY: dict[Plant, int] = {
 """The first seed that finds it. Where the simulation changes, another does: the test says how to look for it."""
 
 
+@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("plant", FOUND_BY, ids=lambda plant: plant.__name__.strip("_").replace("_", " "))
 def test_the_simulation_finds_hubs_that_decide_wrongly(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

@@ -61,13 +61,6 @@ def test_when_all_are_lost_the_run_waits_and_goes_on_from_its_save() -> None:
     assert (found.steps, found.restarts) == (8, 1)
 
 
-def test_below_the_minimum_the_survivors_wait_and_lose_no_step_that_was_applied() -> None:
-    policy = Policy(**SURVIVES, interval_s=math.inf, nodes_min=2)
-    found = simulate(trace("0+a 0+b 4-a 9+c", 12), policy, one_a_second)
-    parts(found, useful=7, waiting=5)
-    assert (found.steps, found.restarts, found.ideal) == (7, 0, 7)
-
-
 def test_a_notice_makes_a_loss_a_leave() -> None:
     policy = Policy(**SURVIVES | {"stall_s": 1.0}, loss_s=5.0, join_s=0.5, notice_s=30.0, interval_s=math.inf)
     found = simulate(trace("0+a 0+b 4.5-a", 10), policy, one_a_second)
@@ -84,16 +77,6 @@ def test_who_joins_is_taken_in_once_ready_and_the_fleet_is_faster_then() -> None
     found = simulate(trace("0+a 4+b", 10), policy, two_a_second)
     parts(found, useful=9, recovering=1)
     assert (found.steps, found.ideal) == (12, 16)
-
-
-def test_a_restart_waits_for_machines_to_arrive_too() -> None:
-    """Ready at once, they made a fleet that restarts look better than one that survives, by what they took to boot."""
-    at_once, later = (
-        simulate(trace("0+a 10-a 10+b", 40), Policy(**RESTARTS, arrive_s=arrive_s, interval_s=3.0), one_a_second)
-        for arrive_s in (0.0, 12.0)
-    )
-    parts(at_once, useful=28, lost=2, starting=10)
-    parts(later, useful=16, lost=2, starting=10, waiting=12)
 
 
 def test_who_joins_a_restarting_run_takes_everything_back_or_waits_for_the_next_save() -> None:

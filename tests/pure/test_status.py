@@ -109,13 +109,6 @@ def test_a_loss_that_nobody_saw_counts_from_the_last_step_on(
     assert plain(shown.statuses[-1], shown.now).endswith(f": its node was lost{said}")
 
 
-def test_an_exception_is_told_by_its_class_in_a_line_for_its_message_was_shown_before() -> None:
-    shown = Shown().view("a", "b").steps(0, 4).then("peer_lost", 1.0).view("a", generation=2)
-    shown.then("fault_detected", lost="b", cause="my.own.Broken: a long story", died_t=shown.now).steps(4, 8)
-    assert "after the loss of 1 (Broken); goodput" in shown.lines[0]
-    assert shown.statuses[-1]["fault"]["why"] == "Broken: a long story"
-
-
 def test_who_joins_and_who_leaves_is_told_and_an_undisturbed_run_says_nothing() -> None:
     shown = Shown().view("a", "b").steps(0, 4)
     assert shown.lines == []
@@ -149,19 +142,6 @@ def test_the_time_that_is_left_is_kept_before_the_bar_and_examples_per_second(wi
     assert line.startswith(f"step 11 of {total_steps:,} ")
     assert ("examples/s" in line) or width < 120
     assert len(line) < width
-
-
-def test_steps_that_were_passed_over_are_said() -> None:
-    shown = Shown().view("a").steps(0, 4)
-    shown.then("passed_over", 1.0, step=4, first=4, epoch=0, why="the loss is nan").steps(5, 7)
-    assert shown.statuses[-1]["step"] == 6
-    assert "1 bad step passed over, the last 0 s ago: the loss is nan" in plain(shown.statuses[-1], shown.now)
-
-
-def test_a_loss_that_is_not_finite_is_said() -> None:
-    shown = Shown().view("a")
-    shown.then("step_applied", 1.0, step=0, epoch=0, count=8, values={"loss": "nan"})
-    assert "loss not finite" in plain(shown.statuses[-1], shown.now)
 
 
 def test_what_a_run_says_steers_neither_the_terminal_nor_the_panel() -> None:

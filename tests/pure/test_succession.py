@@ -142,8 +142,8 @@ def test_whoever_is_left_goes_on_in_the_end(faults: int) -> None:
     assert not searched.stuck()
 
 
-@pytest.mark.nightly(sample=2, of="searches of the small world")
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # 10 s and 100 s
+@pytest.mark.parametrize("kills", [1, 2])
 def test_who_is_counted_and_in_no_part_of_the_next_view_knows_of_it(kills: int) -> None:
     """Its workers were killed, and it may go to the other side: it would be counted there once more."""
     begin = first(WORLDS["a majority counts"], faults=2, kills=kills)

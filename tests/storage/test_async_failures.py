@@ -15,10 +15,6 @@ from elastic_checkpoint import (
     ClaimLost,
     StorageError,
 )
-from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
-from elastic_checkpoint.save.resources import WriterResources
-from elastic_checkpoint.save.writer.messages import DropArena, Serve
-from elastic_checkpoint.storage import open_storage
 from tests.kit.forkserver import piped
 from tests.kit.s3 import S3Server
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
@@ -83,17 +79,6 @@ def test_without_memory_for_the_arena_training_waits_and_the_log_says_how_much_i
     assert newest(tmp_path) == 2
 
 
-def test_what_a_writer_process_cannot_be_told_is_saved_in_the_foreground(tmp_path: Path, checkpointer: Make) -> None:
-    lines: list[str] = []
-    for runs in (
-        checkpointer(open_storage(tmp_path / "a"), log=lines.append),
-        checkpointer(tmp_path / "b", storage_options={"session": object()}, log=lines.append),
-    ):
-        assert runs.save(1, state(1), blocking=False).wait(WITHIN_S).step == 1
-        assert runs.save(2, state(2), blocking=False).done
-    assert ["object of this process" in line or "cannot be told" in line for line in lines] == [True, True]
-
-
 def test_credentials_reach_the_writer_by_no_command_line_and_no_environment(
     s3: S3Server, tmp_path: Path, checkpointer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,13 +112,3 @@ def test_a_log_that_takes_nothing_holds_no_save_up(tmp_path: Path) -> None:
             runs.save(5, state(5), blocking=False)
         runs.save(5, state(5), blocking=False).wait(WITHIN_S)
     assert newest(tmp_path / "run") == 5
-
-
-def test_an_answer_that_comes_too_late_answers_no_other_question(tmp_path: Path) -> None:
-    rules = Rules("wait", 3, WITHIN_S, 2**28)
-    underway = InFlightSaves(open_storage(tmp_path), rules, print, patience_s=WITHIN_S)
-    opening = {"url": str(tmp_path), "options": {}, "retry_s": 1.0}
-    resources = WriterResources(opening, rules, underway, log=print)
-    resources.started().send(DropArena())  # as a question that nobody waits for any more
-    assert "addresses" in resources.meet(Serve(size=2))
-    resources.close(WITHIN_S)

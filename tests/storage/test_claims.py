@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from elastic_checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost, StorageError
+from elastic_checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost
 from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
 from elastic_checkpoint.runs.holder import Free, Held, Wait, decide
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
@@ -193,17 +193,6 @@ def test_of_eight_processes_that_race_one_wins_each_number(tmp_path: Path) -> No
     assert len({claim for _, claim in taken}) == 8
     files = sorted(int(path.stem) for path in (tmp_path / "claims").iterdir())
     assert files == list(range(1, len(files) + 1))
-
-
-def test_a_race_that_is_never_won_ends_with_an_error(tmp_path: Path, checkpointer: Make) -> None:
-    class AlwaysSecond(CutAfter):
-        def put_new(self, key: str, data: Buffer) -> None:
-            self.inner.put_new(key, b"another's")
-            self.inner.put_new(key, data)
-
-    with pytest.raises(StorageError, match="could be won") as caught:
-        checkpointer(AlwaysSecond(open_storage(tmp_path), 10**6), retry_s=0.2).claim()
-    assert caught.value.attempts > 1
 
 
 def test_a_conditional_write_whose_answer_was_lost_still_counts_as_ours(tmp_path: Path, checkpointer: Make) -> None:

@@ -295,24 +295,6 @@ def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
         assert max(map(len, text.splitlines())) <= 80
 
 
-BAR_AT_ONCE = """
-import sys
-from elastic_checkpoint import cli
-cli.screen._BAR_AFTER_S = -1
-sys.exit(cli.main())
-"""
-
-
-def test_in_a_pipe_there_are_no_colours_no_bars_and_no_cut_lines(run: Path) -> None:
-    damage(run, 20)
-    said = command("verify", run, program=["-c", BAR_AT_ONCE], env={**os.environ, "COLUMNS": "40"})
-    assert said.returncode == 1
-    assert "\x1b" not in said.stdout + said.stderr
-    assert said.stderr == ""
-    [line] = [line for line in said.stdout.splitlines() if line.startswith("DAMAGED")]
-    assert re.search(r"-[0-9a-f]{20}$", line)
-
-
 def test_a_reader_that_leaves_early_is_no_answer_and_no_traceback(run: Path) -> None:
     """`elastic checkpoint ls | head -1` under `set -o pipefail`."""
     for more in ([], ["--json"]):

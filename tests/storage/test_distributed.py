@@ -89,15 +89,6 @@ def _saved_alone(folder: Path, layout: str) -> str:
         return digest(runs.read().tree["model"])
 
 
-@pytest.mark.nightly(sample=1)
-@pytest.mark.parametrize("mesh", ["fsdp+tp", "hsdp"])
-def test_two_dimensional_meshes_are_carried(mesh: str, tmp_path: Path) -> None:
-    saved = returned(run_ranks(save, 4, str(tmp_path), mesh, False, None))
-    for layout, size in ((mesh, 4), ("pair", 2), ("pair", 1)):
-        for step, _, found, _ in returned(run_ranks(load, size, str(tmp_path), layout, False)):
-            assert (step, found) == (7, saved[0][0]), f"loaded as {layout} on {size} ranks"
-
-
 class Tied(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -480,21 +471,6 @@ class Fragile:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         assert state == {"x": 1}
-
-
-def fails_in_its_own_way(rank: int, size: int, folder: str) -> int:
-    with ranks_of(folder, rank, size, name="own") as (runs, _):
-        fragile = Fragile(rank == 1)
-        state = {"w": torch.zeros(8), "fragile": fragile}
-        with pytest.raises((RuntimeError, CheckpointError), match=r"of the script's own|RuntimeError"):
-            runs.save(1, state)
-        fragile.fails = False
-        runs.save(2, state)
-        return runs.load(state)
-
-
-def test_what_one_rank_s_own_code_raises_reaches_all_and_hinders_no_later_save(tmp_path: Path) -> None:
-    assert returned(run_ranks(fails_in_its_own_way, 2, str(tmp_path))) == [2, 2]
 
 
 def interrupted(rank: int, size: int, folder: str) -> list[str]:

@@ -136,13 +136,6 @@ def share(rank: int, size: int, folder: str) -> tuple[list[int], int]:
     return copied, 4 * 650_001
 
 
-def test_two_ranks_stage_half_of_a_replicated_state_each(tmp_path: Path) -> None:
-    (one, whole), (other, _) = returned(run_ranks(share, 2, str(tmp_path)))
-    assert [a + b for a, b in zip(one, other, strict=True)] == [whole] * 3
-    assert all(abs(a - b) < 0.05 * whole for a, b in zip(one, other, strict=True))
-    assert writers_left(tmp_path) == []
-
-
 def go_on(rank: int, size: int, folder: str) -> tuple[bool, int, bool]:
     with beside(folder, rank, size, name="on", faults=SLOW) as runs:
         runs.save(1, values(1), blocking=False).wait(WITHIN_S)
@@ -418,21 +411,6 @@ def changing(rank: int, size: int, folder: str) -> None:
         with pytest.raises(CheckpointError, match="rank 1 step 8, blocking=True"):
             runs.save(8, states[0], blocking=bool(rank))
         assert runs.save(9, states[0], blocking=False).wait(WITHIN_S).step == 9
-
-
-def crossed(rank: int, size: int, folder: str) -> None:
-    """Rank 0 saves while the others load."""
-    with beside(folder, rank, size, name="crossed") as runs:
-        state = {"x": torch.rand(10)}
-        runs.save(1, state)
-        with pytest.raises(CheckpointError, match=r"rank 0 is at the save of step 2.*, rank 1 at which checkpoint"):
-            runs.load(state) if rank else runs.save(2, state)
-        assert runs.save(3, state).step == 3
-
-
-def test_ranks_that_call_different_things_are_told_so(tmp_path: Path) -> None:
-    returned(run_ranks(crossed, 3, str(tmp_path)))
-    assert committed(tmp_path) == [3, 1]
 
 
 def left(rank: int, size: int, folder: str) -> None:

@@ -85,40 +85,6 @@ def test_what_cannot_heal_fails_at_once_with_advice(tmp_path: Path, error: Excep
     assert waits == []
 
 
-class Broken(LocalStorage):
-    """Fails whatever it is asked."""
-
-    def _path(self, key: str) -> Path:
-        raise TimeoutError("no answer")
-
-    def tidy(self, older_than_s: float) -> tuple[str, ...]:
-        raise TimeoutError("no answer")
-
-
-@pytest.mark.parametrize(
-    ("act", "state", "then"),
-    [
-        (lambda storage: storage.put("a", b"1"), "not known to be committed", "the next save starts anew"),
-        (lambda storage: storage.put_new("a", b"1"), "not known to be committed", "the next save starts anew"),
-        (lambda storage: storage.get("a"), "nothing was changed or loaded", "then try again"),
-        (lambda storage: storage.list("a"), "nothing was changed or loaded", "then try again"),
-        (lambda storage: storage.size("a"), "nothing was changed or loaded", "then try again"),
-        (lambda storage: storage.delete("a"), "may still be there", "the next sweep removes it"),
-        (lambda storage: storage.tidy(0), "may still be there", "the next sweep removes it"),
-    ],
-)
-def test_an_error_says_what_its_own_operation_left(
-    tmp_path: Path, act: Callable[[RetryingStorage], object], state: str, then: str
-) -> None:
-    """A load that fails has saved nothing, and a sweep that fails has lost nothing."""
-    storage = RetryingStorage(Broken(tmp_path), retry_s=1e-6, scrub=Scrubber("", {}), sleep=lambda _: None)
-    with pytest.raises(StorageError) as caught:
-        act(storage)
-    lines = str(caught.value).splitlines()
-    assert state in next(line for line in lines if line.startswith("  state"))
-    assert then in next(line for line in lines if line.startswith("  next"))
-
-
 def test_a_save_that_fails_commits_nothing_and_the_next_one_works(tmp_path: Path, checkpointer: Make) -> None:
     errors: list[Exception] = []
     runs = checkpointer(retrying(tmp_path, errors, []))
@@ -129,18 +95,6 @@ def test_a_save_that_fails_commits_nothing_and_the_next_one_works(tmp_path: Path
     assert [commit.step for commit in runs.list()] == [1]
     runs.save(3, STATE)
     assert runs.read().step == 3
-
-
-def test_a_sweep_that_fails_does_not_fail_the_save(tmp_path: Path, checkpointer: Make) -> None:
-    class NoDelete(LocalStorage):
-        def delete(self, key: str) -> None:
-            raise StorageError("not allowed", operation="delete", key=key, attempts=1)
-
-    lines: list[str] = []
-    runs = checkpointer(NoDelete(tmp_path), keep=2, log=lines.append)
-    for step in range(4):
-        assert runs.save(step, STATE).step == step
-    assert any("could not be swept" in line for line in lines)
 
 
 def test_a_bucket_that_does_not_exist_says_so(s3: S3Server, checkpointer: Make) -> None:

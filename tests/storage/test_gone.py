@@ -18,7 +18,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from elastic_checkpoint import Checkpointer, CorruptCheckpoint, StorageError
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.names import claim_key
-from elastic_checkpoint.storage import open_storage
 from elastic_checkpoint.storage.fsspec import FsspecStorage
 
 Make = Callable[..., Checkpointer]
@@ -142,15 +141,6 @@ def test_a_commit_that_is_gone_from_among_others_is_told_of(run: Path, checkpoin
         name.unlink()
     assert checkpointer(run, log=lines.append).load(state()) == 1
     assert any("s000000002-" in line and "is gone, from which claim 2 went on" in line for line in lines)
-
-
-def test_a_run_that_goes_on_from_nothing_is_no_lost_one(tmp_path: Path, checkpointer: Make) -> None:
-    """Jobs that died before their first save leave claims, and withdrawn ones."""
-    for _ in range(3):
-        with checkpointer(tmp_path) as runs:
-            runs.claim()
-    open_storage(tmp_path).put_new("claims/00000002.withdrawn", b"x")
-    assert checkpointer(tmp_path).load(state(), default=0) == 0
 
 
 @pytest.mark.parametrize("digits", [13, 15])

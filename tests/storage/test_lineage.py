@@ -148,31 +148,6 @@ def test_the_newest_of_a_multiple_stays_however_many_follow_it() -> None:
     assert stays(multiple=7) == [23, 22, 21]
 
 
-def test_of_two_saves_of_one_step_the_newer_one_stays() -> None:
-    """It is the one that read(step=...) gives."""
-    older, newer = CommitId(1, 100, "0" * 20), CommitId(1, 100, "1" * 20)
-    rest = [commit(1, step) for step in (300, 250, 200)]
-    gone = removable(
-        History(1, 1, (*rest, newer, older), ()),
-        whole=lambda id: True, owners=[], keep=2, keep_every=100, grace_s=0, now_s=0,
-    )  # fmt: skip
-    assert gone == [older]
-
-
-def test_what_is_spared_stays_however_old_it_looks() -> None:
-    """Clocks are set; whether a save is under way does not hang on them."""
-    own, strange = CommitId(2, 9, f"{1000:012x}{'0' * 8}"), CommitId(1, 9, f"{1000:012x}{'0' * 8}")
-
-    def remove(now_s: float) -> list[CommitId]:
-        return removable(
-            History(2, 2, (), ()),
-            whole=lambda id: True, owners=[own, strange], keep=2, grace_s=5, now_s=now_s, spared=lambda id: id == own,
-        )  # fmt: skip
-
-    assert remove(5.9) == []
-    assert remove(6.0) == remove(2.0**40) == [strange]
-
-
 def test_names_are_keys_and_back() -> None:
     id = CommitId(7, 1200, "0123456789ab01234567")
     assert str(id) == "c00000007.s000001200-0123456789ab01234567"

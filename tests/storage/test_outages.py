@@ -23,7 +23,6 @@ from elastic.events import reading
 from elastic_checkpoint import Checkpointer, StorageError
 from elastic_checkpoint.cli import main, opened_run
 from elastic_checkpoint.storage import AlreadyThere, Storage, open_storage
-from elastic_checkpoint.storage import fsspec as fsspec_storage
 from elastic_checkpoint.storage.local import LocalStorage
 from elastic_checkpoint.storage.redact import Scrubber
 from elastic_checkpoint.storage.retry import RetryingStorage
@@ -217,18 +216,6 @@ def test_whoever_lists_what_does_not_answer_is_told_so_in_time(silent: str, sche
     with pytest.raises(StorageError, match=r"no answer within \d s") as caught:
         storage.list("events")
     assert (caught.value.operation, caught.value.attempts) == ("list", 1)
-
-
-@pytest.mark.parametrize("ask", ["get", "size"])
-@pytest.mark.parametrize("scheme", ["http://", "simplecache::http://"])
-def test_an_object_of_a_server_that_does_not_answer_is_not_absent(
-    silent: str, scheme: str, ask: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Chained, it was waited for until aiohttp's five minutes were over. And fsspec says of whatever goes wrong that
-    there is no such file, which a run would have believed."""
-    monkeypatch.setattr(fsspec_storage, "_READ_S", 0.5)
-    with pytest.raises(StorageError, match=r"(?i)timeout"):
-        getattr(open_storage(f"{scheme}{silent}/x", retry_s=0), ask)("commits/1")
 
 
 def test_a_server_that_refuses_connections_is_no_empty_folder() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from elastic_checkpoint import Checkpointer, ClaimLost, CorruptCheckpoint, NoCheckpoint, StorageError
-from elastic_checkpoint.format.names import COMMITS, CommitId
+from elastic_checkpoint import Checkpointer, ClaimLost, StorageError
+from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.runs.history import read_history
 from elastic_checkpoint.storage import open_storage
 
@@ -144,30 +144,6 @@ def test_no_sweep_by_a_stale_listing_removes_what_is_needed(
     assert all(one.ok for one in reader.verify())
     assert not {one.name for one in reader.list()} & set(removed)
     assert ("sweeping stopped: the listing of commits is stale" in "".join(lines)) == (folders == ("commits",))
-
-
-def test_what_a_stale_listing_shows_and_is_gone_is_passed_over(tmp_path: Path, checkpointer: Make) -> None:
-    """The listing is from before a sweep: the newest of it are there, or none is; then it is read again."""
-    storage: Any = Stale(tmp_path, "commits")
-    runs = checkpointer(tmp_path, keep=2)
-    for step in (1, 2):
-        runs.save(step, state(step))
-    read_history(storage, lambda line: None)
-    runs.save(3, state(3))  # and step 1 is gone
-    reader = checkpointer(storage, log=lambda line: None)
-    storage.still = 1
-    assert reader.read().step == 2
-    runs.save(4, state(4))  # and step 2
-    storage.still = 1
-    assert reader.read().step == 4
-
-    gone = CommitId(1, 1, "0" * 20)
-    storage.still, storage._seen[COMMITS] = 10**9, {gone.manifest_key: 1}
-    with pytest.raises(NoCheckpoint) as none:
-        reader.read()
-    assert list(none.value.rejected) == [str(gone)]  # so nobody begins anew
-    with pytest.raises(CorruptCheckpoint, match="is absent"):
-        reader.read(step=1)
 
 
 def test_a_checkpoint_whose_data_no_listing_shows_yet_is_whole(tmp_path: Path, checkpointer: Make) -> None:
