@@ -1,4 +1,4 @@
-"""deploy/aws, gcp, dstack and sky: each file passes what reads it in earnest, and a mistake of each kind is refused."""
+"""deploy/aws, gcp, dstack and sky: each file passes what reads it in earnest."""
 
 from __future__ import annotations
 
@@ -17,34 +17,6 @@ ALLOCATION = {"capacity-optimized", "capacity-optimized-prioritized", "lowest-pr
 
 AWS, TEMPLATE, GROUP = "aws/group.yaml", "gcp/instance-template.json", "gcp/group.json"
 DSTACK, SKY = "dstack/task.dstack.yml", "sky/task.yaml"
-
-MISTAKES = [
-    (AWS, "CapacityRebalance:", "CapacityRebalanced:"),
-    (AWS, "HealthCheckType: EC2", "HealthCheckType: [EC2]"),
-    (AWS, "HttpTokens: required", "HttpTokens: requird"),
-    (AWS, "Behavior: terminate", "Behavior: terminated"),
-    (AWS, "!Ref Template,", "!Ref Templates,"),
-    (AWS, "OnDemandBaseCapacity: 0", "OnDemandBaseCapacity: none"),
-    (TEMPLATE, '"provisioningModel"', '"provisioningModels"'),
-    (TEMPLATE, '"SPOT"', '"SPOTT"'),
-    (TEMPLATE, '"automaticRestart": false', '"automaticRestart": "no"'),
-    (TEMPLATE, '"instanceTerminationAction": "DELETE"', '"instanceTerminationAction": "REMOVE"'),
-    (GROUP, '"targetSize": 8', '"targetSize": "many"'),
-    (GROUP, '"targetShape": "ANY"', '"targetShape": "SOME"'),
-    (GROUP, '"maxSurge"', '"maxSurges"'),
-    (DSTACK, "on_events", "on_event"),
-    (DSTACK, "interruption,", "interruptions,"),
-    (DSTACK, "spot_policy: spot", "spot_policy: spots"),
-    (DSTACK, "nodes: 2", "nodes: two"),
-]
-OF_SKY = [
-    ("EAGER_NEXT_REGION", "EAGER_REGION"),
-    ("use_spot:", "use_spots:"),
-    ("use_spot: true", "use_spot: yep"),
-    ("[75]", "[seventy]"),
-    ("strategy:", "strategie:"),
-    ("job_recovery:", "spot_recovery:"),
-]
 
 
 AT_NIGHT = pytest.mark.nightly(of="SkyPilot")  # 460 MB
@@ -67,28 +39,6 @@ def checked(kind: str, file: Path, home: Path) -> Said:
 def test_what_reads_it_in_earnest_takes(kind: str, tmp_path: Path) -> None:
     said = checked(kind, DEPLOY / kind, tmp_path)
     assert said.returncode == 0, said.stdout + said.stderr
-
-
-@pytest.mark.nightly(sample=2)
-@pytest.mark.parametrize(("kind", "right", "wrong"), MISTAKES)
-def test_a_mistake_is_refused(kind: str, right: str, wrong: str, tmp_path: Path) -> None:
-    refuses(kind, right, wrong, tmp_path)
-
-
-@AT_NIGHT
-@pytest.mark.parametrize(("right", "wrong"), OF_SKY)
-def test_a_mistake_is_refused_by_skypilot(right: str, wrong: str, tmp_path: Path) -> None:
-    refuses(SKY, right, wrong, tmp_path)
-
-
-def refuses(kind: str, right: str, wrong: str, folder: Path) -> None:
-    text = (DEPLOY / kind).read_text()
-    assert text.count(right) == 1
-    mistaken = folder / Path(kind).name
-    mistaken.write_text(text.replace(right, wrong))
-    said = checked(kind, mistaken, folder)
-    assert said.returncode != 0
-    assert re.search(r"\w", said.stdout + said.stderr)
 
 
 def test_a_group_asks_for_what_there_is() -> None:

@@ -169,35 +169,15 @@ def batch_norm_in_bf16(train: Training) -> None:
     train(model, sgd(model), inner=inner)
 
 
-def averaged_into(teacher: nn.Module, model: nn.Module, *, buffers: bool) -> Any:
-    """For on_apply: a mean teacher."""
+@case
+def a_teacher_in_extra_whose_statistics_move(train: Training) -> None:
+    """Its BatchNorm moved with the shares of each rank, and what an evaluation said of it depended on them."""
+    model, teacher = normalised(), normalised()
 
     def average(run: Any, step: Any) -> None:
         with torch.no_grad():
             for mean, weight in zip(teacher.parameters(), model.parameters(), strict=True):
                 mean.lerp_(weight, 0.1)
-            if buffers:
-                for theirs, ours in zip(teacher.buffers(), model.buffers(), strict=True):
-                    theirs.copy_(ours)
-
-    return lambda run: run.on_apply(average)
-
-
-class Average:
-    """An average of a model as libraries have it: an object that holds a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"module": self.module.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.module.load_state_dict(state["module"])
-
-
-def taught_by(train: Training, teacher: nn.Module, extra: Any, *, buffers: bool) -> None:
-    model = normalised()
 
     def inner(run: Any, step: Any, batch: Any) -> None:
         with torch.no_grad():
@@ -208,67 +188,10 @@ def taught_by(train: Training, teacher: nn.Module, extra: Any, *, buffers: bool)
         model,
         sgd(model),
         inner=inner,
-        before=averaged_into(teacher, model, buffers=buffers),
+        before=lambda run: run.on_apply(average),
         evaluated=lambda x, _: {"teacher": teacher(x).sum(dim=0)},
-        extra={"teacher": extra},
+        extra={"teacher": teacher},
     )
-
-
-@case
-def a_teacher_in_extra_whose_statistics_move(train: Training) -> None:
-    """Its BatchNorm moved with the shares of each rank, and what an evaluation said of it depended on them."""
-    teacher = normalised()
-    taught_by(train, teacher, teacher, buffers=False)
-
-
-@case
-def a_teacher_inside_of_an_object_in_extra_whose_buffers_are_copied(train: Training) -> None:
-    teacher = normalised()
-    taught_by(train, teacher, Average(teacher), buffers=True)
-
-
-class Odd(nn.Module):
-    """Buffers of odd kinds: complex, empty, None at first, resized as observers do it; forward registers another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spectrum: torch.Tensor
-        self.low: torch.Tensor
-        self.scale: torch.Tensor
-        self.late: torch.Tensor | None
-        self.register_buffer("spectrum", torch.zeros(FEATURES, dtype=torch.complex64))
-        self.register_buffer("fixed", torch.ones(3, dtype=torch.complex128))
-        self.register_buffer("empty", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("low", torch.tensor([]))
-        self.register_buffer("scale", torch.tensor([1], dtype=torch.int32))
-        self.register_buffer("late", None)
-        self.out = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean = x.detach().mean(dim=0)
-        if self.training:
-            self.spectrum += torch.complex(mean, x.detach().amax(dim=0)) * 0.1
-            if self.low.numel() == 0:
-                self.low.resize_(FEATURES).copy_(x.detach().amin(dim=0))
-                self.scale.resize_(2).copy_(torch.tensor([3, 4]))
-            self.low.lerp_(x.detach().amin(dim=0), 0.1)
-            self.late = mean if self.late is None else 0.9 * self.late + 0.1 * mean
-            if not hasattr(self, "table"):
-                self.register_buffer("table", torch.arange(float(FEATURES)), persistent=False)
-        late = 0.0 if self.late is None else self.late
-        table = self.get_buffer("table") if hasattr(self, "table") else 0.0
-        scores: torch.Tensor = self.out(
-            x - 0.1 * self.low + self.spectrum.abs() + late + 0.01 * table * self.scale.sum()
-        )
-        return scores
-
-
-@case
-def buffers_of_odd_kinds(train: Training) -> None:
-    model = Odd()
-    model.low.resize_(0)
-    rules = {"spectrum": "mean", "low": "mean", "scale": "agree", "late": "mean"}
-    train(model, adamw(model), evaluated=lambda x, _: {"scores": model(x).sum(dim=0)}, buffers=rules)
 
 
 class Annealed(nn.Module):

@@ -189,21 +189,6 @@ def stopped_between_steps(train: Training) -> None:
 
 
 @case
-def batches_that_are_dicts(train: Training) -> None:
-    model = network()
-
-    def collate(examples: list[Any]) -> dict[str, torch.Tensor]:
-        return {"x": torch.stack([x for x, _ in examples]), "y": torch.stack([y for _, y in examples])}
-
-    def inner(run: elastic.Run, step: elastic.Step, batch: Any) -> None:
-        classify(run, step, (batch["x"], batch["y"]))
-
-    train(
-        model, adamw(model), inner=inner, collate_fn=collate, evaluated=lambda batch: {"sum": model(batch["x"]).sum()}
-    )
-
-
-@case
 def a_long_epoch_cut_by_steps(train: Training) -> None:
     model = network(dropout=0.2)
     train(model, adamw(model), dataset=points(1000), steps=4, epochs=None)

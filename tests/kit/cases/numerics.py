@@ -57,15 +57,6 @@ def one_cycle(train: Training) -> None:
 
 
 @case
-def warm_up_then_cosine(train: Training) -> None:
-    model = network()
-    optimizer = adamw(model)
-    warm = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=2)
-    parts: list[lr_scheduler.LRScheduler] = [warm, lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)]
-    train(model, optimizer, scheduler=lr_scheduler.SequentialLR(optimizer, parts, milestones=[2]))
-
-
-@case
 def lambda_lr(train: Training) -> None:
     model = network()
     optimizer = adamw(model)
