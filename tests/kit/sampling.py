@@ -48,9 +48,9 @@ def seeds(count: int, *, sample: int) -> range:
 
 
 def sampled(cases: Sequence[Case], sample: int, rotation: int) -> list[Case]:
-    """`sample` of the cases, which follow yesterday's."""
-    begin = rotation * sample % len(cases)
-    return [*cases[begin:], *cases[:begin]][:sample]
+    """`sample` of the cases, as far from each other as they can be; each day those behind yesterday's."""
+    count = len(cases)
+    return [cases[(rotation + at * count // sample) % count] for at in range(sample)] if sample < count else [*cases]
 
 
 def left_to_the_night(items: Sequence[Any]) -> set[str]:

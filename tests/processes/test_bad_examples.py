@@ -14,6 +14,8 @@ from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan, Raise
 from tests.kit.loading import Asked, forget_earlier_children, loader, read_all, request
 
+pytestmark = pytest.mark.nightly(sample=2, of="examples that raise")
+
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
@@ -46,7 +48,6 @@ def test_a_loader_leaves_out_what_raises_and_says_so(num_workers: int) -> None:
     assert (third.batch.tolist(), third.left_out) == ([8], ())
 
 
-@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
@@ -69,7 +70,6 @@ def test_the_world_size_changes_no_bit(
     assert len([event for event in end.events if event["event"] == "example_left_out"]) > 50
 
 
-@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize("loop", ["steps", "batches"])
 def test_workers_that_are_lost_leave_the_bits_alone(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, loop: str
@@ -91,7 +91,6 @@ def test_workers_that_are_lost_leave_the_bits_alone(
     assert ends(end) == ends(alone), end.output
 
 
-@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize("loop", ["steps", "batches"])
 def test_a_step_that_is_taken_over_or_goes_on_from_storage_counts_the_same(
     elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, loop: str, tmp_path: Path
@@ -110,7 +109,6 @@ def test_a_step_that_is_taken_over_or_goes_on_from_storage_counts_the_same(
     assert ends(end) == ends(alone), end.output
 
 
-@pytest.mark.nightly(sample=1, of="examples that raise")
 @pytest.mark.parametrize("loop", ["steps", "batches"])
 def test_an_example_that_raises_on_one_worker_only_is_left_out_by_all(elastic_cluster: MakeCluster, loop: str) -> None:
     """Its share is read by one worker, whose word counts for all; when that one is lost, the step decides anew."""
@@ -125,7 +123,6 @@ def test_an_example_that_raises_on_one_worker_only_is_left_out_by_all(elastic_cl
     assert any("did not come" in event["error"] for event in end.events if event["event"] == "example_left_out")
 
 
-@pytest.mark.nightly(sample=1, of="examples that raise")
 def test_in_fast_mode_they_are_left_out_too(elastic_cluster: MakeCluster) -> None:
     run = elastic_cluster(script=PROGRAM, steps=24, workers=2, launcher="elastic", mode="fast")
     end = run.finish(within_s=240)

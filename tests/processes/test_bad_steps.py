@@ -17,6 +17,8 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan, Terminate
 
+pytestmark = pytest.mark.nightly(sample=2, of="bad steps")
+
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
@@ -40,7 +42,6 @@ def alone(elastic_undisturbed: Undisturbed) -> Callable[..., End]:
     return run
 
 
-@pytest.mark.nightly(sample=1, of="bad steps")
 @pytest.mark.parametrize("plain", [0, 1])
 @pytest.mark.parametrize("on_bad", ["skip", "rollback"])
 def test_workers_killed_while_others_pass_a_step_over_leave_no_trace(
@@ -59,7 +60,6 @@ def test_workers_killed_while_others_pass_a_step_over_leave_no_trace(
     assert end.verdict.examples_applied.total() == 24 * (STEPS - len(PASSED[on_bad]))
 
 
-@pytest.mark.nightly(sample=1, of="bad steps in other ways")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_lost_while_a_save_is_read_to_go_back_to_costs_the_step_in_hand(
     elastic_cluster: MakeCluster, alone: Callable[..., End], rank: int
@@ -74,7 +74,6 @@ def test_a_worker_lost_while_a_save_is_read_to_go_back_to_costs_the_step_in_hand
     assert end.verdict.passed_over == PASSED["rollback"]
 
 
-@pytest.mark.nightly(sample=1, of="bad steps resumed")
 @pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
 @pytest.mark.parametrize("on_bad", ["skip", "rollback"])
 def test_a_resume_at_another_size_passes_over_the_same(
@@ -92,7 +91,6 @@ def test_a_resume_at_another_size_passes_over_the_same(
     assert end.verdict.passed_over == PASSED[on_bad]
 
 
-@pytest.mark.nightly(sample=1, of="bad steps in other ways")
 @pytest.mark.parametrize("options", [{"scaled": 1}, {"scaled": 1, "plain": 1}, {"huge": 250, "spike": 10}, {}])
 def test_what_is_bad_is_so_at_every_world_size(
     elastic_cluster: MakeCluster, alone: Callable[..., End], options: dict[str, Any]
@@ -108,7 +106,6 @@ def test_what_is_bad_is_so_at_every_world_size(
     assert end.verdict.passed_over[0] == 2
 
 
-@pytest.mark.nightly(sample=1, of="bad steps in other ways")
 @pytest.mark.parametrize("plain", [0, 1])
 def test_in_fast_mode_all_workers_decide_alike(elastic_cluster: MakeCluster, plain: int) -> None:
     """Its sums are plain all-reduces: the same bits on all ranks, as every step's announcement checks."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly(sample=2, of="what check says")
+
 SCRIPT = """
 import sys, torch, elastic, torch.nn.functional as F
 from torch import nn

@@ -22,6 +22,8 @@ from elastic.membership.exit_statuses import AGAIN
 from tests.kit.arguments import grouped
 from tests.kit.ranks import Died, Raised, as_worker_of_torchrun, returned, run_ranks
 
+pytestmark = pytest.mark.nightly(sample=10, of="shares that are passed twice")
+
 STEPS, SHARES = 12, 4
 
 

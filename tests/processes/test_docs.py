@@ -26,6 +26,8 @@ import elastic
 from tests.kit.needs import needs_transformers
 from tests.kit.s3 import s3_server
 
+pytestmark = pytest.mark.nightly(sample=5, of="what the pages show")
+
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs/how-to"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,7 +68,6 @@ def without_numbers(text: str) -> str:
     return " ".join(re.sub(r"\d[\d,.]*(×|%)?|\b[0-9a-f]{8,}…?", "#", text).split())
 
 
-@pytest.mark.nightly(sample=1, of="what the pages show")
 @pytest.mark.timeout(600)
 def test_the_tutorial(tmp_path: Path) -> None:
     """Files are written, commands are run in order, and what the page shows of their output is in it, in order."""
@@ -83,7 +84,6 @@ def test_the_tutorial(tmp_path: Path) -> None:
                 at = said.index(line, at) + len(line)
 
 
-@pytest.mark.nightly(sample=1, of="what the pages show")
 @pytest.mark.parametrize("which", [0, 1], ids=["random faults", "a fault at a moment"])
 def test_the_lines_that_test_a_script(tmp_path: Path, which: int) -> None:
     """docs/how-to/test-your-script.md, on the small script of the tests."""
@@ -281,7 +281,6 @@ def test_the_mixture_of_the_page_on_orders(tmp_path: Path) -> None:
     assert (tmp_path / "runs/mixture/commits").is_dir()
 
 
-@pytest.mark.nightly(sample=1, of="what the pages show")
 def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
     """docs/how-to/keep-ddp.md: killed after a save, it goes on with more ranks."""
     (script,) = (block for block in blocks(HOW_TO / "keep-ddp.md", "python") if block.title)
@@ -298,7 +297,6 @@ def test_the_ddp_loop_that_is_kept(tmp_path: Path) -> None:
     assert re.findall(r"^epoch (\d) step (\d+)", said, re.MULTILINE) == [("1", "20"), ("2", "30")], said
 
 
-@pytest.mark.nightly(sample=1, of="what the pages show")
 @pytest.mark.parametrize(
     ("title", "command", "leave", "status"),
     [

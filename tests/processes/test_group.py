@@ -35,6 +35,8 @@ from elastic.state.trained import Trained
 from elastic.state.weights import Weights
 from tests.kit.ranks import Died, returned, run_ranks
 
+pytestmark = pytest.mark.nightly(sample=8, of="groups")
+
 CPU = torch.device("cpu")
 TIMEOUT_S = 30.0
 

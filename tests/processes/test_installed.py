@@ -140,7 +140,6 @@ def test_a_script_called_elastic_py_trains_or_ends_with_the_reason(bin: Path, tm
     assert "partially initialized module 'elastic'" in alone.stderr.splitlines()[-1]
 
 
-@pytest.mark.nightly(sample=1, of="what the pages show")
 def test_the_demo_loses_a_worker_and_then_everything_and_ends_with_the_same_weights(bin: Path, tmp_path: Path) -> None:
     """The first thing that a stranger runs. It computes its verdict and exits with it; what is printed is what people
     are promised to see."""

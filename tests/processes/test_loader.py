@@ -32,6 +32,8 @@ from tests.kit.loading import (
     request,
 )
 
+pytestmark = pytest.mark.nightly(sample=8, of="loaders")
+
 IN_BOTH = pytest.mark.parametrize("num_workers", [0, 2])
 
 

@@ -38,6 +38,8 @@ from tests.kit.loading import (
     settles_at,
 )
 
+pytestmark = pytest.mark.nightly(sample=5, of="processes of loaders")
+
 
 @pytest.fixture(autouse=True)
 def _children_of_earlier_tests() -> None:

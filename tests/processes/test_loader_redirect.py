@@ -30,6 +30,8 @@ from tests.kit.loading import (
     settles_at,
 )
 
+pytestmark = pytest.mark.nightly(sample=5, of="loaders that are redirected")
+
 IN_BOTH = pytest.mark.parametrize("num_workers", [0, 2])
 
 

@@ -17,6 +17,8 @@ from elastic.events.account import PARTS
 from tests.kit.agents import WITHIN_S, Run
 from tests.kit.scraped import TRAINS, free_port, get, here, scrape
 
+pytestmark = pytest.mark.nightly(sample=3, of="figures that are served")
+
 
 def seconds(figures: dict[str, float], part: str) -> float:
     return figures[f'elastic_worker_seconds_total{{part="{part}"}}']

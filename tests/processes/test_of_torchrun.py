@@ -9,6 +9,8 @@ import pytest
 
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=2, of="what torchrun gives")
+
 SCRIPT = """
     import os, sys
     import torch

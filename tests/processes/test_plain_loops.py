@@ -13,6 +13,8 @@ from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Raise, Stop, Terminate
 
+pytestmark = pytest.mark.nightly(sample=3, of="plain loops")
+
 MakeCluster = Callable[..., Cluster]
 Undisturbed = Callable[..., End]
 
