@@ -13,7 +13,7 @@ def average_the_workers_means(right: Any, act: Act) -> Any:
     """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
 
     def backward(self: Any, loss: Any, count: int) -> None:
-        assignment = self._session.gradient_sync.assignment
+        assignment = self.in_hand.session.gradient_sync.assignment
         plan = self.in_hand.plan
         mine = sum(plan.sizes[share] for share in assignment.shares)
         workers = sum(1 for rows in assignment.schedule.rows if rows)
