@@ -18,7 +18,7 @@ Promises  a worker's death is reported at once, after everything that it had sai
           outright is the kernel's and the workers' doing, see processes/worker.py.)
 Leaves    every decision on views, replacements and the run's end to membership/hub/hub.py; what one worker is to
           workers/node_worker.py, the watch for hangs to workers/watch.py, how long a node that leaves has to
-          node/departure.py, clouds' hints to node/hints.py, and the exit status to node/end.py.
+          node/node_end.py, clouds' hints to node/notices.py, and the exit status to node/node_end.py.
 """
 
 from __future__ import annotations
@@ -35,18 +35,14 @@ from typing import TYPE_CHECKING
 
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net import event_loop
-from elastic.launch.node.departure import NodeDeparture
-from elastic.launch.node.end import NodeEnd
-from elastic.launch.node.hints import Hints
 from elastic.launch.node.kubeflow import TrainJobStatus
-from elastic.launch.node.notice_hook import NoticeHook
-from elastic.launch.node.notices import NodeNotices
+from elastic.launch.node.node_end import NodeDeparture, NodeEnd
+from elastic.launch.node.notices import Hints, NodeNotices, NoticeHook
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.processes import children
 from elastic.launch.workers.death_watch import DeathWatch, Dying
-from elastic.launch.workers.logs import Logs
+from elastic.launch.workers.logs import Logs, ShownFailures
 from elastic.launch.workers.node_worker import TERM_S, NodeWorker
-from elastic.launch.workers.shown_failures import ShownFailures
 from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.workers.starter import Starter
 from elastic.launch.workers.watch import WorkerWatch

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elastic.launch.arguments import Arguments
     from elastic.launch.meeting import Meeting
     from elastic.launch.node.metrics import NodeMetrics
-    from elastic.launch.node.notice_hook import NoticeHook
+    from elastic.launch.node.notices import NoticeHook
     from elastic.launch.rendezvous.store_host import StoreHost
     from elastic.launch.workers.starter import Starter
     from elastic.membership.hub.hub import Hub
@@ -150,8 +150,7 @@ def _run(
     from elastic.launch.agent import Agent
     from elastic.launch.hub.link import HubLink
     from elastic.launch.meeting import NodesMissing
-    from elastic.launch.node.notice_hook import NoticeHook
-    from elastic.launch.node.notices import NodeNotices
+    from elastic.launch.node.notices import NodeNotices, NoticeHook
     from elastic.launch.node_rules import NodeRules, ThisNode
     from elastic.launch.processes import children
     from elastic.launch.processes.quiet_torch import say_errors_only
@@ -244,7 +243,7 @@ def _metrics(arguments: Arguments, stack: contextlib.ExitStack) -> NodeMetrics |
 
 def _leave_early(number: signal.Signals, arguments: Arguments, hook: NoticeHook, say: Callable[[str], None]) -> int:
     """Leave before this node has met the others, and has anything of the run's; return the exit status."""
-    from elastic.launch.node.end import left_status
+    from elastic.launch.node.node_end import left_status
     from elastic.launch.processes import children
     from elastic.preemption.notice import Notice
 

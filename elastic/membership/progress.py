@@ -1,7 +1,7 @@
 """Where a worker is, in memory that its agent reads: what tells a worker that computes from one that waits for it.
 
 A worker writes what it is doing and since when; that costs it a microsecond and no system call. The agent reports
-what it sees (launch/workers/sightings.py), and the hub judges (stalls.py). While a worker waits for others it cannot be
+what it sees (launch/workers/watch.py), and the hub judges (stalls.py). While a worker waits for others it cannot be
 the one that hangs.
 """
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from elastic.launch.hub import join_wait
-from elastic.launch.hub.join_wait import PAUSE_MAX_S, JoinWait
+from elastic.launch.hub import rules
 from elastic.launch.hub.link import HubLink
+from elastic.launch.hub.rules import JOIN_PAUSE_MAX_S, JoinWait
 from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
@@ -24,7 +24,7 @@ def test_the_pauses_grow_to_a_bound_and_the_wait_has_an_end() -> None:
     asked = [now for now in (100.0 + 0.25 * tick for tick in range(240)) if wait.is_due(now)]
     pauses = [later - earlier for earlier, later in zip([100.0, *asked], asked, strict=False)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert set(pauses[4:]) == {PAUSE_MAX_S}
+    assert set(pauses[4:]) == {JOIN_PAUSE_MAX_S}
     assert not wait.is_over(159.9)
     assert wait.is_over(160.0)
 
@@ -76,7 +76,7 @@ class NodesInOneLoop:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesInOneLoop]:
-    monkeypatch.setattr(join_wait, "PAUSE_S", 0.05)
+    monkeypatch.setattr(rules, "JOIN_PAUSE_S", 0.05)
     with ExitStack() as opened:
         yield NodesInOneLoop(opened)
 

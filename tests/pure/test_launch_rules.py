@@ -8,7 +8,7 @@ import os
 import pytest
 
 from elastic.launch.workers.logs import LogRules, Logs
-from elastic.launch.workers.sightings import Doubts, Patience, sighting
+from elastic.launch.workers.watch import Doubts, Patience, sighting
 from elastic.membership.progress import BYTES, LIMITED, Phase, Progress, Record
 from elastic.membership.stalls import Sighting
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from elastic.launch.hub.lease import EVICT_S, HELD_UP_S, Lease
+from elastic.launch.hub.rules import EVICT_S, HELD_UP_S, Lease
 
 
 def test_who_was_stopped_for_long_gives_each_host_a_lease_more() -> None:

@@ -121,7 +121,7 @@ ALLOWED = (
     Allowed(
         "a script as __main__, and a process's end, as the interpreter does them",
         "_run_module_as_main _shutdown _run_exitfuncs",
-        "elastic/launch/processes/main_module.py elastic/launch/processes/ending.py",
+        "elastic/launch/processes/script.py elastic/launch/processes/ending.py",
     ),
     Allowed(
         "threads that an interpreter's end would wait for",

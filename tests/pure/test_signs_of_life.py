@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.membership.hub.signs_of_life import SignsOfLife
+from elastic.membership.hub.claiming import SignsOfLife
 from elastic.membership.hub.workers import Worker, Workers
 from elastic.membership.succession.succession import KnownView
 

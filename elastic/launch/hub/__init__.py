@@ -7,7 +7,5 @@ roster_search   it was lost: the nodes that one knows of are asked, one after th
 written_lookup  it was never known: where it is, by what somebody wrote of it
 announcement    what the hub itself says of that at the named hosts
 step_down       a hub that may not go on looks for the one that may
-rules           whom does one ask, for how long, and what does one answer? Pure, as are the next two
-lease           for how long a host has said nothing
-join_wait       the run is full: when does a node ask again?
+rules           whom does one ask, for how long, and what does one answer; who is silent? Pure
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from elastic.launch.hub import rules
-from elastic.launch.hub.lease import Lease
+from elastic.launch.hub.rules import Lease
 from elastic.launch.hub.server import PING_S
 from elastic.launch.net.dialing import Address
 from elastic.launch.net.loop_connection import LoopConnection

@@ -24,9 +24,8 @@ from msgspec import structs
 from elastic.launch.hub import rules
 from elastic.launch.hub.announcement import HubAnnouncement
 from elastic.launch.hub.client import HubClient
-from elastic.launch.hub.join_wait import JoinWait
-from elastic.launch.hub.lease import HELD_UP_S
 from elastic.launch.hub.roster_search import RosterSearch
+from elastic.launch.hub.rules import HELD_UP_S, JoinWait
 from elastic.launch.hub.server import Deliver, HubServer
 from elastic.launch.hub.step_down import OtherHubSearch
 from elastic.launch.hub.written_lookup import BackgroundLookup

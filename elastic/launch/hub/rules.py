@@ -1,6 +1,8 @@
-"""Whom does an agent ask for the run's hub, for how long, and what does it answer to whoever asks? Pure.
+"""The rules of an agent's way to the hub. Pure: time comes in.
 
-roster_search.py, client.py and step_down.py act on it, and so do the simulated agents of tests/kit/simulated_hosts.
+Whom it asks for the hub, and for how long, and what it answers to whoever asks it; since when a host counts as silent
+(Lease); and when a node that has found the run full asks again (JoinWait). roster_search.py, client.py, server.py and
+step_down.py act on them, and so do the simulated agents of tests/kit/simulated_hosts.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from elastic.launch.hub.lease import EVICT_S
 from elastic.launch.net.dialing import Address
 from elastic.membership.messages.messages import HubIs
 
@@ -22,6 +23,12 @@ HANDED_OVER_S = 5.0  # for the others to go to the next hub
 _SURE_S = 1.0  # who has heard the hub since then says where it is
 
 Candidate = tuple[str | None, Address]
+
+LEASE_S = 3.0  # for which a host may be silent: a connection to one without power does not even end
+EVICT_S = LEASE_S + 0.6  # what was lost is sent again later: a cut of nearly a lease is heard through
+HELD_UP_S = 1.0  # a tick that comes so late says that this process was stopped
+_EXCUSED_MAX = 2  # late ticks in a row, between which a host that is there would have been heard
+JOIN_PAUSE_S, JOIN_PAUSE_MAX_S = 0.5, 4.0  # between two questions of a full run: each is twice the one before
 
 
 class Turn(Enum):
@@ -81,3 +88,48 @@ def yields_to(other: HubIs, own: Address) -> bool:
     """Return whether a hub that may not go on steps down for this other one."""
     theirs = (other.address or "", other.port)
     return other.address is not None and theirs != own and (not other.stays or theirs < own)
+
+
+class Lease:
+    """The time since one host was heard.
+
+    Whoever comes late to its own tick was stopped, and the hosts' words may lie unread: their leases begin anew. Not
+    for ever: a process that is late each time would notice no silent host at all.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._excused = 0
+
+    def heard(self, now_s: float) -> None:
+        """Begin the lease anew, as something of the host was heard."""
+        self._since_s, self._excused = now_s, 0
+
+    def held_up(self, now_s: float) -> None:
+        """Begin it anew, as this process was held up until now; not many times in a row."""
+        if self._excused < _EXCUSED_MAX:
+            self._since_s, self._excused = now_s, self._excused + 1
+
+    def silent_s(self, now_s: float) -> float:
+        return now_s - self._since_s
+
+
+class JoinWait:
+    """One node's wait for a place, for `within_s` from its first refusal on."""
+
+    def __init__(self, now_s: float, within_s: float) -> None:
+        self.within_s = within_s
+        self._until_s = now_s + within_s
+        self._pause_s = JOIN_PAUSE_S
+        self._again_s = now_s + self._pause_s
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s >= self._until_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether to ask now; the next question comes a pause later, as the answer may be long in coming."""
+        if now_s < self._again_s:
+            return False
+        self._pause_s = min(2 * self._pause_s, JOIN_PAUSE_MAX_S)
+        self._again_s = now_s + self._pause_s
+        return True

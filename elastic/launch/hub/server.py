@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from elastic.launch.hub.lease import EVICT_S, HELD_UP_S, LEASE_S, Lease
+from elastic.launch.hub.rules import EVICT_S, HELD_UP_S, LEASE_S, Lease
 from elastic.launch.net.dialing import Address, Dial
 from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.hub.hub import Hub

@@ -1,7 +1,7 @@
 """What holds of one process, whatever else there is: a worker's, or the agent's.
 
 worker         the life of a worker process
-script         what it runs; main_module: and as what
+script         what it runs, and as what
 ending         its end; of_torchrun: what it asks for that torchrun gives
 robust_mutex   what it holds for as long as it lives
 

@@ -3,7 +3,7 @@
 Used by a fork of the warm process (warm/process.py) and, as `python -m elastic.launch.processes.worker`, by a fresh
 interpreter.
 
-Promises  the script sees itself as `__main__` (main_module.py), and ends like any python program: threads are joined,
+Promises  the script sees itself as `__main__` (script.py), and ends like any python program: threads are joined,
           atexit functions run, files are flushed, SystemExit means what it means.
           An exception goes to the agent with its trace before the process ends. It is printed by the one who can
           do it once: the agent, where all workers share a stderr, else the worker.
@@ -30,9 +30,8 @@ from typing import NoReturn
 from elastic.errors import ComputesWrongly
 from elastic.launch.processes import robust_mutex
 from elastic.launch.processes.ending import end
-from elastic.launch.processes.main_module import MainModule
 from elastic.launch.processes.of_torchrun import advice
-from elastic.launch.processes.script import Script
+from elastic.launch.processes.script import MainModule, Script
 from elastic.membership.messages.wire import encode
 from elastic.membership.messages.worker_messages import ME, Failed
 from elastic.membership.progress import BYTES, Record
@@ -132,7 +131,7 @@ def _print(error: BaseException) -> None:
 
 
 def _of_script(error: BaseException) -> types.TracebackType | None:
-    """Return the traceback without the frames of this file, main_module.py and runpy above the script's own."""
+    """Return the traceback without the frames of this file, script.py and runpy above the script's own."""
     trace = error.__traceback__
     while trace is not None and (
         (above := trace.tb_frame.f_globals) is globals() or above.get("__name__") in (MainModule.__module__, "runpy")

@@ -38,7 +38,7 @@ from elastic.launch.rendezvous.store_host import StoreHost
 DEFAULT_PORT = 29400  # torchrun's
 _POLL_S = 0.1
 _PROBE_S = 1.0  # for one of several hosts to answer
-SILENT_S = 3.0  # so long a store may not answer: a lease, as of a hub (hub/lease.py)
+SILENT_S = 3.0  # so long a store may not answer: a lease, as of a hub (hub/rules.py)
 _FIRST_S = 5.0  # so long the first of several hosts is waited for before another one hosts the store
 
 

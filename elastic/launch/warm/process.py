@@ -5,7 +5,7 @@
     warm -> agent   Forked, with its pid
     agent -> that   BecomeWorker, with the worker's variables and descriptors: now it is a worker
 
-Promises  modules that it imports see what they would see in `python script.py` (processes/main_module.py,
+Promises  modules that it imports see what they would see in `python script.py` (processes/script.py,
           beginning.py). One that must not be shared is found out (importing.py): then it starts itself again, and
           leaves to each worker that import and what the script does after it.
           The first one of a node may be a fork of the agent, which has loaded torch; where a script could tell
@@ -37,8 +37,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from elastic.launch.processes import worker
-from elastic.launch.processes.main_module import MainModule
-from elastic.launch.processes.script import Script
+from elastic.launch.processes.script import MainModule, Script
 from elastic.launch.warm.beginning import beginning
 from elastic.launch.warm.generators import Generators
 from elastic.launch.warm.importing import Importing

@@ -3,6 +3,9 @@
     LOG_DIR/<run id>_<random>/attempt_<n>/<local rank>/stdout.log      n: how often that slot was started before
 
 Workers write to their files themselves, so that no agent can hold them up; what is shown besides is read from there.
+
+A failure that workers share is shown once: a worker prints its own where its stderr is not shared
+(processes/worker.py), else its agent does, and only the first is shown at length.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from string import Template
 from typing import TextIO
 
 from elastic.errors import ConfigError
+from elastic.membership.messages.messages import Failed
 
 PREFIX = "[${role_name}${local_rank}]:"
 _OUT, _ERR = 1, 2  # torchrun's numbers for the two streams; 3 is both, 0 none
@@ -139,3 +143,34 @@ class Logs:
 
 def _of(rule: int | Mapping[int, int], local_rank: int) -> int:
     return rule if isinstance(rule, int) else rule.get(local_rank, 0)
+
+
+class ShownFailures:
+    """The traces that people have seen, of the workers of one node."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._traces: set[str] = set()  # that people have seen
+
+    def show(self, called: str, failed: Failed, streams: Streams) -> None:
+        """Show how a worker failed, in a line where people have seen its trace; called: how they know that worker."""
+        at = f" at step {failed.step}" if failed.step is not None else ""
+        trace, error = failed.trace, failed.error
+        if failed.shown:  # by the worker, in its file or on the console
+            if not streams.files.get("stderr") or streams.tails:
+                self._traces.add(trace)
+        elif trace in self._traces or ("\n" in error and any(error in one for one in self._traces)):
+            # the latter is known to all of them, and each tells it from its own place
+            self._traces.add(trace)
+            self._say(f"{called} failed{at} as shown above: {error.partition(chr(10))[0]}")
+        else:
+            self._traces.add(trace)
+            self._say(f"{called} failed{at}\n{trace.rstrip()}")
+        if "stderr" in streams.files:
+            self._say(f"{called} failed{at}: {error}\n  log  {streams.files['stderr']}")
+
+    def abridged(self, text: str) -> str:
+        """Return the text without the traces in it that people have seen."""
+        for trace in filter(str.strip, self._traces):
+            text = text.replace(trace.rstrip(), "(the exception is shown above)")
+        return text

@@ -2,11 +2,9 @@
 
 hub           takes what is said, asks the files below, and decides
 nodes         which nodes are with it; workers: how each worker stands; orders: what goes out to them
-admission     a node says hello; reports: what those tell that were elsewhere; takeover: for whom the next hub waits
-joining       who joins, and who waits for newcomers; runs: of one script, one after the other
-release       who may go
-replacements  of workers that ended; run_end: when that is the end of the run
-shortage      too few nodes for a view
-claiming      this side may go on only under the run's next claim; signs_of_life: may others have begun anew meanwhile?
-hang_watch    who hangs; standstill: views break, and nobody is lost
+admission     a node says hello; takeover: what those tell that were elsewhere, and for whom the next hub waits
+joining       who joins, and who waits for newcomers, in which of the script's runs; release: who may go
+replacements  of workers that ended; run_end: when that, or a lack of nodes, is the end of the run
+claiming      this side may go on only under the run's next claim: may others have begun anew meanwhile?
+hang_watch    who hangs, and whether views break again and again while nobody is lost
 """

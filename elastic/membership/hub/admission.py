@@ -11,9 +11,8 @@ from __future__ import annotations
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.replacements import Replacements
-from elastic.membership.hub.reports import Reports
 from elastic.membership.hub.run_end import OVER, RunEnd
-from elastic.membership.hub.takeover import Takeover
+from elastic.membership.hub.takeover import Reports, Takeover
 from elastic.membership.hub.workers import Workers
 from elastic.membership.messages.messages import Full, Hello, HubIs, MovedOn, Roster, RunIsOver
 from elastic.membership.succession.going_on import GoingOn

@@ -7,6 +7,7 @@ Promises  one that has given no sign for a while is judged beside all others of 
           That all stand still is said once when it begins, and once when it is over; where it lasts too long, the run
           ends, and those who stand there are killed, so that their stacks are seen.
           Of those that stood still together one goes on first: the others have as long as ever from then on.
+          Views that break one after the other at one place, while nobody is lost, end the run.
 Leaves    what is to be done to the hub, and whether a worker has given a sign since to its agent. Pure but for what it
           remembers.
 """
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from elastic.membership.stalls import FRESH_S, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
 
 _KILLED_MAX = 64  # of which it is remembered where they stood
+_VIEWS = 3  # that broke alike, and another one would, too
 
 
 @dataclass(frozen=True)
@@ -108,3 +110,33 @@ class HangWatch:
             yield TellPeople(str(stall))
         elif stall is None and before is not None and not ending:
             yield TellPeople(f"{before.where} goes on, after {before.quiet_s:.0f} s or a little more")
+
+
+@dataclass(frozen=True)
+class RepeatedBreaks:
+    """Views in which the very same workers lost each other at the very same place, one after the other."""
+
+    workers: tuple[str, ...] = ()
+    step: int = -1
+    views: int = 0
+
+    def broken(self, workers: tuple[str, ...], step: int) -> RepeatedBreaks:
+        """Return it with one more broken view of these workers; all are here again, and none is past `step`."""
+        again = set(workers) == set(self.workers) and step == self.step
+        return RepeatedBreaks(workers, step, self.views + 1 if again else 1)
+
+    @property
+    def is_one(self) -> bool:
+        """Return whether another view would not help."""
+        return self.views >= _VIEWS  # a lost connection does not come again and again while nobody is lost
+
+    def sentence(self, workers: Iterable[str]) -> str:
+        """Return for people why the run ends; workers: of each, where it is."""
+        doing = "".join(f"  {worker}\n" for worker in workers)
+        return (
+            f"{self.views} views in a row broke at step {self.step}, and no worker was lost\n"
+            f"{doing}"
+            "  state  what was done is saved by the worker that is farthest, if its state is whole\n"
+            "  next   the workers' own lines say what their exchanges failed of: a network that drops connections "
+            "between\n         them, say, or an exchange that takes longer than timeout_s"
+        )

@@ -21,18 +21,14 @@ from typing import Any
 
 from elastic.membership.hub.admission import WITHOUT, Admission
 from elastic.membership.hub.claiming import Claiming
-from elastic.membership.hub.hang_watch import EndRun, Finding, HangWatch, KillIt, TellPeople
-from elastic.membership.hub.joining import Joining
+from elastic.membership.hub.hang_watch import EndRun, Finding, HangWatch, KillIt, RepeatedBreaks, TellPeople
+from elastic.membership.hub.joining import Joining, Runs, newest_of
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Order, Outbox
 from elastic.membership.hub.release import Release
 from elastic.membership.hub.replacements import Replacements
-from elastic.membership.hub.reports import Reports
-from elastic.membership.hub.run_end import OVER, RunEnd
-from elastic.membership.hub.runs import Runs, newest_of
-from elastic.membership.hub.shortage import Shortage
-from elastic.membership.hub.standstill import Standstill
-from elastic.membership.hub.takeover import Takeover
+from elastic.membership.hub.run_end import OVER, RunEnd, Shortage
+from elastic.membership.hub.takeover import Reports, Takeover
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import (
     TO_HUB,
@@ -126,7 +122,7 @@ class Hub:
         self._endings = endings or Endings(restarts_max=self._restarts_max, window_s=self._window_s)
         self._going_on = going_on = GoingOn()
         self._hangs = HangWatch(self._stall_s)
-        self._standstill = Standstill()
+        self._repeated_breaks = RepeatedBreaks()
         self._shortage = shortage = Shortage(end, out, needed=self._nodes_min, wait_s=wait_s)
         self._replacements = Replacements(self._endings, nodes, workers, end, out)
         self._release = Release(workers, going_on, shortage, end, out)
@@ -459,11 +455,11 @@ class Hub:
         view = self._workers.view
         if not self._workers.broken or len(view) < 2 or len(survivors) < len(view):
             return False
-        self._standstill = self._standstill.broken(view, self._endings.farthest)
-        if self._standstill.is_one:
+        self._repeated_breaks = self._repeated_breaks.broken(view, self._endings.farthest)
+        if self._repeated_breaks.is_one:
             doing = [f"{worker.id} on {worker.node}: {worker.at}" for worker in survivors]
-            self._end.begins(now_s, self._standstill.sentence(doing))
-        return self._standstill.is_one
+            self._end.begins(now_s, self._repeated_breaks.sentence(doing))
+        return self._repeated_breaks.is_one
 
     def _publish(self, now_s: float, chosen: list[Worker]) -> None:
         """Publish the next view, and in it who is gone, who went and was not lost, and how long nodes were short."""

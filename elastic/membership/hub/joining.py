@@ -3,18 +3,20 @@
 A newcomer is compared with the run first: one that differs is asked whether it accepts that. Those that are ready wait
 a while for others that are starting, and members are asked to regroup for them once per view; in which view they then
 are is next_view.py's to say.
+
+A script's runs come one after the other, and a worker says which it has been in. Where it is ready for one that others
+are past, it is told so; where it is past the present one, it waits until that is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
-from elastic.membership.hub.run_end import RunEnd
-from elastic.membership.hub.runs import Place, Runs
-from elastic.membership.hub.shortage import Shortage
+from elastic.membership.hub.run_end import RunEnd, Shortage
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import OtherIdentity, Past, Ready, Regroup
 from elastic.membership.succession.going_on import GoingOn
@@ -139,3 +141,38 @@ class Joining:
         if self._identity not in (None, worker.identity) and not worker.accepted:
             worker.status = WorkerStatus.DIFFERENT
             self._out.say(worker, OtherIdentity(identity=self._identity))
+
+
+class Place(Enum):
+    """Where the run stands that a worker is ready for. One that cannot be placed is PRESENT: its identity tells."""
+
+    PRESENT, PAST, NEXT = auto(), auto(), auto()
+
+
+class Runs:
+    """The runs of one script, as its workers tell of them.
+
+    present  of the last view; None: the run that comes has had none
+    """
+
+    def __init__(self) -> None:
+        self.present: str | None = None
+        self._farthest: Sequence[str] = ()  # those of the worker that has been in most of them
+
+    def heard(self, runs: Sequence[str]) -> None:
+        """Note which runs a worker has been in, and last the one that it is ready for."""
+        if len(runs) > len(self._farthest) and (not self._farthest or self._farthest[-1] in runs):
+            self._farthest = tuple(runs)
+
+    def place(self, runs: Sequence[str]) -> Place:
+        """Return where the run stands that a worker with these runs is ready for."""
+        if self.present is not None and self.present in runs[:-1]:
+            return Place.NEXT
+        newest = newest_of(runs)
+        is_past = newest != self.present and newest in self._farthest[:-1]
+        return Place.PAST if is_past else Place.PRESENT
+
+
+def newest_of(runs: Sequence[str]) -> str:
+    """Return the run that a worker with these runs is ready for; "" where it names none."""
+    return runs[-1] if runs else ""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from elastic.membership.hub.orders import Outbox
-from elastic.membership.hub.run_end import RunEnd
-from elastic.membership.hub.shortage import Shortage
+from elastic.membership.hub.run_end import RunEnd, Shortage
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import Released, Save
 from elastic.membership.rules.leaving import see_off

@@ -1,13 +1,26 @@
-"""For whom a hub waits that takes over from another one, and for how long, before it decides anything.
+"""What a hub that takes over learns of the run from the nodes that come to it, and for whom it waits before it decides.
 
-It knows nothing but what the agents that come to it report. Those that it has heard of (from the roster, from a view)
-are waited for, if they come soon; where nobody of any view comes, it begins anew with newcomers. Pure but for what it
-remembers.
+Each node reports the newest view that it knows of, and what its workers have said last (node_report.py). Those of that
+view are waited for, if they come soon. A node that comes with an older view than others have, which go on without it,
+was moved on from; and where nobody of any view comes, the run begins anew with newcomers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
+
+from elastic.membership.hub.joining import Joining, Place, Runs
+from elastic.membership.hub.nodes import Nodes
+from elastic.membership.hub.orders import Outbox
+from elastic.membership.hub.run_end import RunEnd
+from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
+from elastic.membership.messages.messages import Failed, HubAt, Leaving, NewView, Ready, ViewIsOver
+from elastic.membership.messages.wire import Message
+from elastic.membership.rules.endings import Endings
+from elastic.membership.rules.next_view import BOUNDARY
+from elastic.membership.succession.going_on import GoingOn
+from elastic.membership.succession.node_report import NodeReport
 
 _ALONE_S = 10.0  # a hub that took over, and to which nobody of any view has come by then, begins anew with newcomers
 _BEGUN_S = 5.0  # the same where no view is known to anybody who has met
@@ -73,3 +86,144 @@ class Takeover:
         to_come = self._expected.difference(here, self._not_awaited)
         alone_s = _BEGUN_S if self.before_any_view else _ALONE_S
         return bool(to_come and since_s < _COMES_S) or (not knows_a_view and since_s < alone_s)
+
+
+class Reports:
+    """Learns the run from what nodes report to one hub. beacon: of its agent, for the coordinator."""
+
+    def __init__(
+        self,
+        takeover: Takeover,
+        nodes: Nodes,
+        workers: Workers,
+        going_on: GoingOn,
+        endings: Endings,
+        joining: Joining,
+        runs: Runs,
+        end: RunEnd,
+        out: Outbox,
+        *,
+        beacon: Message | None,
+    ) -> None:
+        self._takeover = takeover
+        self._nodes = nodes
+        self._workers = workers
+        self._going_on = going_on
+        self._endings = endings
+        self._joining = joining
+        self._runs = runs
+        self._end = end
+        self._out = out
+        self._beacon = beacon
+        self._fresh = False  # one came since the last look at who was moved on from
+        self._forms_under_another = False  # hub, maybe: the present view
+        self._learned: NewView | None = None  # that all nodes report, as one object
+
+    def may_come_back(self, node: str, report: NodeReport) -> bool:
+        """Return whether a node may come with its workers: the run has not gone on without them."""
+        generation = self._workers.generation
+        if self._takeover.is_one and generation == 0:
+            return True
+        behind = max((worker.generation for worker in report.workers.values()), default=0)
+        return behind in (0, generation) or behind > generation or node in self._workers.nodes
+
+    def learn(self, now_s: float, node: str, report: NodeReport) -> None:
+        """Learn what a node reports: of views, of its workers and their last words, and of those that ended."""
+        self._takeover.above = max(self._takeover.above, report.generation)
+        self._going_on.reported(node, report)
+        self._end.finished |= report.finished
+        self._end.is_saved(report.saved)
+        if report.view is not None and self._is_newer(report.view):
+            self._workers.learn(report.view)
+            self._runs.present = report.view.run
+            self._learned = report.view
+            self._takeover.learned_of_view(now_s)
+            self._forms_under_another = True
+        for one in report.workers.values():
+            worker = Worker(one.worker, node, one.local_rank, since_s=now_s, started_s=now_s, within=one.generation)
+            self._workers.add(worker)
+            if one.generation:
+                worker.was_member, worker.status = True, WorkerStatus.MEMBER
+            for said in one.said.values():
+                self._said_before(now_s, worker, said)
+        for one_before in report.ended:
+            self._endings.happened(now_s, one_before.at(node), age_s=one_before.at_s)
+        self._fresh = True
+        coordinator = self._workers.coordinator()
+        if coordinator is not None and coordinator.node == node and self._beacon is not None:
+            self._out.say(coordinator, HubAt(beacon=self._beacon))
+
+    def moved_on_from(self) -> list[str]:
+        """Return nodes that have come with an older view than others have, which goes on without them."""
+        if not self._fresh:
+            return []
+        self._fresh = False
+        self._let_wait_again()
+        members_of: dict[str, list[Worker]] = {}
+        for worker in self._workers:
+            if worker.within and worker.status != WorkerStatus.READY:
+                members_of.setdefault(worker.node, []).append(worker)
+        return [node for node, members in members_of.items() if self._was_moved_on_from(node, members)]
+
+    def _let_wait_again(self) -> None:
+        """Let those join whose view broke before they had received the state, and whom the next did without."""
+        for worker in self._workers:
+            is_between = worker.status == WorkerStatus.BETWEEN_VIEWS and worker.id not in self._workers.view_nodes
+            if is_between and worker.within < self._workers.generation and not worker.has_a_step:
+                worker.status = WorkerStatus.READY
+
+    def settle(self, now_s: float) -> None:
+        """Break the present view, if it may have been forming under another hub, once nobody is awaited."""
+        if self._forms_under_another and not self.awaits_others(now_s):
+            self._forms_under_another = False
+            # what its workers told each other to form their group may be lost with the hub that they did it under
+            self._workers.broken |= not self._has_met()
+
+    def awaits_others(self, now_s: float) -> bool:
+        """Return whether nodes that have not come yet are waited for, before anything is decided."""
+        waits = self._takeover.waits(now_s, self._nodes, knows_a_view=self._workers.generation > 0)
+        return waits or any(self.comes(now_s, id) for id in self._workers.view)
+
+    def comes(self, now_s: float, id: str) -> bool:
+        """Return whether that worker of the view may be on a node that has not come to this hub yet."""
+        node = self._workers.view_nodes.get(id, "")
+        return id not in self._workers and node not in self._nodes and self._takeover.may_come(now_s, node)
+
+    def _is_newer(self, view: NewView) -> bool:
+        """Return whether a view is newer than the present one."""
+        if view is self._learned:  # its workers are not compared for each node, which would grow with the square
+            return False
+        generation = self._workers.generation
+        if view.generation != generation or tuple(view.workers) == self._workers.view:
+            return view.generation > generation
+        # of two with one generation, which two sides have published, at most one has met
+        return self._going_on.has_met(view.generation, frozenset(view.nodes)) and not self._has_met()
+
+    def _has_met(self) -> bool:
+        """Return whether all workers of the present view have met, as far as is known."""
+        return self._going_on.has_met(self._workers.generation, self._workers.nodes)
+
+    def _said_before(self, now_s: float, worker: Worker, said: Any) -> None:
+        """Take in what a worker has said to the hub before this one."""
+        match said:
+            case Ready() if worker.within and self._runs.place(said.runs) is not Place.NEXT:
+                self._joining.joined_before(worker, said)
+            case Ready():
+                self._joining.ready(now_s, said)
+            case ViewIsOver() | Leaving():
+                worker.stands(said)
+                leaves = isinstance(said, Leaving)
+                worker.status = WorkerStatus.LEAVING if leaves else WorkerStatus.BETWEEN_VIEWS
+                worker.at = BOUNDARY if isinstance(said, Leaving) else said.at
+                worker.joins = not isinstance(said, Leaving) or said.joins
+                self._endings.applied(worker.step)
+                self._workers.broken |= said.lost and worker.within == self._workers.generation
+            case Failed():
+                worker.failed = said
+
+    def _was_moved_on_from(self, node: str, members: list[Worker]) -> bool:
+        """Return whether the run goes on without these workers of a node; break a view that some are not in."""
+        generation, view_nodes = self._workers.generation, self._workers.view_nodes
+        self._workers.broken |= any(one.within < generation or one.id not in view_nodes for one in members)
+        newest = max(one.within for one in members)
+        return not any(one.id in view_nodes for one in members) or self._going_on.has_moved_on_from(node, newest)

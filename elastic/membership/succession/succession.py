@@ -99,7 +99,7 @@ def may_go_on(
     refusing  nodes whose address refuses connections: they are dead, it seems, and a majority of the others need not
              let anybody ask the storage first
     signs    of life are given in the storage, or were until just now, so that nobody can have begun anew from it
-             (membership/hub/signs_of_life.py)
+             (membership/hub/claiming.py)
     """
     bases = possible(known)
     claims = [view.claim for view in bases if view.claim is not None]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from elastic.launch.hub import rules
-from elastic.launch.hub.lease import EVICT_S, HELD_UP_S
 from elastic.launch.hub.roster_search import RosterSearch
+from elastic.launch.hub.rules import EVICT_S, HELD_UP_S
 from elastic.launch.net.dialing import Address
 from elastic.membership.hub.hub import Hub
 from elastic.membership.hub.orders import Order
