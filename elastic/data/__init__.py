@@ -9,11 +9,11 @@ example_digest   the values of an example, as a number
 placement        a batch of any shape: to a device, or into page-locked memory; aligned: where its memory begins
 
 records          any record of a file by its number; record_index: where each begins; data_file: the file's bytes
-token_dataset    windows of a file of tokens; mds_dataset, mds_encodings: Mosaic's shards
+token_dataset    windows of a file of tokens; mds_dataset: Mosaic's shards
 streams          what can only be read one after another; stream_check: does it go on where it says?
 file_streams     lines and archives as streams; parquet_rows, hugging_face: likewise
 
 elastic_loader   the loader for loops of one's own; torch_loader: torch's, whose waits for its processes end
 audit            do a script's ranks read what they should? audit_rules: what is wrong with what they give;
-                 audit_state: what they hold, put back; audit_sources: are their data sets the same?
+                 audit_sources: are their data sets the same? in_a_fork: where loaders are looked at
 """

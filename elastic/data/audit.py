@@ -2,9 +2,9 @@
 
 Promises  nothing is guessed from how a loader was made: compared are the indices that its sampler gives or, where it
           has none, digests of the examples that it gives.
-          Looking leaves loaders and random generators as they were (audit_state.py). What gives its values once is
-          refused before anything is read. That the rest was put back is seen: the first epoch is looked at once more,
-          and where it is another one, that is found.
+          Looking leaves loaders and random generators as they were: it is done in a copy of the process
+          (in_a_fork.py). The first epoch is looked at in a second copy, too: where it is another one there, that is
+          found.
           Every rank comes to the same report, and every wait for another rank has a deadline.
 Leaves    what is wrong with the answers to audit_rules.py, how a right loader is made to its user.
 
@@ -16,21 +16,19 @@ data look like it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import numpy as np
-import torch
 import torch.distributed as dist
-import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.data.audit_rules import Finding, Kind, Record, apart, compared, judge
-from elastic.data.audit_sources import described, digests, parts_of, sample
-from elastic.data.audit_state import KeptState
+from elastic.data.audit_sources import described, digests, digests_of_batch, parts_of, sample
+from elastic.data.in_a_fork import in_a_fork
 from elastic.errors import ConfigError, ElasticError
 from elastic.membership.worker.missing import ranks_named_by_torch
 
@@ -105,12 +103,13 @@ def audit(
         epochs: How many to look at. With 1, whether the order changes is not looked at.
         batches: How many to look at in an epoch, where there are no indices and batches must be read.
         allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader. With "changed" among
-            them a loader is read that gives its values once, and none is looked at again.
+            them nothing is looked at again.
         timeout_s: How long to wait for the other ranks.
 
     Raises:
         AuditTimeout: Some rank did not call it in time, or was not done reading.
-        ConfigError: The loaders give nothing that can be compared, or their values only once, as generators do.
+        ConfigError: The loaders give nothing that can be compared, or nothing in a second epoch, as generators do.
+        LoaderError: The process in which they are read died.
     """
     here = list(loader) if isinstance(loader, list | tuple) else [loader]
     _check(here, epochs, batches, allow)
@@ -143,40 +142,42 @@ def _read(
     set_epoch: Callable[[int], object] | None,
     changed_is_meant: bool,
 ) -> list[Record]:
-    """Return a record for each loader, and put back what reading changed. Raises ConfigError for values given once."""
-    kept = _kept(loaders, set_epoch)
-    try:
-        if kept.once and not changed_is_meant:
-            raise ConfigError(
-                f"{kept.once[0]}, gives its values once: an audit would take them from the training\n"
-                "  state  nothing was read\n"
-                "  next   keep what makes it in the loader, and make it in __iter__; or audit another loader that is "
-                'made like this one, with allow=("changed",)'
-            )
-        kept.let_alone()
-        records = _records(loaders, ranks, epochs, batches, set_epoch)
-        if not changed_is_meant:  # that all was put back is seen by looking at the first epoch once more
-            kept.put_back()
-            kept.let_alone()
-            for record, again in zip(records, _records(loaders, ranks, 1, batches, set_epoch), strict=True):
-                record.changed = not np.array_equal(record.epochs[0], again.epochs[0])
-    finally:
-        kept.put_back()
+    """Return a record for each loader. Raises ConfigError for one that gives its values once."""
+
+    def read(epochs: int) -> list[Record]:
+        return in_a_fork(lambda: _records(loaders, ranks, epochs, batches, set_epoch))
+
+    records = read(epochs)
+    if not changed_is_meant:
+        for record, again in zip(records, read(1), strict=True):
+            record.changed = not np.array_equal(record.epochs[0], again.epochs[0])
     return records
 
 
-def _kept(loaders: Sequence[Any], set_epoch: Callable[[int], object] | None) -> KeptState:
-    """Keep the state that a look at these loaders may change."""
-    names = ["loader"] if len(loaders) == 1 else [f"rank {rank}'s loader" for rank in range(len(loaders))]
-    named = dict(zip(names, loaders, strict=True))
-    reads = [name for name, loader in named.items() if not _tells_indices(loader)]
-    return KeptState(named, reads, () if set_epoch is None else (set_epoch,))
+def _let_alone(loader: Any) -> None:
+    """Have a loader begin anew: iterations under way, and their loader processes, are those of the forked process."""
+    variables = getattr(loader, "__dict__", {})
+    for name, value in list(variables.items()):
+        if isinstance(value, DataLoader):
+            _let_alone(value)
+        elif hasattr(type(value), "__next__") and name not in _PARTS:
+            variables[name] = None
+    if isinstance(loader, DataLoader):
+        loader.pin_memory = False  # a fork cannot use its parent's GPU
+
+
+_PARTS = ("sampler", "batch_sampler", "generator", "dataset", "collate_fn")  # of a DataLoader, which may be iterators
 
 
 def _records(
     loaders: Sequence[Any], ranks: int, epochs: int, batches: int, set_epoch: Callable[[int], object] | None
 ) -> list[Record]:
-    """Read so many epochs of each loader into its record; `set_epoch` is called before each."""
+    """Read so many epochs of each loader into its record; `set_epoch` is called before each.
+
+    Raises ConfigError for a loader that gives its values once.
+    """
+    for loader in loaders:
+        _let_alone(loader)
     most = EXAMPLES_MAX // ranks
     records: list[Record] = []
     for epoch in range(epochs):
@@ -187,9 +188,16 @@ def _records(
             if epoch == 0:
                 records.append(_record(loader, indices is not None))
             if indices is None:
-                _note(records[rank], (_digests(batch) for batch in loader), batches, most)
+                _note(records[rank], (digests_of_batch(batch) for batch in loader), batches, most)
             else:
                 _note(records[rank], indices, None, most)
+            if epoch and len(records[rank].epochs[0]) and not len(records[rank].epochs[epoch]):
+                whose = f" of rank {rank}" if len(loaders) > 1 else ""
+                raise ConfigError(
+                    f"the loader{whose} gives nothing in epoch {epoch}: it gives its values once\n"
+                    "  state  nothing is changed\n"
+                    "  next   keep what makes them in the loader, and make it in __iter__; or epochs=1"
+                )
     return records
 
 
@@ -212,26 +220,23 @@ def _tell_sources_apart(
     sources = [parts_of(loader.dataset, EXAMPLES_MAX)[0] for loader in loaders]
     if len(loaders) > 1 and len(set(map(id, sources))) == 1:
         return
-    kept = _kept(loaders, None)
-    try:
-        samples = of_all(lambda: [sample(source) for source in sources])
-        if all(samples):
-            for record, seen in zip(records, samples, strict=True):
-                record.dataset, record.source = f"{record.dataset} {seen}", f"{record.source} {seen}"
-        if not apart(records):
-            return
-        first = dist.get_rank() if len(loaders) < len(records) else 0
-        own = records[first : first + len(loaders)]
-        contents = of_all(
-            lambda: [
-                digests(loader.dataset, record.epochs[0][: record.sizes[0][:batches].sum()].tolist())
-                for loader, record in zip(loaders, own, strict=True)
-            ]
-        )
-        for record, found in zip(records, contents, strict=True):
-            record.contents = found
-    finally:
-        kept.put_back()
+    samples = of_all(lambda: in_a_fork(lambda: [sample(source) for source in sources]))
+    if all(samples):
+        for record, seen in zip(records, samples, strict=True):
+            record.dataset, record.source = f"{record.dataset} {seen}", f"{record.source} {seen}"
+    if not apart(records):
+        return
+    first = dist.get_rank() if len(loaders) < len(records) else 0
+    own = records[first : first + len(loaders)]
+
+    def contents() -> list[Any]:
+        return [
+            digests(loader.dataset, record.epochs[0][: record.sizes[0][:batches].sum()].tolist())
+            for loader, record in zip(loaders, own, strict=True)
+        ]
+
+    for record, found in zip(records, of_all(lambda: in_a_fork(contents)), strict=True):
+        record.contents = found
 
 
 def _note(record: Record, batches: Iterable[Sequence[int]], batches_most: int | None, examples_most: int) -> None:
@@ -282,47 +287,6 @@ def _record(loader: Any, indices: bool) -> Record:
         length=len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
         batch_size=size if type(size) is int and isinstance(loader, DataLoader) else None,
     )
-
-
-def _digests(batch: Any) -> list[int]:
-    """Return 64 bits of each example of a batch; of the whole batch, where it does not tell examples apart."""
-    columns = list(_columns(batch))
-    if not columns:
-        raise ConfigError(
-            f"a batch that is a {type(batch).__name__} holds nothing to compare; expected tensors, arrays, numbers or "
-            "strings, in dicts, lists or tuples\n"
-            "  next   give the loader a collate_fn that makes such a batch"
-        )
-    lengths = {len(column) for column in columns}
-    rows = zip(*columns, strict=True) if len(lengths) == 1 else [[b"".join(column) for column in columns]]
-    return [_signed(xxhash.xxh3_64_intdigest(b"|".join(row))) for row in rows]
-
-
-def _columns(batch: Any) -> Iterator[list[bytes]]:
-    """Yield the bytes of each example's part, for one tensor or list of values after the other."""
-    if isinstance(batch, np.ndarray) and batch.dtype != object:
-        yield [row.tobytes() for row in np.atleast_1d(batch)]
-    elif isinstance(batch, torch.Tensor):
-        flat = batch.detach().cpu().reshape(len(batch) if batch.ndim else 1, -1).contiguous()
-        yield [row.tobytes() for row in flat.view(torch.uint8).numpy()]
-    elif isinstance(batch, Mapping):
-        for key in batch:
-            yield from _columns(batch[key])
-    elif isinstance(batch, list | tuple):
-        if batch and all(isinstance(one, _PLAIN) for one in batch):
-            yield [repr(one).encode() for one in batch]
-        else:
-            for one in batch:
-                yield from _columns(one)
-    elif isinstance(batch, _PLAIN):
-        yield [repr(batch).encode()]
-
-
-_PLAIN = (str, bytes, bool, int, float, np.generic)
-
-
-def _signed(bits: int) -> int:
-    return bits - 2**64 if bits >= 2**63 else bits
 
 
 def _of_all_ranks(read: Callable[[], list[_T]], timeout_s: float) -> list[_T]:

@@ -43,7 +43,7 @@ class Record:
     source      says what that takes its examples from: another one, of which it is a Subset, or itself
     ids         of its examples, by index: their indices in the source, where they are others
     contents    digests of the first examples that it gives, where the ranks' sources differ and they can be compared
-    changed     epoch 0 was another one when it was read again, after all had been put back
+    changed     epoch 0 was another one when it was read again, from the same state
     batch_size  of a full batch, where the loader says it: whether an epoch's only one is full cannot be seen
     """
 
@@ -98,11 +98,9 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     if changed := [rank for rank, record in enumerate(records) if record.changed]:
         findings["changed"] = Finding(
             kind="changed",
-            message=f"ranks {_listed(changed)} of {len(records)} give another epoch 0 when it is read again, and the "
-            "loaders are changed now: they keep their place where an audit does not find it, or draw from the "
-            "system's entropy\n"
-            "  next   make the loaders anew; keep such a place in the sampler's attributes, and seed its generators; "
-            'allow=("changed",) if no order needs to be repeated',
+            message=f"ranks {_listed(changed)} of {len(records)} give another epoch 0 when it is read again: "
+            "they draw from the system's entropy, or read from outside of this process\n"
+            '  next   seed the sampler\'s generators; allow=("changed",) if no order needs to be repeated',
         )
     return list(findings.values())
 

@@ -4,14 +4,14 @@ Promises  each rank describes its data set by itself, without a word to the othe
           where the data sets are the same: its type, its length, and the parts that a Subset takes of another one.
           Where that does not suffice, by some examples, which are read once more to see that they can be compared.
           Before each read the random generators are seeded alike, so that augmentation hides nothing; the data set's
-          own, too. Who calls puts the global ones back.
+          own, too. Who calls has it done in a fork.
 Leaves    what follows from the answers to audit_rules.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch.utils.data import Subset
 
 from elastic.data.example_digest import digest_of
 from elastic.data.own_generators import OwnGenerators
+from elastic.errors import ConfigError
 
 _LOOKED_AT = 8  # examples
 
@@ -76,3 +77,44 @@ def digests(dataset: Any, indices: Iterable[int]) -> NDArray[np.int64] | None:
                 return None
             found.append(int(digest, 16))
     return np.array(found, dtype=np.uint64).view(np.int64)
+
+
+def digests_of_batch(batch: Any) -> list[int]:
+    """Return 64 bits of each example of a batch; of the whole batch, where it does not tell examples apart."""
+    columns = list(_columns(batch))
+    if not columns:
+        raise ConfigError(
+            f"a batch that is a {type(batch).__name__} holds nothing to compare; expected tensors, arrays, numbers or "
+            "strings, in dicts, lists or tuples\n"
+            "  next   give the loader a collate_fn that makes such a batch"
+        )
+    lengths = {len(column) for column in columns}
+    rows = zip(*columns, strict=True) if len(lengths) == 1 else [[b"".join(column) for column in columns]]
+    return [_signed(xxhash.xxh3_64_intdigest(b"|".join(row))) for row in rows]
+
+
+def _columns(batch: Any) -> Iterator[list[bytes]]:
+    """Yield the bytes of each example's part, for one tensor or list of values after the other."""
+    if isinstance(batch, np.ndarray) and batch.dtype != object:
+        yield [row.tobytes() for row in np.atleast_1d(batch)]
+    elif isinstance(batch, torch.Tensor):
+        flat = batch.detach().cpu().reshape(len(batch) if batch.ndim else 1, -1).contiguous()
+        yield [row.tobytes() for row in flat.view(torch.uint8).numpy()]
+    elif isinstance(batch, Mapping):
+        for key in batch:
+            yield from _columns(batch[key])
+    elif isinstance(batch, list | tuple):
+        if batch and all(isinstance(one, _PLAIN) for one in batch):
+            yield [repr(one).encode() for one in batch]
+        else:
+            for one in batch:
+                yield from _columns(one)
+    elif isinstance(batch, _PLAIN):
+        yield [repr(batch).encode()]
+
+
+_PLAIN = (str, bytes, bool, int, float, np.generic)
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits

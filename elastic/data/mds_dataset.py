@@ -5,7 +5,8 @@
     a sample      u32 for each column without a fixed size: its bytes | the columns' bytes in their order
 
 All numbers are little-endian. Compressed shards, which have no random access, and encodings that are no plain values
-are refused when the folder is opened.
+are refused when the folder is opened: pickles, as what lies in a file is never run, and images, which need a decoder
+(store their bytes). Names and bytes are those of mosaicml-streaming 0.13, streaming.base.format.mds.encodings.
 """
 
 from __future__ import annotations
@@ -15,19 +16,36 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from elastic.data.data_file import DataFile
-from elastic.data.mds_encodings import Decode, decoder
 from elastic.errors import DataFileError
 
+Decode = Callable[[bytes], Any]
+
 _U32 = np.dtype("<u4")
+_SHAPE_TYPES = ("<u1", "<u2", "<u4", "<u8")
+_NUMBERS = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
 _OPEN = 256  # shards at a time: each is a descriptor, of which a process has 1,024 as a rule
 
 
@@ -156,7 +174,7 @@ def _shard(index: DataFile, described: Mapping[str, Any]) -> _Shard:
     columns = []
     named = zip(described["column_names"], described["column_encodings"], described["column_sizes"], strict=True)
     for name, encoding, size in named:
-        decode = decoder(encoding)
+        decode = _decoder(encoding)
         if decode is None:
             raise index.error(f"column {name!r} is {encoding}, {_why_not(encoding)}", "write it as bytes, str or json")
         columns.append(_Column(name, None if size is None else _count(size), decode))
@@ -191,3 +209,67 @@ def _sample(columns: tuple[_Column, ...], data: bytes) -> dict[str, Any]:
     if begin != len(data):
         raise ValueError(f"its columns have {begin:,} bytes, and it has {len(data):,}")
     return sample
+
+
+def _decoder(encoding: str) -> Decode | None:
+    """Return what decodes values of this encoding; None for one that is not read here.
+
+    It raises ValueError for bytes that are no such value.
+    """
+    kind, _, rest = encoding.partition(":")
+    if kind == "ndarray":
+        return _array_decoder(rest)
+    return _PLAIN.get(encoding)
+
+
+def _array_decoder(rest: str) -> Decode | None:
+    """Return a decoder of arrays. rest: their type, and their shape, where all of a column have them in common."""
+    name, _, axes = rest.partition(":")
+    if name and name not in _NUMBERS.values():
+        return None
+    shape = tuple(int(axis) for axis in axes.split(",")) if axes else None
+    return partial(_array, np.dtype(name).newbyteorder("<") if name else None, shape)
+
+
+def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: bytes) -> NDArray[Any]:
+    """Read an array; type and shape that the column does not give stand in front of it. Raises ValueError."""
+    at = 0
+    try:
+        if dtype is None:
+            dtype, at = np.dtype(_NUMBERS[data[at]]).newbyteorder("<"), at + 1
+        if shape is None:
+            axes, kind = divmod(data[at], 4)
+            lengths = np.frombuffer(data, _SHAPE_TYPES[kind], axes, at + 1)
+            shape, at = tuple(map(int, lengths)), at + 1 + lengths.nbytes
+    except LookupError as error:
+        raise ValueError(f"its array has no such header: {error}") from error
+    numbers: NDArray[Any] = np.array(np.frombuffer(data, dtype, offset=at).reshape(shape))  # can be written to
+    return numbers
+
+
+def _integer(data: bytes) -> int:
+    return int(_scalar("int64", data))
+
+
+def _scalar(name: str, data: bytes) -> Any:
+    (value,) = np.frombuffer(data, np.dtype(name).newbyteorder("<"))
+    return value
+
+
+def _decimal(data: bytes) -> Decimal:
+    try:
+        return Decimal(data.decode())
+    except ArithmeticError as error:
+        raise ValueError(f"{data[:80]!r} is no number") from error
+
+
+_PLAIN: dict[str, Decode] = {
+    "bytes": bytes,
+    "str": bytes.decode,
+    "int": _integer,
+    "str_int": int,
+    "str_float": float,
+    "str_decimal": _decimal,
+    "json": json.loads,
+    **{name: partial(_scalar, name) for name in _NUMBERS.values()},
+}
