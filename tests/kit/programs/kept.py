@@ -20,7 +20,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 import elastic
-from tests.kit.arguments import grouped
 
 Script = Callable[[], object]
 SCRIPTS: dict[str, Script] = {}
@@ -43,7 +42,7 @@ def layers() -> nn.Sequential:
 def run_of(model: nn.Module, dataset: Any = None, optimizer: Any = None, **given: Any) -> elastic.Run:
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
     named: dict[str, Any] = {"batch_size": 24, "virtual_workers": 4, "epochs": 9} | given
-    return elastic.Run("runs/kept", model=model, optimizer=optimizer, dataset=dataset or points(), **grouped(named))
+    return elastic.Run("runs/kept", model=model, optimizer=optimizer, dataset=dataset or points(), **named)
 
 
 def fit(
@@ -462,7 +461,7 @@ def harder_by_a_count_of_reads_in_a_loader() -> None:
         data.reads += 1
         return 0.001 * data.reads
 
-    fit(layers(), Points(keep, reads=0), num_workers=1)
+    fit(layers(), Points(keep, reads=0), data=elastic.Data(num_workers=1))
 
 
 @script
@@ -513,7 +512,7 @@ def collates_with_a_generator_of_the_script_s() -> None:
         x, y = map(torch.stack, zip(*examples, strict=True))
         return x * generator.random(), y
 
-    fit(layers(), collate_fn=collate)
+    fit(layers(), data=elastic.Data(collate_fn=collate))
 
 
 @script
@@ -526,7 +525,7 @@ def collates_and_takes_its_examples_apart() -> None:
     def collate(examples: list[Any]) -> Any:
         return torch.stack([one.pop("x") for one in examples]), torch.stack([one.pop("y") for one in examples])
 
-    fit(layers(), Named(*points().tensors), collate_fn=collate)
+    fit(layers(), Named(*points().tensors), data=elastic.Data(collate_fn=collate))
 
 
 @script
