@@ -28,7 +28,6 @@ storage       folders, S3, fsspec
 runs          who may write, what is newest
 save          from a state to a commit; load: back, verified, or not at all
 net           how ranks reach each other
-sources       what other tools wrote
 cli           the command; command_line: how all commands refuse an argument
 testing       storage that fails as planned
 

@@ -25,7 +25,7 @@ from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded, Skipped
 from elastic_checkpoint.load.reader import Checkpoint, read_commit
 from elastic_checkpoint.local import LocalProcess
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.runs.beacon import NamedBeacon, write_beacon
 from elastic_checkpoint.runs.claim_record import Claim, read_claim
 from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest, read_note, write_note

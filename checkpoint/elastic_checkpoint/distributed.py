@@ -20,7 +20,7 @@ from elastic_checkpoint.format.marks import Patterns
 from elastic_checkpoint.load.group.load import load_together
 from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.runs.history import Log
 from elastic_checkpoint.save.group.agreement import Agreement, Sameness

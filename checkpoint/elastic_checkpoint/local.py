@@ -8,7 +8,7 @@ import weakref
 from elastic_checkpoint.format.document import Tree
 from elastic_checkpoint.load.into_state import LoadRules, load_alone
 from elastic_checkpoint.load.loaded import Loaded
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.runs.history import Log
 from elastic_checkpoint.save.in_flight import Rules
 from elastic_checkpoint.save.pipeline import SavePipeline

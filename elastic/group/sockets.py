@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from elastic_checkpoint.linux import descriptors
-from elastic_checkpoint.net.keepalive import send_again_soon
+from elastic_checkpoint.net.connection import send_again_soon
 
 
 def listening_ports() -> set[int]:

@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from elastic.launch.hub.link import HubLink
-from elastic.launch.net import event_loop
 from elastic.launch.node.kubeflow import TrainJobStatus
 from elastic.launch.node.node_end import NodeDeparture, NodeEnd
 from elastic.launch.node.notices import Hints, NodeNotices, NoticeHook
@@ -72,6 +71,7 @@ from elastic.membership.signal_pipe import SignalPipe
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.signals import LEAVE_SIGNALS, Interrupts
 from elastic.status.terminal import StatusTerminal
+from elastic_checkpoint.net import event_loop
 
 if TYPE_CHECKING:
     from elastic.launch.node.metrics import NodeMetrics  # whose HTTP takes a moment to load, and few ask for it

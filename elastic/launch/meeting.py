@@ -59,8 +59,8 @@ from elastic.launch.rendezvous.written_meeting import MOVING_S, SILENT_S, Meetin
 from elastic.membership.written_hub import Nodes, hub_in, nodes_in, written_hub
 from elastic.version import __version__
 from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.secured import prepare
-from elastic_checkpoint.net.transport import SAME_FOR_ALL
+from elastic_checkpoint.net.secret import SAME_FOR_ALL
+from elastic_checkpoint.net.transport import prepare
 
 JOIN_S, LAST_CALL_S = 600, 1  # torchrun's last call is 30 s: here a node that comes later costs nobody anything
 _POLL_S = 0.1

@@ -25,7 +25,7 @@ from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.secret import VARIABLE, secret_of_one_launch, secret_of_run, without_secret
-from elastic_checkpoint.net.secured import prepare
+from elastic_checkpoint.net.transport import prepare
 
 if TYPE_CHECKING:
     from elastic.launch.arguments import Arguments
@@ -134,9 +134,9 @@ def _run(
     *,
     preloaded: bool,
 ) -> int:
-    from elastic.launch.net.event_loop import EventLoop
     from elastic.launch.workers.start_times import LOADED, StartTimes
     from elastic.launch.workers.starter import Starter
+    from elastic_checkpoint.net.event_loop import EventLoop
 
     node = f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
     timing = StartTimes(arguments.workers, say) if arguments.timing else None

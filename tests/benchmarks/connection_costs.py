@@ -3,7 +3,7 @@
     python -m tests.benchmarks.connection_costs
 
 A connection's two ends are threads, each with a clock of its own processor time. What is said over one, and what lies
-there is heard, in one thread by turns. All is what agents have (LoopConnection, TLS by the run's secret). The model of
+there is heard, in one thread by turns. All is what agents have (Connection, TLS by the run's secret). The model of
 large runs (scale.py) takes its figures from here.
 """
 
@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from elastic.launch.net.event_loop import EventLoop, run_once
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, encode
-from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.connection import Connection, keep_alive
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 from elastic_checkpoint.net.secret import generated_secret
-from elastic_checkpoint.net.secured import client_side, prepare, server_side
+from elastic_checkpoint.net.transport import client_side, prepare, server_side
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 
@@ -96,9 +95,9 @@ def _talk(secret: str | None, line: bytes, trips: int, *, writes: int = 1, lines
         accepted, _ = server.accept()
         keep_alive(dialled)
         keep_alive(accepted)
-        node = LoopConnection(nodes, dialled, heard.append, lambda why: None, client_side(secret))
-        hub = LoopConnection(hubs, accepted, heard.append, lambda why: None, server_side(secret))
-        hub.takes_long_lines()
+        node = Connection(nodes, dialled, heard.append, lambda why: None, client_side(secret))
+        hub = Connection(hubs, accepted, heard.append, lambda why: None, server_side(secret))
+        hub.takes_long_lines(LONG_LINE_MAX)
 
         def says() -> None:
             for _ in range(writes):
@@ -146,7 +145,7 @@ def _ask(at: tuple[str, int], secret: str | None) -> None:
         with EventLoop() as loop, socket.create_connection(at) as connected:
             keep_alive(connected)
             heard: list[Message] = []
-            node = LoopConnection(loop, connected, heard.append, lambda why: None, client_side(secret))
+            node = Connection(loop, connected, heard.append, lambda why: None, client_side(secret))
             node.say(MESSAGE)
             while not heard:
                 run_once(loop, None)
@@ -160,7 +159,7 @@ def _answer(server: socket.socket, secret: str | None) -> None:
         keep_alive(connected)
         with EventLoop() as loop:
             ended: list[str | None] = []
-            hub = LoopConnection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: B023, PLW0108
+            hub = Connection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: B023, PLW0108
             while not ended:
                 run_once(loop, None)
 

@@ -42,13 +42,13 @@ from rich.table import Table
 
 from elastic.launch.hub.rules import WELCOME_S
 from elastic.launch.hub.server import HubServer
-from elastic.launch.net.agent_port import ACCEPTED_MAX
-from elastic.launch.net.loop_connection import RECORD
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, Broken, NewView, Roster, parse
 from elastic.membership.messages.wire import LONG_LINE_MAX, Lines, Message, encode
 from elastic.membership.succession.node_report import NodeReport
+from elastic_checkpoint.net.connection import RECORD
+from elastic_checkpoint.net.port import ACCEPTED_MAX
 from elastic_checkpoint.net.secret import generated_secret
 from tests.benchmarks import connection_costs, harness
 from tests.benchmarks.connection_costs import Costs

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.secret [--quick]
 
-The round trip of a small message through both ends' LoopConnection, as an agent and the hub have it, and the time from
+The round trip of a small message through both ends' Connection, as an agent and the hub have it, and the time from
 connecting until the first message is answered (with a secret: the handshake). Ratios are of neighbouring turns: the
 median, and quartiles. Steps do not come here: gradients travel by gloo, and in a quiet run each node says `ping` 2.5
 times a second, and hears it as often.
@@ -18,12 +18,11 @@ import time
 from collections.abc import Sequence
 
 from elastic.launch.hub.server import PING_S
-from elastic.launch.net.event_loop import EventLoop, run_once
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.wire import Message
-from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.connection import Connection, keep_alive
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 from elastic_checkpoint.net.secret import generated_secret
-from elastic_checkpoint.net.secured import client_side, server_side
+from elastic_checkpoint.net.transport import client_side, server_side
 from tests.benchmarks import harness
 from tests.benchmarks.harness import interruptible, progress
 
@@ -62,7 +61,7 @@ def _turn(secret: str | None) -> tuple[float, float]:
         with EventLoop() as loop, socket.create_connection(server.getsockname()) as connected:
             keep_alive(connected)
             heard: list[Message] = []
-            agent = LoopConnection(loop, connected, heard.append, lambda why: None, client_side(secret))
+            agent = Connection(loop, connected, heard.append, lambda why: None, client_side(secret))
             first_s = _round_trips(loop, agent, heard, 1, begun)
             trip_s = _round_trips(loop, agent, heard, TRIPS, time.perf_counter()) / TRIPS
             agent.close()
@@ -70,7 +69,7 @@ def _turn(secret: str | None) -> tuple[float, float]:
     return first_s, trip_s
 
 
-def _round_trips(loop: EventLoop, agent: LoopConnection, heard: list[Message], count: int, begun: float) -> float:
+def _round_trips(loop: EventLoop, agent: Connection, heard: list[Message], count: int, begun: float) -> float:
     for _ in range(count):
         heard.clear()
         agent.say(MESSAGE)
@@ -85,7 +84,7 @@ def _answer(server: socket.socket, secret: str | None) -> None:
         connected, _ = server.accept()
         keep_alive(connected)
         ended: list[str | None] = []
-        hub = LoopConnection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: PLW0108
+        hub = Connection(loop, connected, lambda said: hub.say(said), ended.append, server_side(secret))  # noqa: PLW0108
         while not ended:
             run_once(loop, None)
 

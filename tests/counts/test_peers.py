@@ -23,8 +23,7 @@ import pytest
 from elastic.events.reading import read_events
 from elastic.membership.messages.messages import TO_HUB, TO_LISTENER
 from elastic_checkpoint import Checkpointer, digest
-from elastic_checkpoint.net.secret import VARIABLE, generated_secret
-from elastic_checkpoint.net.transport import TransportError
+from elastic_checkpoint.net.secret import VARIABLE, TransportError, generated_secret
 from tests.kit.agents import meet
 from tests.kit.launch import Launch
 from tests.kit.peer import Peer, recording, roster_at

@@ -13,8 +13,8 @@ from typing import Any
 from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import Hello, as_message
 from elastic.membership.messages.wire import Lines, Message, encode
-from elastic_checkpoint.net.secured import client_side
-from elastic_checkpoint.net.transport import TransportError, receive
+from elastic_checkpoint.net.secret import TransportError
+from elastic_checkpoint.net.transport import client_side
 
 _ANSWER_S = 20.0
 _EVERY_PROTOCOL = 3
@@ -38,7 +38,16 @@ class Peer:
     def hears(self) -> list[Message]:
         """At least one message; none where the other end hangs up. Raises OSError, TransportError."""
         deadline_s, heard = time.monotonic() + _ANSWER_S, list[Message]()
-        while not heard and (said := receive(self._socket, self._transport, deadline_s)):
+        while not heard:
+            self._socket.settimeout(max(0.001, deadline_s - time.monotonic()))
+            if not (arrived := self._socket.recv(1 << 16)):
+                break
+            try:
+                said = self._transport.decrypt(arrived)
+            finally:
+                if self._transport.pending:
+                    with contextlib.suppress(OSError):
+                        self._socket.sendall(self._transport.encrypt())
             heard = [self._known.unpack(message) for message in self._lines.feed(said)]
         return heard
 

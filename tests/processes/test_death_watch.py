@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.net import event_loop
 from elastic.launch.processes import children, robust_mutex
 from elastic.launch.processes.robust_mutex import RobustMutex
 from elastic.launch.workers.death_watch import DeathWatch, Dying
 from elastic_checkpoint import linux
+from elastic_checkpoint.net import event_loop
 
 AT = 64
 WITHIN_S = 30.0

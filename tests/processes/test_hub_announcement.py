@@ -17,7 +17,7 @@ from torch.distributed import HashStore, TCPStore
 
 from elastic.launch.hub.announcement import HubAnnouncement, write_hub
 from elastic.membership import hub_file
-from elastic_checkpoint.net.listener import listen
+from elastic_checkpoint.net.port import listen
 from tests.kit.launch import Launch
 
 pytestmark = pytest.mark.nightly(sample=5, of="announcements of a hub")

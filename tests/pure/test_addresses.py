@@ -11,7 +11,7 @@ from elastic.errors import ConfigError
 from elastic.launch.net import addresses
 from elastic.launch.net.addresses import Chosen, choose, port_range
 from elastic_checkpoint.linux import first_ephemeral_port
-from elastic_checkpoint.net import listener
+from elastic_checkpoint.net import port
 from elastic_checkpoint.net.machine import host_address, interfaces, own_addresses, resolve
 
 MACHINE = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.5", "fd00::5"], "ib0": ["192.168.7.5"], "docker0": []}
@@ -97,7 +97,7 @@ def test_a_port_range_that_is_none_is_refused(text: str) -> None:
 
 
 def test_the_first_free_port_of_a_range_is_taken() -> None:
-    with listener.listen("127.0.0.1") as taken:
+    with port.listen("127.0.0.1") as taken:
         first = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port-range={first}-{first}: 127.0.0.1: "):
             addresses.listen("127.0.0.1", range(first, first + 1))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic.launch.net.dialing import Dial
-from elastic.launch.net.event_loop import EventLoop, run_once
+from elastic_checkpoint.net.dialing import Dial
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 
 WITHIN_S = 20.0
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from elastic.launch.hub.link import HubLink
-from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.messages import (
@@ -31,6 +30,7 @@ from elastic.membership.messages.messages import (
 )
 from elastic.membership.messages.wire import LINE_MAX, Lines, encode
 from elastic.version import __version__
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 
 RUN = "known to the run"
 WITHIN_S = 30.0

@@ -15,16 +15,16 @@ import pytest
 
 from elastic.launch.hub.link import HubLink
 from elastic.launch.net.agent_port import HELLO_S
-from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import Hello, NewView, Ready, Started
 from elastic.membership.messages.wire import Lines
 from elastic.membership.succession.node_report import NodeReport
-from elastic_checkpoint.net.listener import LEAST
-from elastic_checkpoint.net.secured import client_side
-from elastic_checkpoint.net.transport import Transport, TransportError
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
+from elastic_checkpoint.net.port import LEAST
+from elastic_checkpoint.net.secret import TransportError
+from elastic_checkpoint.net.transport import Transport, client_side
 
 NONCE = "known to the run"
 SECRET = "known to its nodes alone, and random"

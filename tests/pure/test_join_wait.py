@@ -12,9 +12,9 @@ import pytest
 from elastic.launch.hub import rules
 from elastic.launch.hub.link import HubLink
 from elastic.launch.hub.rules import JOIN_PAUSE_MAX_S, JoinWait
-from elastic.launch.net.event_loop import EventLoop, run_once
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 
 NONCE = "known to the run"
 

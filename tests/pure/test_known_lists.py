@@ -15,7 +15,7 @@ from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from elastic.membership.messages.known_lists import KnownLists, ListUnknown
 from elastic.membership.messages.messages import TO_WORKER, NewView, OnBoard, as_message, parse
-from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode
+from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, NotAMessage, WireError, encode
 from elastic.membership.succession.node_report import NodeReport
 from tests.kit.gloo_values import gloo_value
 
@@ -211,5 +211,5 @@ def test_a_view_of_16384_workers_fits_into_a_line_of_the_run() -> None:
     assert len(line) > LINE_MAX
     (message,) = Lines(LONG_LINE_MAX).feed(line)
     assert parse(TO_WORKER, message) == said
-    with pytest.raises(WireError, match="a line of more than"):
+    with pytest.raises(NotAMessage, match="a line of more than"):
         Lines().feed(line)

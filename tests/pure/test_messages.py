@@ -20,8 +20,7 @@ from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.messages import FROM_WORKER, TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.messages.wire import WireError
 from elastic_checkpoint.net import codec
-from elastic_checkpoint.net.codec import Facts, Tagged, as_message, by_word, made
-from elastic_checkpoint.net.framing import NotAMessage, decode, encode
+from elastic_checkpoint.net.codec import Facts, NotAMessage, Tagged, as_message, by_word, decode, encode, made
 from tests.kit.sampling import examples
 
 SAYING = (
@@ -29,7 +28,7 @@ SAYING = (
     "elastic.launch.warm.messages",
     "elastic.membership.messages.messages",
     "elastic.membership.succession.node_report",
-    "elastic_checkpoint.net.greeting",
+    "elastic_checkpoint.net.peers",
     "elastic_checkpoint.net.rank_messages",
     "elastic_checkpoint.save.writer.messages",
     "elastic_checkpoint.save.writer.roles",

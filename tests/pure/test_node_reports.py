@@ -15,9 +15,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.launch.hub.server import HubServer
-from elastic.launch.net.dialing import Dial
-from elastic.launch.net.event_loop import EventLoop, run_once
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists
 from elastic.membership.messages.messages import (
@@ -35,6 +32,9 @@ from elastic.membership.messages.messages import (
 )
 from elastic.membership.messages.wire import Lines, WireError
 from elastic.membership.succession.node_report import NodeReport
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.dialing import Dial
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 from tests.kit.sampling import examples
 
 WITHIN_S = 30.0
@@ -165,7 +165,7 @@ def _hub_is_told(message: dict[str, Any], *, knows_it: bool) -> None:
         def comes(hello: dict[str, Any]) -> socket.socket:
             ours, theirs = socket.socketpair()
             opened.enter_context(closing(theirs))
-            connection = LoopConnection(loop, ours, lambda _: None, lambda _: None)
+            connection = Connection(loop, ours, lambda _: None, lambda _: None)
             said = parse(TO_LISTENER, hello)
             here.takes(said.node, said, connection)
             here.settle()

@@ -16,10 +16,18 @@ from elastic.launch.node_rules import ThisNode
 from elastic.launch.rendezvous.state import SignedBackend, StateRefused
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net import tls
-from elastic_checkpoint.net.secret import CHARACTERS_MIN, generated_secret, secret_of_run
-from elastic_checkpoint.net.secured import client_side, prepare, server_side
+from elastic_checkpoint.net.dialing import ask
+from elastic_checkpoint.net.secret import (
+    ANOTHER,
+    CHARACTERS_MIN,
+    NONE_HERE,
+    NONE_THERE,
+    TransportError,
+    generated_secret,
+    secret_of_run,
+)
 from elastic_checkpoint.net.tls import Tls, identity
-from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE, Transport, TransportError, receive
+from elastic_checkpoint.net.transport import Transport, client_side, prepare, server_side
 
 SECRET, OTHER = "s" * 40, "t" * 40
 PLAIN = [b'{"say":"hello"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096]
@@ -171,10 +179,10 @@ def test_what_is_written_over_the_state_of_those_who_wait_is_put_back() -> None:
 
 def test_an_answer_has_a_deadline_however_little_of_it_comes_at_a_time() -> None:
     """A byte now and then, inside one record of TLS, held a node up for as long as somebody liked."""
-    for transport in (client_side(SECRET), client_side(None)):
+    for secret in (SECRET, None):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            theirs.sendall(b"\x16\x03\x03\x40\x00" if transport.encrypt() else b"")
+            theirs.sendall(b"\x16\x03\x03\x40\x00" if secret else b"")
             drips, over = threading.Event(), time.monotonic() + 0.5
 
             def drip(theirs: socket.socket = theirs, drips: threading.Event = drips) -> None:
@@ -185,7 +193,7 @@ def test_an_answer_has_a_deadline_however_little_of_it_comes_at_a_time() -> None
             thread.start()
             try:
                 with pytest.raises(TimeoutError):
-                    _all_that(ours, transport, over)
+                    ask(ours, client_side(secret), b"", over, longest=4096)
             finally:
                 drips.set()
                 thread.join()
@@ -199,11 +207,6 @@ def test_a_machine_that_cannot_speak_it_says_so_before_anything_starts(monkeypat
     monkeypatch.setattr(tls, "Tls", Refuses)
     with pytest.raises(CheckpointError, match="does not speak TLS by it: no suitable signature"):
         prepare("a secret of which nothing is known yet")
-
-
-def _all_that(arrives: socket.socket, transport: Transport, deadline_s: float) -> None:
-    while receive(arrives, transport, deadline_s):
-        pass
 
 
 def _refuses(one: Transport, said: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_checkpoint.net.listener import Strangers
+from elastic_checkpoint.net.port import Strangers
 
 
 def test_who_opens_too_many_connections_shuts_out_itself() -> None:

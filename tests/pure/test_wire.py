@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from elastic.launch.net.event_loop import EventLoop
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.processes.worker import cut
-from elastic.membership.messages.wire import LINE_MAX, Lines, WireError, encode
+from elastic.membership.messages.wire import LINE_MAX, Lines, NotAMessage, encode
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.event_loop import EventLoop
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:
@@ -21,16 +21,16 @@ def test_messages_come_whole_however_they_are_cut() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"[" * 100_000, b"{}", b"[]", b'{"say": 1}', b"\xff\xfe", b"x" * 10],
-    ids=["nested too deeply", "says nothing", "no object", "says no word", "no text", "no JSON"],
+    [b"[" * 100_000, b"[]", b"\xff\xfe", b"x" * 10],
+    ids=["nested too deeply", "no object", "no text", "no JSON"],
 )
 def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(NotAMessage):
         Lines().feed(line + b"\n")
 
 
 def test_a_line_without_end_is_refused_before_memory_is() -> None:
-    with pytest.raises(WireError, match="a line of more than"):
+    with pytest.raises(NotAMessage, match="a line of more than"):
         Lines().feed(b"x" * (LINE_MAX + 1))
 
 
@@ -53,7 +53,7 @@ def test_what_a_dead_worker_said_last_is_heard_however_long_it_is(characters: in
     agents, workers = socket.socketpair()
     workers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with EventLoop() as loop, workers, workers.dup() as of_its_child:
-        connection = LoopConnection(loop, agents, heard.append, lambda why: None)
+        connection = Connection(loop, agents, heard.append, lambda why: None)
         workers.sendall(encode(last))
         workers.close()
         connection.drain()  # of_its_child keeps the channel open

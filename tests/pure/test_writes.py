@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from elastic.launch.hub.link import HubLink
-from elastic.launch.net.event_loop import EventLoop, run_once
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.messages import Hello, Ready, Started, as_message
 from elastic.membership.messages.wire import Lines, encode
-from elastic_checkpoint.net.secured import client_side, server_side
-from elastic_checkpoint.net.transport import Transport
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
+from elastic_checkpoint.net.transport import Transport, client_side, server_side
 
 SECRET = "known to its nodes alone, and random"
 RUN = "known to the run"
@@ -85,10 +84,10 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def ends(opened: ExitStack, loop: EventLoop, heard: list[Any], kind: int) -> tuple[LoopConnection, Other]:
+def ends(opened: ExitStack, loop: EventLoop, heard: list[Any], kind: int) -> tuple[Connection, Other]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     opened.enter_context(theirs)
-    connection = LoopConnection(loop, ours, heard.append, heard.append)
+    connection = Connection(loop, ours, heard.append, heard.append)
     opened.callback(connection.close)
     return connection, Other(theirs)
 

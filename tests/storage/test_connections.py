@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import select
 import signal
 import socket
 import subprocess
@@ -19,14 +18,13 @@ from typing import Any
 
 import pytest
 
-from elastic_checkpoint.net import listener as listening
-from elastic_checkpoint.net.client import Client
+from elastic_checkpoint.net import port as ports
+from elastic_checkpoint.net.codec import NotAMessage
 from elastic_checkpoint.net.connection import Connection
-from elastic_checkpoint.net.framing import NotAMessage
-from elastic_checkpoint.net.secret import VARIABLE
-from elastic_checkpoint.net.secured import client_side, server_side
-from elastic_checkpoint.net.server import Server
-from elastic_checkpoint.net.transport import WANTS_TLS
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
+from elastic_checkpoint.net.peers import Client, Server
+from elastic_checkpoint.net.secret import VARIABLE, WANTS_TLS
+from elastic_checkpoint.net.transport import client_side, server_side
 
 WITHIN_S = 30.0
 SECRET = "known to its processes alone, and random"
@@ -34,7 +32,7 @@ SECRET = "known to its processes alone, and random"
 # A client in a process of its own: says what it reads, line by line; "fork" leaves a child that sleeps.
 PROGRAM = """
 import json, os, sys, time
-from elastic_checkpoint.net.client import Client
+from elastic_checkpoint.net.peers import Client
 say = lambda message: print(json.dumps(message), flush=True)
 client = Client(json.loads(sys.argv[1]), int(sys.argv[2]), say, print)
 for line in sys.stdin:
@@ -326,32 +324,29 @@ def test_who_has_another_secret_is_refused_and_both_say_so(
         assert listener.told.empty()
 
 
-def test_reading_does_not_wait_for_what_is_just_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half-made record of another thread's looked like an answer to give, and the one who reads for all ranks waited
-    until that thread had sent what nobody took."""
+def test_reading_does_not_wait_for_what_is_just_being_sent() -> None:
+    """Who reads for all ranks waited until one of them had taken what was said to it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
-    with ours, theirs:
-        called, caller = server_side(SECRET), client_side(SECRET)
-        called.decrypt(caller.encrypt())
-        caller.decrypt(called.encrypt())
-        called.decrypt(caller.encrypt())
-        assert called.through
-        connection = Connection(ours, called)
-        sends = threading.Thread(target=connection.send, args=({"much": "x" * 10_000_000},), daemon=True)
-        sends.start()
-        assert select.select([theirs], [], [], WITHIN_S)[0]
-        monkeypatch.setattr(type(called), "pending", property(lambda self: True))
+    heard: list[Any] = []
+    with theirs, EventLoop() as loop:
+        caller = client_side(SECRET)
+        connection = Connection(loop, ours, heard.append, heard.append, server_side(SECRET))
+        theirs.sendall(caller.encrypt())
+        assert run_once(loop, WITHIN_S)
+        caller.decrypt(theirs.recv(1 << 16))
+        connection.say({"much": "x" * 10_000_000})
         theirs.sendall(caller.encrypt(b'{"n": 1}\n'))
-        assert connection.received() == [{"n": 1}]
-        assert sends.is_alive(), "nobody has taken what it sends"
-        ours.shutdown(socket.SHUT_RDWR)
-        sends.join(WITHIN_S)
+        while not heard:
+            assert run_once(loop, WITHIN_S)
+        assert heard == [{"n": 1}]
+        assert connection.unsent, "nobody has taken what it sends"
+        connection.close()
 
 
 def test_who_stops_in_the_middle_of_saying_who_it_is_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_STRANGER_S", 0.3)
+    monkeypatch.setattr(ports, "_STRANGER_S", 0.3)
     has(SECRET, monkeypatch)
     listener = Listener()
     port = listener.server.endpoint["port"]

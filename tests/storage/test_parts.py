@@ -12,10 +12,9 @@ import pytest
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.names import CommitId
-from elastic_checkpoint.net.client import Client
 from elastic_checkpoint.net.codec import as_message
 from elastic_checkpoint.net.errors import error_document
-from elastic_checkpoint.net.server import Server
+from elastic_checkpoint.net.peers import Client, Server
 from elastic_checkpoint.save.writer.roles import Committed, Failed, Follower, Leader, Stored
 from elastic_checkpoint.storage import open_storage
 

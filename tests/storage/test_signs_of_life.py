@@ -15,7 +15,7 @@ import torch
 
 from elastic_checkpoint import Checkpointer, ClaimHeld
 from elastic_checkpoint.net.machine import only_near
-from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.transport import client_side
 from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
 from elastic_checkpoint.storage import open_storage
 

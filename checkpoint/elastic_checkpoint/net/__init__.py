@@ -1,12 +1,16 @@
 """How processes of one job reach each other: lines of JSON over TCP, and what is known of the machine they are on.
 
-server         one process that many are connected to; client: one of these; greeting: how they come to know each other
-connection     of two processes; codec: messages as types; framing: as lines; errors: an error as a message
-listener       a port, one thread that serves it, and strangers: who has connected, and has not said who it is
-transport      in the clear or by TLS; tls, secured: by TLS, where there is a secret
-secret         of a run
-keepalive      how the loss of a machine is noticed
-machine        which machine is this, and how do others reach it?
-rank_channel   ranks that save and load together agree; rank_messages: what they say
-arrivals       which of them have come
+One way for agents, hub, writers, ranks that save together, and whoever asks whether a run is alive:
+
+codec         messages as types, and as lines
+secret        of a run; transport: in the clear, or by TLS (tls) where there is a secret
+event_loop    turned by an agent, by a thread, or by whoever waits for an answer
+connection    one end of a line of messages, in a loop
+dialing       how one is made, and a question asked by a deadline
+port          where they are accepted, and strangers: who has connected, and has not said who it is
+peers         one process that many are connected to, and one of these
+machine       which machine is this, and how do others reach it?
+
+rank_channel  ranks that save and load together agree; rank_messages: what they say; arrivals: which of them have come
+errors        an error as a message
 """

@@ -1,15 +1,18 @@
-"""Messages as types: what arrives is one of a few frozen structs, whole, or is refused.
+"""Messages as types, and as lines: what arrives is one of a few frozen structs, whole, or is refused.
 
-    a type  <->  its facts, as an object  <->  the same with the word that says which type it is
+    a type  <->  its facts, as an object  <->  the same with the word that says which type it is  <->  a line of JSON
 
-Promises  `made` and `parse` raise NotAMessage and nothing else, whatever they are given: an unknown word, a fact that
+Promises  Nothing that arrives is more than data: what is no line of one object, or is longer than it may be, is
+          refused, and the connection is of no use any more.
+          `made` and `parse` raise NotAMessage and nothing else, whatever they are given: an unknown word, a fact that
           is missing, of another type or too many, a number out of all bounds.
           What may be anything at all is passed on as it is: it is not looked through.
-Leaves    framing to framing.py; which types there are to those who say them.
+Leaves    which types there are to those who say them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,8 +22,9 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import dataclass_transform
 
-from elastic_checkpoint.net.framing import Message, NotAMessage
+Message = dict[str, Any]
 
+LINE_MAX = 2**20  # bytes, of whoever connects
 NUMBER_MAX = 1 << 53
 NAME_MAX = 512  # characters
 WORD = "say"  # under which a message says what it is
@@ -32,6 +36,48 @@ Duration = Annotated[float, Meta(ge=0)]  # in seconds; may be infinite
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
 
 _QUOTED = 100  # characters, at both ends of an error of msgspec's: it quotes whoever sent what is wrong
+
+
+class NotAMessage(ValueError):
+    """The other end said something else."""
+
+
+class Lines:
+    """Cuts what arrives into messages.
+
+    longest  how many bytes a line may have; may be raised once the other end is known
+    """
+
+    def __init__(self, longest: int = LINE_MAX) -> None:
+        self.longest = longest
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Return the messages that `data` completes. Raises NotAMessage."""
+        self._rest += data
+        whole: list[bytes] = []
+        if b"\n" in data:
+            *whole, rest = bytes(self._rest).split(b"\n")
+            self._rest = bytearray(rest)
+        if max(len(self._rest), *map(len, whole), 0) > self.longest:
+            raise NotAMessage(f"a line of more than {self.longest} bytes")
+        return [decode(line) for line in whole]
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as a line. Raises TypeError and ValueError for what is no JSON."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Return the message of a line. Raises NotAMessage."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as broken:
+        raise NotAMessage(f"not a message: {line[:80]!r}") from broken
+    if type(message) is not dict:
+        raise NotAMessage(f"not a message: {line[:80]!r}")
+    return message
 
 
 def _word(name: str) -> str:

@@ -2,7 +2,7 @@
 
     every rank says its message  ->  rank 0 decides, from all of them  ->  every rank hears its answer
 
-`agree` is the only way to decide anything. Its messages go through connections to rank 0 (server.py), so nothing hangs
+`agree` is the only way to decide anything. Its messages go through connections to rank 0 (peers.py), so nothing hangs
 on a rank that died: rank 0 learns of it at once, and answers everybody with an error that names it. A rank that is
 alive and silent is named at a deadline, which is long, for it may be slow. All ranks call it in the same order, and an
 answer stands: a rank that comes late hears what was decided without it.
@@ -30,8 +30,7 @@ import torch.distributed as dist
 
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.arrivals import Arrivals
-from elastic_checkpoint.net.client import Client
-from elastic_checkpoint.net.codec import as_message, parse
+from elastic_checkpoint.net.codec import Message, NotAMessage, as_message, parse
 from elastic_checkpoint.net.errors import (
     UNTOUCHED,
     Scrub,
@@ -43,7 +42,7 @@ from elastic_checkpoint.net.errors import (
     of_rank,
     reason,
 )
-from elastic_checkpoint.net.framing import Message, NotAMessage
+from elastic_checkpoint.net.peers import Client, Server
 from elastic_checkpoint.net.rank_messages import (
     FROM_RANK,
     FROM_RANK_0,
@@ -54,7 +53,6 @@ from elastic_checkpoint.net.rank_messages import (
     Refused,
     Said,
 )
-from elastic_checkpoint.net.server import Server
 
 Decide = Callable[[list[Message]], list[Message]]
 

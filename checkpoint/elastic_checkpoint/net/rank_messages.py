@@ -3,7 +3,7 @@
     every rank: Said | Failed  ->  rank 0: Answer | Refused  ->  every rank: Heard
 
 and HungUp at any time, from either side. What arrives is one of these, whole, or whoever said it is hung up on
-(codec.py, server.py). What they agree on is for those who agree: it is passed on as it is.
+(codec.py, peers.py). What they agree on is for those who agree: it is passed on as it is.
 """
 
 from __future__ import annotations

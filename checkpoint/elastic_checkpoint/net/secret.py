@@ -1,7 +1,7 @@
 """The secret of a run, ELASTIC_SECRET: whoever knows it may speak. Read from the environment, and from nowhere else.
 
-`ssl` and `cryptography` are imported where the first connection is made by it (secured.py): whoever makes none does not
-wait for them.
+`ssl` and `cryptography` are imported where the first connection is made by it (transport.py): whoever makes none does
+not wait for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,21 @@ from elastic_checkpoint.errors import CheckpointError
 VARIABLE = "ELASTIC_SECRET"
 CHARACTERS_MIN = 20  # fewer are no random ones: 20 of base64 are 120 bits
 MAKE_ONE = f"export {VARIABLE}=$(openssl rand -base64 32)"
+ANOTHER = f"it has another {VARIABLE}, or is no part of this run"
+NONE_THERE = f"it has no {VARIABLE}, and this process has one"
+NONE_HERE = f"it has an {VARIABLE}, and this process has none"
+SAME_FOR_ALL = (
+    f"give all nodes of the run the same {VARIABLE}; which of the two is the right one cannot be told from here"
+)
+
+HANDSHAKE = b"\x16\x03"  # what a TLS connection begins with
+WANTS_TLS, WANTS_NONE = b'{"say":"secret_needed"}\n', b'{"say":"no_secret_here"}\n'  # said to who cannot be understood
+
 _OF_ONE_LAUNCH = "of-one-launch."
+
+
+class TransportError(ValueError):
+    """The other end is none of ours; the connection is of no use any more."""
 
 
 def secret_of_run(environ: Mapping[str, str] | None = None) -> str | None:

@@ -5,7 +5,7 @@
 Both ends show this certificate, and take no other: TLS 1.3 proves that the other one has its key. Nothing is left to
 choose or to agree on, and no clock matters: it is valid as long as dates can be written. Of the secret nothing is sent,
 but whoever connects is shown the certificate, and can try secrets against it at leisure: hence random ones.
-Any thread may say something while another one reads.
+One thread uses it at a time, as each connection is in one loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import ssl
-import threading
 from base64 import encodebytes
 from datetime import datetime
 
@@ -24,8 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.secret import VARIABLE
-from elastic_checkpoint.net.transport import ANOTHER, HANDSHAKE, NONE_THERE, WANTS_TLS, TransportError
+from elastic_checkpoint.net.secret import ANOTHER, HANDSHAKE, NONE_THERE, VARIABLE, WANTS_TLS, TransportError
 
 _INFO = b"elastic control plane 1"  # another number for another derivation
 _NAME = "elastic"
@@ -60,7 +58,6 @@ class Tls:
         self._server_side = server_side
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context(secret, server_side=server_side).wrap_bio(self._arrived, self._leaving, server_side)
-        self._one_at_a_time = threading.Lock()  # OpenSSL's object is for one thread
         self._said = b""  # before the handshake is through
         self._begun = False
         self._shake_hands()
@@ -70,20 +67,18 @@ class Tls:
         return self._leaving.pending > 0
 
     def encrypt(self, data: bytes = b"") -> bytes:
-        with self._one_at_a_time:
-            if self.through and not self.refused:
-                return self._written(data)
-            self._said += data
-            return self._leaving.read()
+        if self.through and not self.refused:
+            return self._written(data)
+        self._said += data
+        return self._leaving.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        with self._one_at_a_time:
-            try:
-                self._check_beginning(data)
-                self._arrived.write(data)
-                return self._read_all() if self.through or self._shake_hands() else b""
-            except ssl.SSLError as failure:
-                raise self._refuse(_reason(failure, self.through)) from failure
+        try:
+            self._check_beginning(data)
+            self._arrived.write(data)
+            return self._read_all() if self.through or self._shake_hands() else b""
+        except ssl.SSLError as failure:
+            raise self._refuse(_reason(failure, self.through)) from failure
 
     def _check_beginning(self, data: bytes) -> None:
         """Raise TransportError for a process without a secret, which is told so in its own words."""

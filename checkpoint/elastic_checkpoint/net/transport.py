@@ -11,28 +11,9 @@ Two ends of which one has a secret and the other has none find out by the first 
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import time
 from typing import Protocol
 
-from elastic_checkpoint.net.secret import VARIABLE
-
-ANOTHER = f"it has another {VARIABLE}, or is no part of this run"
-NONE_THERE = f"it has no {VARIABLE}, and this process has one"
-NONE_HERE = f"it has an {VARIABLE}, and this process has none"
-SAME_FOR_ALL = (
-    f"give all nodes of the run the same {VARIABLE}; which of the two is the right one cannot be told from here"
-)
-
-HANDSHAKE = b"\x16\x03"  # what a TLS connection begins with
-WANTS_TLS, WANTS_NONE = b'{"say":"secret_needed"}\n', b'{"say":"no_secret_here"}\n'  # said to who cannot be understood
-
-_READ_BYTES = 2**16
-
-
-class TransportError(ValueError):
-    """The other end is none of ours; the connection is of no use any more."""
+from elastic_checkpoint.net.secret import HANDSHAKE, NONE_HERE, WANTS_NONE, WANTS_TLS, TransportError
 
 
 class Transport(Protocol):
@@ -83,27 +64,30 @@ class Cleartext:
         return data
 
 
-def receive(connection: socket.socket, transport: Transport, deadline_s: float) -> bytes:
-    """Return what is said next, b"" at the end, on a socket that waits. Raises OSError, TransportError.
+def prepare(secret: str | None) -> None:
+    """Do now what the first connection needs, while nobody waits for it.
 
-    deadline_s  on the clock time.monotonic(), however little at a time arrives
+    Raises OSError where no descriptor is left, CheckpointError where this machine cannot speak TLS by it.
     """
-    while True:
-        wait_until(connection, deadline_s)
-        if not (arrived := connection.recv(_READ_BYTES)):
-            return b""
-        try:
-            said = transport.decrypt(arrived)
-        finally:
-            if transport.pending:
-                with contextlib.suppress(OSError):  # who has hung up meets its own end, and what it said counts
-                    connection.sendall(transport.encrypt())
-        if said:
-            return said
+    if secret is not None:
+        from elastic_checkpoint.net.tls import check
+
+        check(secret)
 
 
-def wait_until(connection: socket.socket, deadline_s: float) -> None:
-    """Have the socket wait no longer than that from here on. Raises TimeoutError."""
-    if (rest_s := deadline_s - time.monotonic()) <= 0:
-        raise TimeoutError("it has not answered in time")
-    connection.settimeout(rest_s)
+def client_side(secret: str | None) -> Transport:
+    """Return the transport of who has connected. Raises OSError where no descriptor is left."""
+    return _transport(secret, server_side=False)
+
+
+def server_side(secret: str | None) -> Transport:
+    """Return the transport of who was connected to. Raises OSError where no descriptor is left."""
+    return _transport(secret, server_side=True)
+
+
+def _transport(secret: str | None, *, server_side: bool) -> Transport:
+    if secret is None:
+        return Cleartext()
+    from elastic_checkpoint.net.tls import Tls  # which takes a while
+
+    return Tls(secret, server_side=server_side)

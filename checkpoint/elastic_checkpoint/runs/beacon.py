@@ -13,7 +13,7 @@ proof, however sure it sounds. A forked child closes the listener at once, so th
 
 Where the holder's run has a secret, the question is asked and answered by TLS, with the claim's nonce as the secret of
 both: whoever may read the claim may ask, the next run too, whose own secret is another one by then; and nobody else can
-ask, answer, or learn anything. Else the listener reads nothing from its callers.
+ask, answer, or learn anything. Whoever says something is hung up on.
 
 The claim of a run on several machines names the beacon of the first one's agent. When that machine leaves, the run goes
 on under the same claim, and another agent answers for it, which is written beside the claim:
@@ -26,8 +26,6 @@ being the newest word, and a claim that names its own newest beacon needs none.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import socket
 import time
@@ -38,8 +36,10 @@ from typing import Any
 from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.hashing import seal, unseal
 from elastic_checkpoint.format.names import beacon_key
-from elastic_checkpoint.net.framing import encode
-from elastic_checkpoint.net.listener import Listener
+from elastic_checkpoint.net.codec import NotAMessage, encode
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.dialing import ask as ask_for
+from elastic_checkpoint.net.dialing import connected
 from elastic_checkpoint.net.machine import (
     boot_id,
     network_namespace,
@@ -48,11 +48,12 @@ from elastic_checkpoint.net.machine import (
     pid_namespace,
     started_at,
 )
-from elastic_checkpoint.net.secret import secret_of_run
-from elastic_checkpoint.net.secured import client_side, server_side
-from elastic_checkpoint.net.transport import Cleartext, Transport, TransportError, receive, wait_until
+from elastic_checkpoint.net.port import PortThread
+from elastic_checkpoint.net.secret import TransportError, secret_of_run
+from elastic_checkpoint.net.transport import Transport, client_side
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 
+_BACKLOG = 16
 _LINE_MAX = 4096
 _NEAR_S = 2.0  # an answer over the loopback, from a process that may be swapped out
 
@@ -92,8 +93,10 @@ class Beacon:
         """Listen on one of these ports; None: on any. Raises OSError where no socket can be opened."""
         self.nonce, self._by_tls = nonce, secret_of_run() is not None
         self._line = encode({"nonce": nonce, "job": job})
-        self._listener = Listener("checkpoint-beacon", self._answer, backlog=16, ports=ports)
-        self.port = self._listener.port
+        secret = nonce if self._by_tls else None
+        self._served = PortThread("checkpoint-beacon", secret=secret, backlog=_BACKLOG, ports=ports)
+        self._served.start(self._answer)
+        self.port = self._served.number
 
     def endpoint(self) -> dict[str, Any]:
         """Return what goes into the claim."""
@@ -111,34 +114,20 @@ class Beacon:
 
     def close(self) -> None:
         """Stop listening: from here on newcomers are refused, and know that the holder is gone. Idempotent."""
-        self._listener.close()
+        self._served.close()
 
-    def _answer(self, caller: socket.socket) -> None:
-        caller.setblocking(False)
-        try:
-            if self._by_tls:
-                transport = server_side(self.nonce)
-                self._listener.watch(caller, lambda: self._shake_hands(caller, transport))
-                return
-            caller.send(self._line)
-        except OSError:  # it went away, or there is no descriptor left
-            pass
-        caller.close()
+    def _answer(self, caller: socket.socket, _host: str, transport: Transport) -> Connection:
+        """Answer whoever comes, and leave it to the caller to hang up, as long as a stranger may stay."""
 
-    def _shake_hands(self, caller: socket.socket, transport: Transport) -> bool:
-        """Return whether it has not been answered yet. All that is sent is little, and finds room in the kernel."""
-        with contextlib.suppress(OSError):
-            try:
-                if not (arrived := caller.recv(_LINE_MAX)):
-                    return False
-                transport.decrypt(arrived)
-                caller.send(transport.encrypt(self._line if transport.through else b""))
-                return not transport.through
-            except BlockingIOError:
-                return True
-            except TransportError:
-                caller.send(transport.encrypt())
-        return False
+        def heard(_message: object) -> None:
+            raise NotAMessage("whoever asks says nothing")
+
+        def ended(_why: str | None) -> None:
+            self._served.port.knows(connection)
+
+        connection = Connection(self._served.thread.loop, caller, heard, ended, transport, longest=_LINE_MAX)
+        connection.send(self._line)
+        return connection
 
 
 Answer = Alive | Gone | Refused | Unknown
@@ -195,30 +184,19 @@ def _ended(endpoint: dict[str, Any]) -> str | None:
 
 def _ask_at(address: str, port: int, nonce: str, timeout_s: float, by_tls: bool) -> Alive | Refused | Unknown:
     where = f"{address}:{port}"
-    transport = client_side(nonce) if by_tls else Cleartext()
+    deadline_s = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            deadline_s = time.monotonic() + timeout_s
-            wait_until(connection, deadline_s)
-            connection.sendall(transport.encrypt())
-            line = b""
-            while not line.endswith(b"\n") and len(line) < _LINE_MAX:
-                if not (more := receive(connection, transport, deadline_s)):
-                    break
-                line += more
+        sock = connected((address, port), timeout_s)
+        answer = ask_for(sock, client_side(nonce if by_tls else None), b"", deadline_s, longest=_LINE_MAX)
     except ConnectionRefusedError:
         return Refused(f"{where} refuses connections")
     except TransportError:
         return Refused(f"{where} is somebody else's now: it does not know the claim's nonce")
+    except NotAMessage as wrong:
+        return Refused(f"{where} is somebody else's now: {wrong}")
     except OSError as error:
         return Unknown(f"{where} does not answer ({type(error).__name__}: {error})")
-    if not line:
-        return Unknown(f"{where} closed the connection without an answer")
-    try:
-        answer = json.loads(line)
-        answered, job = answer["nonce"], answer["job"]
-    except (ValueError, KeyError, TypeError):
-        return Refused(f"{where} is somebody else's now: it answers {line[:40]!r}")
+    answered, job = answer.get("nonce"), answer.get("job")
     if answered != nonce:
         return Refused(f"{where} is another claim's now")
     return Alive(job if type(job) is str else None)

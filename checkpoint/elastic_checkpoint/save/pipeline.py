@@ -32,8 +32,8 @@ from elastic_checkpoint.errors import CheckpointError, TornManifest
 from elastic_checkpoint.format.document import Tree
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.manifest import Commit
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.errors import error_document
-from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.save.copying import Copying, Filling, changed, versions_of
 from elastic_checkpoint.save.handle import Saving
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules, dropped

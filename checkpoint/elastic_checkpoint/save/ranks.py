@@ -18,8 +18,8 @@ from elastic_checkpoint.format.draft import Draft, StoredObject
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.tensors import pack
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.errors import Scrub
-from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.runs.claim_record import Claim
 from elastic_checkpoint.save.commit import commit, write_object
 from elastic_checkpoint.save.planner import Plan, Planner, Save, check_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_checkpoint.format.draft import Draft
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
 from elastic_checkpoint.save.planner import Save
 from elastic_checkpoint.save.ranks import SavingRanks

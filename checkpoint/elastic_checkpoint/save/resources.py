@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.save.arena import Arena, NoRoom, offsets
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
 from elastic_checkpoint.save.planner import Plan

@@ -28,7 +28,7 @@ def main(argv: Sequence[str], *, preloaded: bool | None = None) -> int:
     called, *arguments = argv
     drill = os.getppid()
     from elastic.launch import run_command
-    from elastic.launch.net.event_loop import run_once
+    from elastic_checkpoint.net.event_loop import run_once
 
     def stand_ready(starter: Starter) -> None:
         for name in _IMPORTS:

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic.launch.rendezvous.store import DEFAULT_PORT
 from elastic.membership.written_hub import hub_in
-from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.connection import keep_alive
 
 _LOOK_S = 0.25  # well within the last call of a round that one node may complete alone
 # at a store that has been told: one that was the hub before, on another side of a cut, may have told it, too

@@ -7,9 +7,9 @@ import time
 from elastic.launch.hub import rules
 from elastic.launch.hub.rules import Lease
 from elastic.launch.hub.server import PING_S
-from elastic.launch.net.dialing import Address
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.messages.messages import HubIs, Ping, as_message
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.dialing import Address
 
 
 class HubClient:
@@ -23,7 +23,7 @@ class HubClient:
     def __init__(self, name: str | None, address: Address) -> None:
         self.name = name
         self.address = address
-        self.connection: LoopConnection
+        self.connection: Connection
         self._pinged_s = time.monotonic()
         self._lease = Lease(self._pinged_s)
         self.welcome = False

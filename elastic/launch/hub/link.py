@@ -30,9 +30,6 @@ from elastic.launch.hub.server import Deliver, HubServer
 from elastic.launch.hub.step_down import OtherHubSearch
 from elastic.launch.hub.written_lookup import BackgroundLookup
 from elastic.launch.net.agent_port import AgentPort, Caller
-from elastic.launch.net.dialing import Address, Dials, other_end
-from elastic.launch.net.event_loop import EventLoop
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists, ListUnknown
@@ -56,10 +53,13 @@ from elastic.membership.messages.messages import (
     as_message,
     parse,
 )
-from elastic.membership.messages.wire import Message, WireError
+from elastic.membership.messages.wire import LONG_LINE_MAX, Message, WireError
 from elastic.membership.succession.node_report import NodeReport
 from elastic.version import __version__
-from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.dialing import Address, Dials, other_end
+from elastic_checkpoint.net.event_loop import EventLoop
+from elastic_checkpoint.net.transport import client_side
 
 
 class HubLink:
@@ -297,8 +297,8 @@ class HubLink:
         hello = self._hello()  # with what the workers have said until now: nothing of theirs may come before it
         transport = client_side(self._this_node.secret)
         client = HubClient(name, address)
-        client.connection = LoopConnection(self._loop, sock, heard, ended, transport)
-        client.connection.takes_long_lines()
+        client.connection = Connection(self._loop, sock, heard, ended, transport)
+        client.connection.takes_long_lines(LONG_LINE_MAX)
         self._client = client
         client.connection.say(hello)
         self._answer_callers()
@@ -466,7 +466,7 @@ class HubLink:
 
     # others' agents
 
-    def _ended(self, connection: LoopConnection) -> None:
+    def _ended(self, connection: Connection) -> None:
         """Let go of another agent's connection, which has ended."""
         self._callers = [caller for caller in self._callers if caller.connection is not connection]
         if self._serving is not None:
@@ -475,7 +475,7 @@ class HubLink:
     def _came(self, caller: Caller) -> None:
         """Serve a caller if the hub is here; else let it wait, and after CALLER_S tell it where the hub is."""
         hello, connection = caller.hello, caller.connection
-        connection.takes_long_lines()
+        connection.takes_long_lines(LONG_LINE_MAX)
         if self._serving is not None:
             caller.heard.append(self._serving.takes(hello.node, hello, connection))
             for message in caller.said[1:]:

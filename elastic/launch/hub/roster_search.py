@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from elastic.launch.hub import rules
 from elastic.launch.hub.rules import Candidate, Turn
-from elastic.launch.net.dialing import Address
+from elastic_checkpoint.net.dialing import Address
 
 _MET_MAX = 1024
 C = TypeVar("C")

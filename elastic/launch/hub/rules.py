@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from elastic.launch.net.dialing import Address
 from elastic.membership.messages.messages import HubIs
+from elastic_checkpoint.net.dialing import Address
 
 WELCOME_S = 2.0  # for an agent that has taken our hello, and may be about to become the hub
 CALLER_S = 1.5  # another agent has lost the hub: if we have not within this, it is told where the hub is

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from elastic.launch.hub.rules import EVICT_S, HELD_UP_S, LEASE_S, Lease
-from elastic.launch.net.dialing import Address, Dial
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.membership.hub.hub import Hub
 from elastic.membership.hub.orders import Order
 from elastic.membership.messages.known_lists import LISTED, KnownLists, ListUnknown
@@ -36,6 +34,8 @@ from elastic.membership.messages.messages import (
     parse,
 )
 from elastic.membership.messages.wire import Message, WireError, encode
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.dialing import Address, Dial
 
 Deliver = Callable[[str | None, Message], None]  # to a worker of this node, or to its agent (None)
 
@@ -68,7 +68,7 @@ class HubServer:
         self._deliver = deliver
         self._say = say
         self._refusals: Counter[str] = Counter()
-        self._nodes: dict[str, LoopConnection] = {}
+        self._nodes: dict[str, Connection] = {}
         self._listens: dict[str, Address] = {}
         self._leases: dict[str, Lease] = {}
         self._pinged_s = self._ticked_s = time.monotonic()
@@ -81,7 +81,7 @@ class HubServer:
     def others(self) -> list[str]:
         return list(self._nodes)
 
-    def takes(self, node: str, hello: Hello, connection: LoopConnection) -> Callable[[Message], None]:
+    def takes(self, node: str, hello: Hello, connection: Connection) -> Callable[[Message], None]:
         """Take a node of the run that has come; return what hears what it says from now on."""
         if node in self._nodes:  # it has lost its connection, and we have not yet
             self.ended(self._nodes[node])
@@ -99,7 +99,7 @@ class HubServer:
         self._hear(node, hello)
         return heard
 
-    def ended(self, connection: LoopConnection) -> None:
+    def ended(self, connection: Connection) -> None:
         """Take a node for lost whose connection has ended, and ask its machine whether it is dead (succession.py)."""
         node = next((name for name, one in self._nodes.items() if one is connection), None)
         if node is not None:

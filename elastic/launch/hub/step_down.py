@@ -11,13 +11,13 @@ from contextlib import suppress
 
 from elastic.launch.hub import rules
 from elastic.launch.net.agent_port import AgentPort
-from elastic.launch.net.dialing import Address, Dials
-from elastic.launch.net.event_loop import EventLoop
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_AGENT, HubIs, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Message, WireError
-from elastic_checkpoint.net.secured import client_side
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.dialing import Address, Dials
+from elastic_checkpoint.net.event_loop import EventLoop
+from elastic_checkpoint.net.transport import client_side
 
 
 class OtherHubSearch:
@@ -69,7 +69,7 @@ class OtherHubSearch:
                 if isinstance(said, HubIs) and said.address is not None and rules.yields_to(said, self._own):
                     self._yields_to((said.address, said.port))
 
-            connection = LoopConnection(self._loop, sock, heard, lambda why: None, client_side(self._this_node.secret))
+            connection = Connection(self._loop, sock, heard, lambda why: None, client_side(self._this_node.secret))
             self._port.meets(connection, address[0])
             connection.say(as_message(WhereIsTheHub(run=self._this_node.run)))
 

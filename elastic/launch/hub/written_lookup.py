@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.launch.net.dialing import Address
 from elastic.membership.messages.messages import TO_AGENT, HubIs, Refusal, WhereIsTheHub, as_message, parse
-from elastic.membership.messages.wire import Lines, Message, encode
+from elastic.membership.messages.wire import LINE_MAX, encode
 from elastic.version import __version__
 from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.net.codec import WORD
-from elastic_checkpoint.net.secured import client_side
-from elastic_checkpoint.net.transport import TransportError, receive
+from elastic_checkpoint.net.dialing import Address, ask, connected
+from elastic_checkpoint.net.secret import TransportError
+from elastic_checkpoint.net.transport import client_side
 
 _CONNECT_S = _ANSWER_S = 5.0
 _LOOK_S = 1.0
@@ -76,7 +76,7 @@ class HubLookup:
                 return None
             self.other_version = None
             if isinstance(found, HubIs) and found.address is not None and (found.address, found.port) != self._own:
-                return socket.create_connection((found.address, found.port), timeout=_CONNECT_S)
+                return connected((found.address, found.port), _CONNECT_S)
             knows_none = "is no hub, and knows of none"
             self._unreachable[where] = f"refuses: {found.why}" if isinstance(found, Refusal) else knows_none
         except TransportError as refused:
@@ -90,24 +90,17 @@ class HubLookup:
 
     def _ask(self, at: Address, nonce: str) -> HubIs | Refusal | _OtherVersion | None:
         """Return what the agent at this address says of the hub."""
-        transport, lines = client_side(self._secret), Lines()
-        said: list[Message] = []
+        question = encode(as_message(WhereIsTheHub(run=nonce)))
         try:
-            connection = socket.create_connection(at, timeout=_CONNECT_S)
+            sock = connected(at, _CONNECT_S)
         except OSError:
             self.nobody_there = True
             raise
-        with connection as asked:
-            deadline_s = time.monotonic() + _ANSWER_S
-            asked.sendall(transport.encrypt(encode(as_message(WhereIsTheHub(run=nonce)))))
-            while not said:
-                if not (arrived := receive(asked, transport, deadline_s)):
-                    raise ConnectionError("it hangs up on agents of this run")
-                said = lines.feed(arrived)
-        said[0].pop("to", None)
-        if said[0][WORD] == _HUB_IS and (theirs := said[0].get("version")) != __version__:
-            return _OtherVersion(theirs if isinstance(theirs, str) else None, said[0].get("address") is not None)
-        found = parse(TO_AGENT, said[0])
+        said = ask(sock, client_side(self._secret), question, time.monotonic() + _ANSWER_S, longest=LINE_MAX)
+        said.pop("to", None)
+        if said.get(WORD) == _HUB_IS and (theirs := said.get("version")) != __version__:
+            return _OtherVersion(theirs if isinstance(theirs, str) else None, said.get("address") is not None)
+        found = parse(TO_AGENT, said)
         return found if isinstance(found, HubIs | Refusal) else None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.errors import ConfigError
-from elastic_checkpoint.net import listener, machine
+from elastic_checkpoint.net import machine, port
 from elastic_checkpoint.net.machine import host_address, interfaces, only_near
 
 _LOOPBACK = "127.0.0.1"
@@ -88,7 +88,7 @@ def in_words(chosen: Chosen, asked: str | None) -> str:
 def listen(address: str, ports: range | None) -> socket.socket:
     """Listen at one of these ports. Raises ConfigError where none is free."""
     try:
-        return listener.listen(address, ports, backlog=_BACKLOG)
+        return port.listen(address, ports, backlog=_BACKLOG)
     except OSError as refused:
         if ports is None:
             raise

@@ -8,25 +8,22 @@ an answer and stays a stranger. What becomes of one that has said hello is hub/l
 from __future__ import annotations
 
 import hmac
-import selectors
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.launch.net.event_loop import EventLoop
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import ThisNode
 from elastic.membership.messages.messages import TO_LISTENER, Hello, Refusal, WhereIsTheHub, as_message, parse
 from elastic.membership.messages.wire import Message, WireError
-from elastic_checkpoint.net.keepalive import keep_alive
-from elastic_checkpoint.net.listener import Strangers, most_strangers
-from elastic_checkpoint.net.secured import server_side
-from elastic_checkpoint.net.transport import SAME_FOR_ALL
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.event_loop import EventLoop
+from elastic_checkpoint.net.port import Port
+from elastic_checkpoint.net.secret import SAME_FOR_ALL
+from elastic_checkpoint.net.transport import Transport
 
 HELLO_S = 10.0  # for one that connects, to say who it is
 REFUSALS_SHOWN = 10  # hosts; what strangers do fills no log
-ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
 
 
 @dataclass(frozen=True)
@@ -38,36 +35,30 @@ class Caller:
     """
 
     hello: Hello
-    connection: LoopConnection
+    connection: Connection
     heard: list[Callable[[Message], None]]
     said: list[Message]
     since_s: float
 
 
-class AgentPort:
-    """Where this node's agent listens, and the strangers that it has not identified yet.
-
-    listener  None on one node: nobody comes
-    expected  how many nodes may well connect at the same time
-    """
+class AgentPort(Port):
+    """Where this node's agent listens, None: nowhere, on one node; and who of those that come is of the run."""
 
     def __init__(
         self, this_node: ThisNode, listener: socket.socket | None, *, say: Callable[[str], None], expected: int
     ) -> None:
+        """Keep what is needed; expected: how many nodes may well connect at the same time."""
+        super().__init__(listener, secret=this_node.secret, patience_s=HELLO_S, expected=expected)
         self._this_node = this_node
-        self._listener = listener
-        self.number = listener.getsockname()[1] if listener is not None else None
         self._say = say
-        self._unknown: Strangers[LoopConnection] = Strangers(HELLO_S, most_strangers(expected))  # have not said hello
         self._refused: set[str] = set()  # hosts of which it was said
-        self._deaf = False  # the listener is left alone for a moment, as no descriptor was left
 
     def open(
         self,
         loop: EventLoop,
         *,
         came: Callable[[Caller], None],
-        ended: Callable[[LoopConnection], None],
+        ended: Callable[[Connection], None],
         where: Callable[[], Message],
     ) -> None:
         """Begin to listen.
@@ -76,62 +67,11 @@ class AgentPort:
         ended  the connection of one has, be it that of a stranger
         where  what is answered to whoever asks for the hub
         """
-        self._loop, self._came, self._ended, self._where = loop, came, ended, where
-        if self._listener is not None:
-            self._listener.setblocking(False)
-            self._watch(self._listener)
+        self._came, self._ended, self._where = came, ended, where
+        self.accept_in(loop, self._introduces)
 
-    def tick(self, now_s: float) -> None:
-        """Close strangers whose time is up, and listen again where no descriptor was left."""
-        if self._deaf and self._listener is not None:
-            self._watch(self._listener)
-        for connection in self._unknown.overdue(now_s):
-            connection.close()
-
-    def close(self) -> None:
-        for connection in self._unknown:
-            connection.close()
-        if self._listener is not None:
-            if not self._deaf:
-                self._loop.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
-
-    def meets(self, connection: LoopConnection, host: str) -> None:
-        """Count this connection as a stranger's until it is known; it may crowd out another one."""
-        if (crowded_out := self._unknown.came(connection, host, time.monotonic())) is not None:
-            crowded_out.close()
-
-    def knows(self, connection: LoopConnection) -> None:
-        """Count it as a stranger's no more: it is known, or gone."""
-        self._unknown.known(connection)
-
-    def _watch(self, listener: socket.socket) -> None:
-        self._deaf = False
-        self._loop.register(listener, selectors.EVENT_READ, self._accept)
-
-    def _accept(self) -> None:
-        """Accept those who wait, ACCEPTED_MAX at most; the others come with the next turn."""
-        assert self._listener is not None
-        for _ in range(ACCEPTED_MAX):
-            try:
-                sock, (host, *_) = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError:  # no descriptor is left: whoever waits makes each turn come at once, until the next tick
-                self._loop.unregister(self._listener)
-                self._deaf = True
-                return
-            self._accepted(sock, host)
-
-    def _accepted(self, sock: socket.socket, host: str) -> None:
+    def _introduces(self, sock: socket.socket, host: str, transport: Transport) -> Connection:
         """Hear a stranger: a hello makes it a caller, a question for the hub is answered, all else is refused."""
-        try:
-            transport = server_side(self._this_node.secret)
-        except OSError:  # no descriptor is left
-            sock.close()
-            return
-        keep_alive(sock)
         known: list[Callable[[Message], None]] = []
         said: list[Message] = []
 
@@ -158,12 +98,12 @@ class AgentPort:
 
         def ended(_why: str | None) -> None:
             self.knows(connection)
-            if transport.refused:
-                self._tell_refused(host, transport.refused)
+            if connection.refused:
+                self._tell_refused(host, connection.refused)
             self._ended(connection)
 
-        connection = LoopConnection(self._loop, sock, heard, ended, transport)
-        self.meets(connection, host)
+        connection = Connection(self._loop, sock, heard, ended, transport)
+        return connection
 
     def _tell_refused(self, host: str, why: str) -> None:
         """Say to people, for the first REFUSALS_SHOWN hosts, why a process there is refused."""

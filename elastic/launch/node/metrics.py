@@ -26,7 +26,7 @@ from typing import Any
 from elastic.errors import ConfigError
 from elastic.events.account import PARTS
 from elastic.version import __version__
-from elastic_checkpoint.net import listener
+from elastic_checkpoint.net.port import listen
 
 _RECOVERY_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SLOW_S = 10.0  # for a request, and for reading its answer
@@ -54,7 +54,7 @@ class NodeMetrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
         try:
-            sock = listener.listen("", range(port, port + 1))
+            sock = listen("", range(port, port + 1))
         except OSError as refused:
             why = "something listens there already" if refused.errno == errno.EADDRINUSE else refused.strerror
             raise ConfigError(

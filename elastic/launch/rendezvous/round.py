@@ -17,8 +17,8 @@ from typing import Any
 from torch.distributed import DistError, Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from elastic.launch.net.dialing import Address
-from elastic_checkpoint.net.transport import ANOTHER, SAME_FOR_ALL
+from elastic_checkpoint.net.dialing import Address
+from elastic_checkpoint.net.secret import ANOTHER, SAME_FOR_ALL
 
 _REFUSED_BYTES_MAX = 64
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-from elastic_checkpoint.net.transport import ANOTHER, NONE_HERE, NONE_THERE
+from elastic_checkpoint.net.secret import ANOTHER, NONE_HERE, NONE_THERE
 
 _SIGNED = b"elastic-signed-1\n"
 _SIGNATURE_BYTES = sha256().digest_size

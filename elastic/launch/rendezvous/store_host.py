@@ -23,7 +23,7 @@ from elastic.launch.processes import early_signals
 from elastic.launch.rendezvous import store_process
 from elastic.launch.rendezvous.store_process import PACKET_MAX, OpenStore
 from elastic_checkpoint import linux
-from elastic_checkpoint.net import listener
+from elastic_checkpoint.net.port import listen
 
 # As a run begins, each of N nodes may be sending what is known of all, twice 350 bytes of each: N MB do up to N = 1500.
 _BYTES, _BYTES_A_NODE = 32 << 20, 1 << 20
@@ -48,7 +48,7 @@ class StoreHost:
 
         words  what stands in it from the beginning
         """
-        store = _Hosted(listener.listen("", ports, backlog=_BACKLOG), words or {})
+        store = _Hosted(listen("", ports, backlog=_BACKLOG), words or {})
         self._stores[store.port] = store
         threading.Thread(target=self._keep, args=[store], name="elastic-host", daemon=True).start()
         return store.port

@@ -34,8 +34,7 @@ from typing import NoReturn
 from torch.distributed import TCPStore
 
 from elastic_checkpoint import linux
-from elastic_checkpoint.net.codec import Facts, Int, as_message, made
-from elastic_checkpoint.net.framing import decode, encode
+from elastic_checkpoint.net.codec import Facts, Int, as_message, decode, encode, made
 
 KEEPER, NAME = "elastic-keeper", "elastic-store"  # as `top` shows them
 PACKET_MAX = 1 << 16

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_checkpoint.net.codec import Int, Tagged, as_message, by_word, parse
-from elastic_checkpoint.net.framing import decode, encode
+from elastic_checkpoint.net.codec import Int, Tagged, as_message, by_word, decode, encode, parse
 
 PACKET_MAX, FDS_MAX = 1 << 17, 16
 

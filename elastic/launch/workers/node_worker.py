@@ -16,8 +16,6 @@ import socket
 import time
 from collections.abc import Callable
 
-from elastic.launch.net.event_loop import EventLoop
-from elastic.launch.net.loop_connection import LoopConnection
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.processes import children, robust_mutex
 from elastic.launch.processes.robust_mutex import RobustMutex
@@ -29,6 +27,8 @@ from elastic.membership.messages.messages import ToWorker, as_message
 from elastic.membership.messages.wire import Message
 from elastic.membership.progress import BYTES, Record
 from elastic_checkpoint import linux
+from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.event_loop import EventLoop
 
 TERM_S = 5.0  # from SIGTERM to SIGKILL
 _LOOK_S = 1.0  # between two looks at its memory
@@ -61,7 +61,7 @@ class NodeWorker:
         self._progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
         os.ftruncate(self._progress, BYTES + robust_mutex.BYTES)
         self.mutex: RobustMutex | None = RobustMutex.make(self._progress, BYTES)
-        self.channel = LoopConnection(
+        self.channel = Connection(
             loop, ours, lambda message: heard(self, message), lambda why: channel_ended(self, why)
         )
         self.pid, self.id = 0, ""

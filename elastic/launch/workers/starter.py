@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elastic.launch.net.event_loop import EventLoop
 from elastic.launch.processes import children, early_signals
 from elastic.launch.processes.script import Script
 from elastic.launch.processes.worker import AGENT, STREAMS
@@ -28,7 +27,8 @@ from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES
 from elastic.launch.warm.messages import FROM_WARM, PACKET_MAX, BecomeWorker, Forked, Leaves, Ready, Unfit, packet, read
 from elastic.launch.warm.process import in_fork
 from elastic_checkpoint import linux
-from elastic_checkpoint.net.framing import NotAMessage
+from elastic_checkpoint.net.codec import NotAMessage
+from elastic_checkpoint.net.event_loop import EventLoop
 
 _DEATHS_MAX = 3  # of warm processes that never got ready, in a row
 _READY_S = 300.0  # for its imports; what takes longer is not waited for by workers

@@ -66,9 +66,8 @@ from elastic.membership.messages.worker_messages import (
     Witness,
 )
 from elastic_checkpoint.net import codec
-from elastic_checkpoint.net.codec import Tagged, by_word
+from elastic_checkpoint.net.codec import NotAMessage, Tagged, by_word
 from elastic_checkpoint.net.codec import as_message as as_message
-from elastic_checkpoint.net.framing import NotAMessage
 
 _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all is encoded once more, for others
 

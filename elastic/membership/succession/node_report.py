@@ -37,8 +37,7 @@ from elastic.membership.messages.messages import (
 from elastic.membership.messages.wire import WireError
 from elastic.membership.succession.ended_before import EndedBefore, with_exit
 from elastic.membership.succession.succession import KnownView
-from elastic_checkpoint.net.codec import Facts, Int, Name, Tagged, made, short
-from elastic_checkpoint.net.framing import NotAMessage
+from elastic_checkpoint.net.codec import Facts, Int, Name, NotAMessage, Tagged, made, short
 
 _KEPT: dict[type[Tagged], str] = {Ready: "ready", ViewIsOver: "stands", Leaving: "stands", Failed: "failed"}
 

@@ -55,7 +55,7 @@ from elastic.membership.messages.messages import (
     as_message,
     parse,
 )
-from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, WireError, encode, read
+from elastic.membership.messages.wire import LINE_MAX, LONG_LINE_MAX, Lines, Message, NotAMessage, WireError, encode
 from elastic.membership.messages.worker_messages import ME
 from elastic.membership.view import View
 from elastic.membership.worker.board import Board
@@ -64,6 +64,7 @@ from elastic_checkpoint import linux
 AGENT_ENDED = "the end of its agent"
 ORPHAN_S = 30.0  # after its agent's death a worker may finish a step and save for so long
 _LINE_MAX = LINE_MAX - (1 << 12)  # bytes; agents add names to what is said
+_READ_BYTES = 1 << 16
 _LOOK_S = 1.0
 _AGAIN_S = 5.0  # what was said is said again after so long, and after twice as long each time
 _LEAVE_S = 5.0  # one that was told to leave waits so long for the others, who may need it to go on in order
@@ -421,11 +422,10 @@ class Live:
         lines = Lines(LONG_LINE_MAX)
         while True:
             try:
-                arrived = read(self._socket, lines)
-                said = None if arrived is None else [parse(TO_WORKER, message) for message in arrived]
-            except WireError:
-                said = None
-            if said is None:
+                if not (arrived := self._socket.recv(_READ_BYTES)):
+                    break
+                said = [parse(TO_WORKER, message) for message in lines.feed(arrived)]
+            except (OSError, NotAMessage):
                 break
             for one in said:
                 self._heard(one)

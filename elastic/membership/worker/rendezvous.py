@@ -35,8 +35,8 @@ from torch.distributed import DistError, Store, TCPStore
 from elastic.errors import RendezvousTimeout
 from elastic.membership.environment import Launch
 from elastic.membership.view import View
-from elastic_checkpoint.net.listener import listen
 from elastic_checkpoint.net.machine import address_for_others
+from elastic_checkpoint.net.port import listen
 from elastic_checkpoint.storage import Missing, TooLarge, get_bounded, open_storage, redact
 
 _PUBLISHED = "elastic/endpoint"

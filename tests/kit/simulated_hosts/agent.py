@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from elastic.launch.hub import rules
 from elastic.launch.hub.roster_search import RosterSearch
 from elastic.launch.hub.rules import EVICT_S, HELD_UP_S
-from elastic.launch.net.dialing import Address
 from elastic.membership.hub.hub import Hub
 from elastic.membership.hub.orders import Order
 from elastic.membership.messages.messages import TO_AGENT, TO_HUB, TO_WORKER, HubIs, as_message, parse
 from elastic.membership.succession.node_report import NodeReport
+from elastic_checkpoint.net.dialing import Address
 from tests.kit.simulated_hosts.calls import Dials, Search
 from tests.kit.simulated_hosts.network import Wire
 from tests.kit.simulated_hosts.worker import Worker

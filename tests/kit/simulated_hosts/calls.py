@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic.launch.net.dialing import Address
+from elastic_checkpoint.net.dialing import Address
 from tests.kit.simulated_hosts.network import Wire
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ LOOK_S = 1.0
 
 
 class Dials:
-    """Where an agent calls others. See launch/net/dialing.py."""
+    """Where an agent calls others. See elastic_checkpoint/net/dialing.py."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

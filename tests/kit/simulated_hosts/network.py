@@ -21,7 +21,7 @@ from typing import Any
 Act = Callable[[], None]
 Heard = Callable[[dict[str, Any]], None]
 
-AGAIN_S = 0.2  # after which TCP sends again, see elastic_checkpoint/net/keepalive.py
+AGAIN_S = 0.2  # after which TCP sends again, see elastic_checkpoint/net/connection.py
 
 
 class Machine:

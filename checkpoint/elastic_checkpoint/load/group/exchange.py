@@ -32,7 +32,7 @@ from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.pieces import Table
 from elastic_checkpoint.load.group.ranges import Wanted
 from elastic_checkpoint.load.objects import Run, check_run, read_run, run_range
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.rank_channel import RankChannel, Sent
 from elastic_checkpoint.storage import Buffer, Storage
 

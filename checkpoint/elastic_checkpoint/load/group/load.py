@@ -33,7 +33,7 @@ from elastic_checkpoint.load.group.ranges import Wanted
 from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded, Skipped
 from elastic_checkpoint.load.objects import Chunk, Run, check_sizes, chunks_of, run_range
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.runs.history import read_manifest
 from elastic_checkpoint.storage import Storage

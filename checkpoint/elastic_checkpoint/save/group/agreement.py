@@ -21,7 +21,7 @@ from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.format.marks import Marks, Patterns
 from elastic_checkpoint.format.names import CommitId, id_document, id_from, new_nonce
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
 from elastic_checkpoint.save.group.layout import (

@@ -24,7 +24,7 @@ from elastic_checkpoint.format.hashing import to_json, xxh3
 from elastic_checkpoint.format.leaves import leaves
 from elastic_checkpoint.format.marks import Marks
 from elastic_checkpoint.format.tensors import local_part
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.save.group import replicas
 from elastic_checkpoint.save.group.layout import check_same_kinds
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from elastic_checkpoint.format.draft import StoredObject
 from elastic_checkpoint.format.manifest import Commit
+from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.errors import Scrub
-from elastic_checkpoint.net.framing import Message
 from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.save.commit import commit
 from elastic_checkpoint.save.group.agreement import Agreement

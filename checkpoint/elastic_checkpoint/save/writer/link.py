@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 
-from elastic_checkpoint.net.framing import Message
+from elastic_checkpoint.net.codec import Message
 
 PACKET_BYTES = 128 * 1024  # the kernel refuses more than about 200 KB
 _MORE, _LAST = b"+", b"."

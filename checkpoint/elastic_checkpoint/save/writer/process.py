@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elastic_checkpoint.forks import close_in_children, forget
-from elastic_checkpoint.net.codec import as_message, parse
-from elastic_checkpoint.net.framing import NotAMessage
+from elastic_checkpoint.net.codec import NotAMessage, as_message, parse
 from elastic_checkpoint.save.writer import WRITER_MODULE
 from elastic_checkpoint.save.writer.link import pair
 from elastic_checkpoint.save.writer.messages import FROM_WRITER, FromWriter, ToWriter

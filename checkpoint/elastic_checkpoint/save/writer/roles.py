@@ -3,7 +3,7 @@
     another rank's: Stored | Failed  ->  rank 0's, once all are: count, look again, manifest
                                      ->  all others: Committed | Failed
 
-What arrives is one of these, whole, or whoever said it is hung up on. They are connected to each other (net/server.py)
+What arrives is one of these, whole, or whoever said it is hung up on. They are connected to each other (net/peers.py)
 and need no rank for this: what is staged on all ranks is committed even if every rank is killed right after. A writer
 that ends before it has said its part ends that save, and all others learn of it at once; one that is alive and silent
 is named at the deadline. A save that has failed anywhere is given up by all, between two objects.
@@ -20,11 +20,9 @@ import msgspec
 
 from elastic_checkpoint.errors import CheckpointError, SaveDropped
 from elastic_checkpoint.format.draft import Draft, StoredObject
-from elastic_checkpoint.net.client import Client
-from elastic_checkpoint.net.codec import Facts, Int, Tagged, as_message, by_word, parse
+from elastic_checkpoint.net.codec import Facts, Int, Message, Tagged, as_message, by_word, parse
 from elastic_checkpoint.net.errors import ErrorDocument, error_document, error_from
-from elastic_checkpoint.net.framing import Message
-from elastic_checkpoint.net.server import Server
+from elastic_checkpoint.net.peers import Client, Server
 from elastic_checkpoint.save.commit import commit, is_committed
 from elastic_checkpoint.storage import Storage
 

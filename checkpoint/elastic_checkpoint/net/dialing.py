@@ -1,22 +1,28 @@
-"""A connection to another agent, made without waiting for it."""
+"""A connection to another process: made without waiting for it, or waited for by a deadline."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import selectors
 import socket
+import time
 from collections.abc import Callable
 
-from elastic_checkpoint.net.keepalive import keep_alive
+from elastic_checkpoint.net.codec import Message
+from elastic_checkpoint.net.connection import Connection, keep_alive
+from elastic_checkpoint.net.event_loop import EventLoop, wait_for
+from elastic_checkpoint.net.transport import Transport
 
 Address = tuple[str, int]
 
 
 class Dial:
-    """One call of another agent: calls `done` once, in a later turn of the loop, with the connected socket or None.
+    """One call of another process: calls `done` once, in a later turn of the loop, with the connected socket or None.
 
     to       an address: a name is not looked up, for that takes its time, and leads nowhere
+    error    why nobody is reached, as `errno` has it; 0: somebody is, or may be yet
     refused  nobody is there, says a kernel; or something in between, a firewall
     here     it is this machine's own kernel, which knows
     """
@@ -25,16 +31,16 @@ class Dial:
         family = socket.AF_INET6 if ":" in to[0] else socket.AF_INET
         self._loop, self._to = loop, to[0]
         self._done = done
+        self.error = 0
         self.refused = self.here = False
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._open = True
-        self._error = 0
         try:
             ipaddress.ip_address(to[0])
             self._socket.connect_ex(to)  # what became of it is asked when the socket can be written to
         except (OSError, ValueError):  # the former: an interface that this machine has not
-            self._error = errno.EADDRNOTAVAIL
+            self.error = errno.EADDRNOTAVAIL
         loop.register(self._socket, selectors.EVENT_WRITE, self._connected)
 
     def close(self) -> None:
@@ -46,9 +52,9 @@ class Dial:
 
     def _connected(self) -> None:
         """Learn what became of the call, and pass it to `done`."""
-        error = self._error or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            self.refused = error == errno.ECONNREFUSED
+        self.error = self.error or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if self.error:
+            self.refused = self.error == errno.ECONNREFUSED
             self.here = self.refused and _is_loop(self._socket.getsockname()[0], self._to)
             self.close()
             self._done(None)
@@ -81,6 +87,42 @@ class Dials:
         for dial in self._open:
             dial.close()
         self._open = []
+
+
+def connected(to: Address, within_s: float) -> socket.socket:
+    """Return a connection to this address. Raises OSError, of the kind that says why there is none."""
+    reached: list[socket.socket | None] = []
+    with EventLoop() as loop:
+        dial = Dial(loop, to, reached.append)
+        try:
+            wait_for(loop, lambda: reached, time.monotonic() + within_s)
+        finally:
+            dial.close()
+    if reached[0] is None:
+        raise OSError(dial.error, os.strerror(dial.error))
+    return reached[0]
+
+
+def ask(sock: socket.socket, transport: Transport, question: bytes, deadline_s: float, *, longest: int) -> Message:
+    """Return the first message that comes in answer, and hang up.
+
+    deadline_s  on the clock time.monotonic(), however little at a time arrives
+    longest     bytes that the answer may have
+
+    Raises OSError, TransportError where the other end is none of ours, NotAMessage.
+    """
+    answers: list[Message] = []
+    ended: list[str | None] = []
+    with EventLoop() as loop:
+        connection = Connection(loop, sock, answers.append, ended.append, transport, longest=longest)
+        try:
+            connection.send(question)
+            wait_for(loop, lambda: answers or ended, deadline_s)
+        finally:
+            connection.close()
+    if answers:
+        return answers[0]
+    raise connection.error or ConnectionError("it hung up without an answer")
 
 
 def other_end(connection: socket.socket) -> Address | None:
