@@ -337,12 +337,6 @@ class Checkpointer:
         if (saves := self._local.saves) is not None:
             saves.give_up()
 
-    @property
-    def warmed(self) -> bool:
-        """Return whether what `warm` began is done: a save with blocking=False takes no longer than it ever will."""
-        saves = self._here().saves
-        return saves is not None and saves.ready
-
     @overload
     def save(
         self, step: int, state: Tree, *, meta: dict[str, Any] | None = None, blocking: Literal[True] = True

@@ -66,11 +66,6 @@ class SavePipeline:
         self._filling_lock = threading.RLock()
         self._pid = os.getpid()
 
-    @property
-    def ready(self) -> bool:
-        """Return whether a save need not wait for a process or for memory to be had on this rank."""
-        return self._resources.ready
-
     def save(self, step: int, state: Tree, meta: dict[str, Any], context: Context) -> Commit:
         """Commit the state, and return when it is durable on every rank; saves under way end before. Collective.
 
