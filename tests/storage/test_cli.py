@@ -286,7 +286,7 @@ def test_help_of_every_command_says_what_the_exit_statuses_mean_in_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ([], ["ls"], ["verify"], ["digest"], ["diff"], ["export"], ["import"], ["sweep"]):
+    for name in ([], ["ls"], ["verify"], ["digest"], ["diff"], ["export"], ["sweep"]):
         with pytest.raises(SystemExit) as caught:
             main([*name, "--help"])
         assert caught.value.code == 0

@@ -5,16 +5,15 @@
     elastic checkpoint digest URL [--step N]            SHA-256 of the tensors, and of each part of the state
     elastic checkpoint diff URL_A[@STEP] URL_B[@STEP]   what differs between two, to the bit
     elastic checkpoint export URL --to FORMAT OUT       for other tools: safetensors, or torch's own format
-    elastic checkpoint import SOURCE URL                of other tools: torch.save, safetensors, torch's own format
     elastic checkpoint sweep URL [--keep N]             removes what nothing needs any more
 
-Only `import` and `sweep` change anything at a URL, and only where no job holds it. The exit status is what a script
+Only `sweep` changes anything at a URL, and only where no job holds it. The exit status is what a script
 asks for: 0 yes, 1 no, 2 it could not be found out (usage.py says what that is for each command).
 
 usage         how it is called, and what each exit status means; screen: how answers reach people and scripts
 commands      what each command does; comparisons: digest and diff
 opened_run    the URL that a person gave
-export        for other tools; export_dcp: in torch's format; new_folder: that it appears whole; importing: of others
+export        for other tools; export_dcp: in torch's format; new_folder: that it appears whole
 housekeeping  sweeping by a person
 """
 

@@ -85,41 +85,6 @@ def export(asked: argparse.Namespace, screen: Screen) -> int:
     return YES
 
 
-def import_(asked: argparse.Namespace, screen: Screen) -> int:
-    from elastic_checkpoint.checkpointer import Checkpointer  # only here, as in export
-    from elastic_checkpoint.cli.importing import JOB, import_state
-    from elastic_checkpoint.sources.find import open_source
-
-    source = open_source(asked.source, asked.form)
-    origin = Path(asked.source).name
-    with (
-        asked_run(asked.url, asked, screen) as run,
-        Checkpointer(run.storage, retry_s=asked.retry_s, log=screen.warn, job=JOB) as holder,
-    ):
-        done = import_state(
-            run,
-            holder,
-            source,
-            step=asked.step,
-            part=asked.part,
-            supersede=asked.supersede,
-            screen=screen,
-            origin=origin,
-        )
-        url = run.url
-    commit = done.commit
-    if asked.json:
-        facts = {"step": commit.step, "name": commit.name, "format": source.form, "url": url, "bytes": commit.bytes}
-        found = {"parts": done.parts, "tensors": done.tensors, "tied": source.tied, "left_out": source.left_out}
-        screen.document(facts | found)
-        return YES
-    screen.say(f"{asked.source} ({source.form}) -> step {commit.step} of {url}")
-    screen.say(f"{', '.join(done.parts)}: {counted(done.tensors, 'tensor')}, {human_bytes(commit.bytes)}")
-    _say_tied(screen, source.tied)
-    _warn_of_left_out(screen, source.left_out, "the index does not name them")
-    return YES
-
-
 def sweep(asked: argparse.Namespace, screen: Screen) -> int:
     keep = KEEP_ALL if asked.keep is None else asked.keep
     removed: list[str] = []
@@ -157,7 +122,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Screen], int]] = {
     "digest": show_digest,
     "diff": diff,
     "export": export,
-    "import": import_,
     "sweep": sweep,
 }
 

@@ -18,7 +18,6 @@ from elastic_checkpoint.format.names import COMMITS, DATA, CommitId, commit_id
 from elastic_checkpoint.load.integrity import Search, Verified, none_whole, verify
 from elastic_checkpoint.load.stream import Stream
 from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest
-from elastic_checkpoint.sources.source import some
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
 from elastic_checkpoint.storage.redact import Scrubber, redact
 from elastic_checkpoint.storage.urls import EXPECTED, Refusal, refusal
@@ -79,7 +78,7 @@ class OpenedRun:
             steps = sorted({id.step for id in self.commits}, reverse=True)
             raise NoCheckpoint(
                 f"no checkpoint of step {step} in {self.url}\n"
-                f"  found  {'step' if len(steps) == 1 else 'steps'} {some(steps, _SHOWN)}\n"
+                f"  found  {'step' if len(steps) == 1 else 'steps'} {_some(steps)}\n"
                 "  state  nothing was read\n  next   choose one of these; elastic checkpoint ls shows all"
             )
 
@@ -208,11 +207,11 @@ def _instead(url: str) -> tuple[str, str]:
         return f"a file, {path}", "give the run's folder"
     runs = sorted(child.name for child in path.iterdir() if os.path.isdir(child / COMMITS))
     if runs:
-        return f"a folder of runs: {some(runs, _SHOWN)}", f"give one of them, such as {path / runs[0]}"
+        return f"a folder of runs: {_some(runs)}", f"give one of them, such as {path / runs[0]}"
     if os.path.isdir(path.parent / COMMITS):
         return f"a part of a run's folder, {path}", f"give the run's folder, {path.parent}"
     return (
-        f"a folder with {some(sorted(child.name for child in path.iterdir()), _SHOWN) or 'nothing in it'}",
+        f"a folder with {_some(sorted(child.name for child in path.iterdir())) or 'nothing in it'}",
         "check the path",
     )
 
@@ -226,3 +225,8 @@ def _local(url: str) -> Path | None:
 
 def _bad(url: str, found: str, advice: str) -> BadUrl:
     return BadUrl(str(Refusal(f"{redact(url)} cannot be opened", found, EXPECTED, advice).error()))
+
+
+def _some(names: Sequence[Any]) -> str:
+    """Return, for an error, the first of them, and how many more there are."""
+    return ", ".join(map(str, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -22,7 +22,6 @@ _STATUS = {
     "digest": "0  the digest was printed\n1  what was asked for is damaged",
     "diff": "0  they are equal, or differ in absolute paths and URLs alone\n1  they differ",
     "export": "0  OUT is there\n1  what was asked for is damaged; OUT is as it was",
-    "import": "0  the checkpoint is there, and is the run's newest",
     "sweep": "0  what may go is gone, or was listed (--dry-run)\n1  it stopped early, since another job took the URL",
 }
 
@@ -42,10 +41,6 @@ _ABOUT = {
     "that memory is needed for one object of it (128 MiB) or one tensor. Of what lies at a URL as much is kept instead "
     "as fits into a quarter of the free memory. OUT is a new local folder, which appears "
     "whole or not at all.",
-    "import": "Make a checkpoint of what another tool wrote: a file of torch.save, safetensors of Hugging Face, or a "
-    "folder of torch.distributed.checkpoint. Files of torch.save are read with weights_only, and DCP's metadata by a "
-    "reader that makes nothing but tables: whatever else a pickle names is refused, by its name. The URL is claimed as "
-    "a job claims it, so a live job keeps it.",
     "sweep": "Remove what nothing needs any more: the remains of saves that never finished, checkpoints outside the "
     "lineage and, with --keep, older ones: what is kept in their place is verified first, byte by byte. A run sweeps "
     "by itself after each save; this is for runs that ended. It takes the run's next claim, so it refuses while a job "
@@ -68,11 +63,6 @@ _MORE = {
     "               below the parts' names. It holds pickles, unlike our own.\n\n"
     "examples:\n  elastic checkpoint export runs/a --to safetensors out\n"
     "  elastic checkpoint export runs/a --to dcp --part model --part optimizer out\n\n",
-    "import": "A source that holds parts, such as {'model': ..., 'optimizer': ..., 'epoch': 3},\n"
-    "becomes the state with these parts; any other becomes the part `model`.\n\n"
-    "examples:\n  elastic checkpoint import model.pt runs/a\n"
-    "  elastic checkpoint import llama-folder s3://bucket/runs/a --as model\n"
-    "  elastic checkpoint import dcp-folder runs/a --step 1200\n\n",
     "sweep": "Never below two whole checkpoints. What the run itself was told to keep is not\n"
     "known here: repeat its keep and keep_every. Interrupted, it may be run again.\n\n"
     "example:\n  elastic checkpoint sweep runs/a --keep 3 --keep-every 1000 --dry-run\n\n",
@@ -83,7 +73,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what was asked, with the command's name in `command`. Exits with status 2 where it makes no sense."""
     parser = Parser(
         prog="elastic checkpoint",
-        description="Looks at a run's checkpoints, in a folder or at any fsspec URL. Only sweep and import change any.",
+        description="Looks at a run's checkpoints, in a folder or at any fsspec URL. Only sweep changes any.",
         epilog="exit status:\n  0  yes: there is one, it is whole, they are equal, it is done\n  1  no\n"
         "  2  it could not be found out, or there is no checkpoint\n"
         "elastic checkpoint COMMAND --help says more. With --json, one JSON document goes\n"
@@ -100,7 +90,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         _add_step(_command(commands, name, summary))
     _add_diff(_command(commands, "diff", "what differs between two checkpoints", url=False))
     _add_export(_command(commands, "export", "write safetensors, or torch's own format"))
-    _add_import(_command(commands, "import", "make a checkpoint of what another tool wrote", url=False))
     _add_sweep(_command(commands, "sweep", "remove what nothing needs any more"))
     asked = parser.parse_args(arguments)
     if asked.command == "sweep" and asked.keep_every is not None and asked.keep is None:
@@ -172,29 +161,6 @@ def _add_export(command: argparse.ArgumentParser) -> None:
         default=5 * 10**9,
         metavar="SIZE",
         help="the most tensor bytes in one safetensors file, such as 500MB or 2GiB (5GB)",
-    )
-
-
-def _add_import(command: argparse.ArgumentParser) -> None:
-    command.add_argument("source", metavar="SOURCE", help="a file or a folder of this machine")
-    command.add_argument("url", metavar="URL", help="the run's folder, or any fsspec URL")
-    command.add_argument("--step", type=int, default=0, metavar="N", help="the step that it is of (0)")
-    command.add_argument(
-        "--as",
-        dest="part",
-        metavar="NAME",
-        help="the part of the state that it becomes; a dot: its own parts are the state's",
-    )
-    command.add_argument(
-        "--from",
-        dest="form",
-        choices=("torch", "safetensors", "dcp"),
-        help="the format, where SOURCE does not show it",
-    )
-    command.add_argument(
-        "--supersede",
-        action="store_true",
-        help="also where the run has checkpoints: it then goes on from the imported one, whatever their steps",
     )
 
 

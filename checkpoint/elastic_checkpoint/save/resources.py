@@ -84,13 +84,6 @@ class WriterResources:
         self._unusable = opening if isinstance(opening, str) else None
         self._last_words = ""
 
-    @property
-    def ready(self) -> bool:
-        """Return whether a save need not wait for a process or for memory to be had."""
-        warming = self._warming
-        begun = warming is not None and warming.is_alive()
-        return not begun and self._arena is not None and self.process is not None
-
     def warm(self, prepare: Callable[[], object]) -> None:
         """Call `prepare` in a thread, with the lock held. What is unavailable the first save meets again, and says."""
         self.join_warming()
