@@ -26,12 +26,12 @@ from elastic_checkpoint.load.loaded import Loaded, Skipped
 from elastic_checkpoint.load.reader import Checkpoint, read_commit
 from elastic_checkpoint.local import LocalProcess
 from elastic_checkpoint.net.codec import Message
-from elastic_checkpoint.runs.beacon import NamedBeacon, write_beacon
 from elastic_checkpoint.runs.claim_record import Claim, read_claim
 from elastic_checkpoint.runs.history import History, list_commits, read_history, read_manifest, read_note, write_note
+from elastic_checkpoint.runs.liveness import LivenessEndpoint, write_moved
+from elastic_checkpoint.runs.own_claim import OwnClaim
 from elastic_checkpoint.runs.retention import UNFIT, Sweeper
 from elastic_checkpoint.runs.sweeps import Sweeps
-from elastic_checkpoint.runs.tenure import Tenure
 from elastic_checkpoint.save.handle import Saving
 from elastic_checkpoint.save.in_flight import Rules, WhenBusy
 from elastic_checkpoint.save.pipeline import SavePipeline
@@ -113,8 +113,8 @@ class Checkpointer:
             shard_bytes: The most tensor bytes in one object.
             orphan_grace_s: How old the remains of unfinished saves become before they are swept; those of our own
                 claim, which may be under way, at least three times finish_s.
-            answers: (nonce, endpoint) of a `Beacon` that answers for this job instead of one of our own: one that
-                outlives the processes of the job, which hand a claim on to each other with `adopt`.
+            answers: (nonce, endpoint) of a `LivenessServer` that answers for this job instead of one of our own: one
+                that outlives the processes of the job, which hand a claim on to each other with `adopt`.
             when_busy: What a third save with blocking=False does, where two are under way: "wait" for one of them;
                 "skip" itself; "replace" the younger, if its writing has not begun, else wait.
             failures_max: After so many such saves that failed, in a row, the next one raises.
@@ -184,7 +184,7 @@ class Checkpointer:
                 trusted=replicas == "trusted",
                 log=self._log,
             )
-        self._tenure = Tenure(
+        self._own_claim = OwnClaim(
             self._storage,
             job=None if job is None else str(job),
             take_over=take_over,
@@ -196,7 +196,7 @@ class Checkpointer:
             settle=_weakly(self._settle),
             log=self._log,
         )
-        self._sweeps = Sweeps(self._sweeper, self._tenure, self._log)
+        self._sweeps = Sweeps(self._sweeper, self._own_claim, self._log)
         self._saved_s = 0.0
         self._closed = False
 
@@ -210,8 +210,9 @@ class Checkpointer:
 
         Args:
             world: Is written into it, for people and for the caller's own rules; nothing here reads it.
-            answers_for_others: The beacon of `answers` may be named by a claim under which a process on another machine
-                goes on. So what it answers says nothing, and only the holder's signs of life in the storage count.
+            answers_for_others: The endpoint of `answers` may be named by a claim under which a process on another
+                machine goes on. So what it answers says nothing, and only the holder's signs of life in the storage
+                count.
 
         Raises:
             CheckpointError: This is closed, or another rank of a group than rank 0.
@@ -223,7 +224,7 @@ class Checkpointer:
         if (group := self._group()) is not None and group.rank:
             raise CheckpointError("rank 0 holds the claim of all ranks; call claim() there only")
         self._check_open()
-        return self._tenure.claim(world, answers_for_others=answers_for_others)
+        return self._own_claim.claim(world, answers_for_others=answers_for_others)
 
     def adopt(self, claim: Claim) -> None:
         """Go on under a claim that another process of this job took and gave up: by its death, or by handing it on.
@@ -234,7 +235,7 @@ class Checkpointer:
         Args:
             claim: As the other process had it.
         """
-        self._tenure.adopt(claim)
+        self._own_claim.adopt(claim)
         self._goes_on_under(claim)
 
     def succeed(
@@ -262,12 +263,12 @@ class Checkpointer:
             StorageError: The storage failed.
         """
         self._check_open()
-        claim = self._tenure.succeed(to, answers=answers, world=world, ours=ours)
+        claim = self._own_claim.succeed(to, answers=answers, world=world, ours=ours)
         self._goes_on_under(claim)
         return claim
 
-    def move_beacon(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
-        """Write that this beacon answers for the claim from now on, since the one that the claim names goes.
+    def move_liveness(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
+        """Write that this liveness endpoint answers for the claim from now on, since the one that the claim names goes.
 
         A process of the holder's job calls it, with or without the claim. Without that, whoever starts on this URL
         finds the holder gone.
@@ -280,7 +281,7 @@ class Checkpointer:
             StorageError: The storage failed.
         """
         self._check_open()
-        write_beacon(self._storage, claim.number, NamedBeacon(*answers))
+        write_moved(self._storage, claim.number, LivenessEndpoint(*answers))
 
     def newest_claim(self) -> Claim | None:
         """Return the newest claim in storage, whoever holds it; None where there is none, or it cannot be read."""
@@ -290,8 +291,8 @@ class Checkpointer:
     def sees(self, claim: Claim) -> bool:
         """Return whether this very claim, which another process has taken, is in this storage: both write to one place.
 
-        Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which a beacon
-        that answers for a whole job gives to each of them.
+        Its number alone says nothing, since every folder counts its claims from 1; nor does its nonce, which an
+        endpoint that answers for a whole job gives to each of them.
 
         Raises:
             StorageError: The storage failed.
@@ -413,7 +414,7 @@ class Checkpointer:
         try:
             commit = self._here().pipeline().save(step, state, meta or {}, self._context(step))
         except ClaimLost as lost:
-            if self._group() is not None or not self._tenure.passed(lost):
+            if self._group() is not None or not self._own_claim.passed(lost):
                 raise
             raise _outrun(step, lost) from lost
         self._sweeps.saved(commit.id)  # where the claim is: of a group on rank 0
@@ -485,14 +486,14 @@ class Checkpointer:
             arguments.whole("default", default),
             arguments.flag("resume", resume),
         )
-        loaded = self._tenure.loaded if resume else _ignored
+        loaded = self._own_claim.loaded if resume else _ignored
         try:
             return self._load(state, step, strict, cast, functools.partial(loaded, chosen=step is not None))
         except NoCheckpoint as none:
             if default is None or step is not None or none.rejected:
                 raise
             if resume:
-                self._tenure.found_nothing()
+                self._own_claim.found_nothing()
             return Loaded(default, Skipped())
 
     def _load(
@@ -575,7 +576,7 @@ class Checkpointer:
             self._distributed.close(finish=finish)
         if finish:
             self._sweeps.join(self._rules.finish_s)
-        self._tenure.close()
+        self._own_claim.close()
         self._storage.close()
 
     def __enter__(self) -> Checkpointer:
@@ -592,7 +593,7 @@ class Checkpointer:
 
     def _history(self) -> History:
         """Return the run's history, as the claim of this process sees it, if there is one."""
-        return read_history(self._storage, self._log, under=self._tenure.number)
+        return read_history(self._storage, self._log, under=self._own_claim.number)
 
     def _settle(self) -> None:
         """Wait until no save of this process is under way, whatever came of them."""
@@ -628,8 +629,8 @@ class Checkpointer:
 
     def _claim_for(self, step: int) -> Claim:
         """Return the claim to save this step under; saves under way of an older one count if committed before."""
-        before = self._tenure.number
-        claim = self._tenure.for_step(step)
+        before = self._own_claim.number
+        claim = self._own_claim.for_step(step)
         if before not in (None, claim.number):
             self._goes_on_under(claim)
         return claim
@@ -641,8 +642,8 @@ class Checkpointer:
 
     def _prepare(self) -> None:
         """Wait until what is still being saved is there, or has failed."""
-        if self._tenure.held is None:  # else it has waited for them
-            self._tenure.wait_for_orphans()
+        if self._own_claim.held is None:  # else it has waited for them
+            self._own_claim.wait_for_orphans()
         self._settle()
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elastic.launch.rendezvous.store_host import StoreHost
     from elastic.launch.workers.starter import Starter
     from elastic.membership.hub.hub import Hub
-    from elastic_checkpoint.runs.beacon import Beacon
+    from elastic_checkpoint.runs.liveness import LivenessServer
 
 LOCAL = "127.0.0.1"
 _FAILED, _USAGE = 1, 2
@@ -305,23 +305,23 @@ def _meet(
     return meeting
 
 
-def _beacon(arguments: Arguments) -> Beacon:
+def _beacon(arguments: Arguments) -> LivenessServer:
     """Return the beacon for whoever claims the run's storage, should the hub ever be here. Raises ConfigError."""
     from elastic.launch.net.addresses import none_free
-    from elastic_checkpoint.runs.beacon import Beacon
+    from elastic_checkpoint.runs.liveness import LivenessServer
 
     ports = arguments.ports
     if ports is not None and arguments.nodes_max > 1:
         ports = ports[1:]  # the first of them is for other agents
     try:  # at once: that there is a port for it is known before anybody relies on this node
-        return Beacon(nonce=token_hex(16), job=arguments.run_id, ports=ports)
+        return LivenessServer(nonce=token_hex(16), job=arguments.run_id, ports=ports)
     except OSError as refused:
         if arguments.ports is None:
             raise
         raise none_free(arguments.ports, "all addresses", refused) from refused
 
 
-def _hub(arguments: Arguments, meeting: Meeting | None, beacon: Beacon, *, takes_over: bool) -> Hub:
+def _hub(arguments: Arguments, meeting: Meeting | None, beacon: LivenessServer, *, takes_over: bool) -> Hub:
     """Return a hub of this node's, for the first view or, with `takes_over`, after another hub."""
     from elastic.membership.hub.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS

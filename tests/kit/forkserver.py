@@ -61,7 +61,7 @@ OURS = (
     "elastic.run",
     "elastic.drill.inject.injector",
     "elastic_checkpoint.checkpointer",
-    "elastic_checkpoint.runs.beacon",
+    "elastic_checkpoint.runs.liveness",
 )
 _READ_WHEN_LOADED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "TORCH", "PYTORCH", "MALLOC_", "GLIBC_")
 _ALWAYS = {

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from elastic_checkpoint import Checkpointer, CheckpointError, ClaimHeld, ClaimLost
-from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask
 from elastic_checkpoint.runs.holder import Free, Held, Wait, decide
+from elastic_checkpoint.runs.liveness import Alive, Gone, LivenessServer, Refused, Unknown, ask
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
 from tests.kit.forkserver import Piped, piped
 from tests.storage.cut import CutAfter
@@ -218,7 +218,7 @@ def test_a_claim_overwritten_by_a_racing_writer_is_lost(tmp_path: Path, checkpoi
 
 
 def test_a_forked_child_does_not_keep_a_dead_holder_alive() -> None:
-    beacon = Beacon(nonce="n", job=None)
+    beacon = LivenessServer(nonce="n", job=None)
     endpoint = beacon.endpoint()
     go, gone = os.pipe()
     forked, tell = os.pipe()
@@ -241,7 +241,7 @@ def test_a_forked_child_does_not_keep_a_dead_holder_alive() -> None:
 
 
 def test_answers_are_judged_by_what_they_prove() -> None:
-    beacon = Beacon(nonce="n", job="j")
+    beacon = LivenessServer(nonce="n", job="j")
     endpoint = beacon.endpoint()
     assert ask(endpoint, "n", timeout_s=30) == Alive("j")
     assert isinstance(ask(endpoint, "another", timeout_s=30), Gone)

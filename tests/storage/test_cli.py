@@ -21,7 +21,7 @@ from elastic_checkpoint.cli import housekeeping, main
 from elastic_checkpoint.cli.screen import escaped, one_line
 from elastic_checkpoint.cli.usage import parse
 from elastic_checkpoint.command_line import storage_options
-from elastic_checkpoint.runs.fence import withdraw
+from elastic_checkpoint.runs.newer_claim import withdraw
 from elastic_checkpoint.storage import open_storage
 from tests.kit.s3 import S3Server
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from elastic_checkpoint import Checkpointer
-from elastic_checkpoint.runs.fence import withdraw
 from elastic_checkpoint.runs.history import read_history
+from elastic_checkpoint.runs.newer_claim import withdraw
 from elastic_checkpoint.storage import local, open_storage, redact
 from elastic_checkpoint.storage.redact import Scrubber
 from elastic_checkpoint.testing import Delay, Faults, Plan, ShortRead

@@ -16,7 +16,7 @@ import torch
 from elastic_checkpoint import Checkpointer, ClaimHeld
 from elastic_checkpoint.net.machine import only_near
 from elastic_checkpoint.net.transport import client_side
-from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask, gone_for_certain
+from elastic_checkpoint.runs.liveness import Alive, Gone, LivenessServer, Refused, Unknown, ask, gone_for_certain
 from elastic_checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]
@@ -26,11 +26,11 @@ SECRET = "of the run that holds the claim, and random"
 
 
 @pytest.fixture(params=[None, SECRET], ids=["no secret", "a secret"])
-def beacon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beacon]:
+def beacon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LivenessServer]:
     """Who asks has another secret than its run."""
     if request.param is not None:
         monkeypatch.setenv("ELASTIC_SECRET", request.param)
-    one = Beacon(nonce=NONCE, job=None)
+    one = LivenessServer(nonce=NONCE, job=None)
     monkeypatch.setenv("ELASTIC_SECRET", "that of the next run, which is another one")
     yield one
     one.close()
@@ -41,10 +41,10 @@ def elsewhere(endpoint: dict[str, Any], *addresses: str) -> dict[str, Any]:
     return {**endpoint, "boot_id": "another machine's", "addresses": list(addresses)}
 
 
-def test_one_address_that_refuses_proves_nothing(beacon: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_that_refuses_proves_nothing(beacon: LivenessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder advertises the address of its bridge to its containers, which is another machine's here: that one
     refuses, while the holder's own address is behind a firewall. Loopback addresses stand for all of them."""
-    monkeypatch.setattr("elastic_checkpoint.runs.beacon.only_near", lambda address: False)
+    monkeypatch.setattr("elastic_checkpoint.runs.liveness.only_near", lambda address: False)
     here = elsewhere(beacon.endpoint(), "127.0.0.2", "127.0.0.3", "127.0.0.4")
     beacon.close()
     with socket.create_server(("127.0.0.3", beacon.port)):  # takes connections, and says nothing
@@ -53,7 +53,7 @@ def test_one_address_that_refuses_proves_nothing(beacon: Beacon, monkeypatch: py
     assert gone_for_certain(here, NONCE) is None
 
 
-def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: Beacon) -> None:
+def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: LivenessServer) -> None:
     for address in ("127.0.0.1", "::1", "169.254.3.4", "fe80::1", "0.0.0.0"):
         assert only_near(address)
         assert isinstance(ask(elsewhere(beacon.endpoint(), address), NONCE, timeout_s=5), Unknown)
@@ -63,7 +63,7 @@ def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: B
 
 
 def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_lives(
-    tmp_path: Path, checkpointer: Make, beacon: Beacon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpointer: Make, beacon: LivenessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saves once an hour, and nobody can ask it: what it renews in the storage is all that shows its life."""
     monkeypatch.setattr("elastic_checkpoint.runs.sign_of_life.EVERY_S", 0.05)
@@ -107,7 +107,9 @@ def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_be
     assert len(seen) == 2
 
 
-def test_a_commit_while_it_is_waited_for_is_a_sign_of_life(tmp_path: Path, checkpointer: Make, beacon: Beacon) -> None:
+def test_a_commit_while_it_is_waited_for_is_a_sign_of_life(
+    tmp_path: Path, checkpointer: Make, beacon: LivenessServer
+) -> None:
     """As of a holder whose other process renews no sign of life. The newcomer leaves nothing that stands in its way."""
     storage: Any = open_storage(tmp_path)
     first = checkpointer(storage, answers=(NONCE, elsewhere(beacon.endpoint())))
@@ -155,7 +157,7 @@ def test_a_holder_whose_run_has_a_secret_answers_who_may_read_the_claim_and_nobo
 ) -> None:
     """The next run has another secret: had it to know that of the last one, it would take the claim of the living."""
     monkeypatch.setenv("ELASTIC_SECRET", SECRET)
-    holder = Beacon(nonce=NONCE, job="job")
+    holder = LivenessServer(nonce=NONCE, job="job")
     endpoint = holder.endpoint()
     assert endpoint["tls"] is True
     assert SECRET not in str(endpoint)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from elastic_checkpoint import Checkpointer, Claim, ClaimHeld, ClaimLost, SaveDropped
-from elastic_checkpoint.runs.beacon import Beacon
+from elastic_checkpoint.runs.liveness import LivenessServer
 from tests.storage.beside import WITHIN_S, Make, newest, state, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -21,11 +21,11 @@ SOON_S = 60.0  # the upload below takes for ever
 
 @pytest.fixture
 def beacon() -> Any:
-    with closing(Beacon(nonce="of the run", job=None)) as one:
+    with closing(LivenessServer(nonce="of the run", job=None)) as one:
         yield one
 
 
-def succeed(runs: Checkpointer, to: Claim, beacon: Beacon) -> Claim:
+def succeed(runs: Checkpointer, to: Claim, beacon: LivenessServer) -> Claim:
     answers = "of the run", beacon.endpoint()
     return runs.succeed(to, answers=answers, world={"nodes": ["a"]}, ours=lambda claim: True)
 
@@ -39,7 +39,7 @@ def uploads_for_ever(runs: Checkpointer) -> psutil.Process:
 
 
 def test_the_next_claim_waits_for_no_save_and_the_save_is_dropped(
-    tmp_path: Path, checkpointer: Make, beacon: Beacon
+    tmp_path: Path, checkpointer: Make, beacon: LivenessServer
 ) -> None:
     """An upload may take minutes, and for so long all others would have stood still, or lost the run to fewer ones."""
     lines: list[str] = []
@@ -65,7 +65,7 @@ def test_the_next_claim_waits_for_no_save_and_the_save_is_dropped(
 
 @pytest.mark.parametrize("is_told", ["before", "after"])
 def test_another_worker_takes_the_next_claim_and_this_one_saves_under_it(
-    is_told: str, tmp_path: Path, checkpointer: Make, beacon: Beacon
+    is_told: str, tmp_path: Path, checkpointer: Make, beacon: LivenessServer
 ) -> None:
     """It is told so by its next view: before its save comes to its end, or after."""
     runs, other = checkpointer(tmp_path, log=lambda line: None), checkpointer(tmp_path)
@@ -86,7 +86,7 @@ def test_another_worker_takes_the_next_claim_and_this_one_saves_under_it(
 
 
 def test_a_save_that_is_committed_before_the_next_claim_is_what_that_goes_on_from(
-    tmp_path: Path, checkpointer: Make, beacon: Beacon
+    tmp_path: Path, checkpointer: Make, beacon: LivenessServer
 ) -> None:
     runs = checkpointer(tmp_path)
     saving = runs.save(2, state(2), blocking=False)
@@ -97,7 +97,7 @@ def test_a_save_that_is_committed_before_the_next_claim_is_what_that_goes_on_fro
 
 
 def test_a_beacon_that_answers_for_others_too_says_nothing_of_whether_they_go_on(
-    tmp_path: Path, checkpointer: Make, beacon: Beacon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpointer: Make, beacon: LivenessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker took the claim for a hub, and went on with another one. The first hub's newcomers held its beacon for
     the proof that nobody does, and evicted them."""

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from elastic_checkpoint import Checkpointer, ClaimLost, RunMovedOn
-from elastic_checkpoint.runs.beacon import Beacon
 from elastic_checkpoint.runs.history import read_history
+from elastic_checkpoint.runs.liveness import LivenessServer
 from elastic_checkpoint.storage import Buffer, Storage, open_storage
 from tests.storage.cut import PowerCut
 
@@ -113,7 +113,7 @@ class Duel:
         self.order = Order(newcomers, holders)
         self.reported: list[str] = []
         self.ends: dict[str, str] = {}
-        self._beacons = {name: Beacon(nonce=name * 8, job=None) for name in ("old", "new")}
+        self._beacons = {name: LivenessServer(nonce=name * 8, job=None) for name in ("old", "new")}
         self.old = self.checkpointer("old", Ordered(self.storage, None, "old"))
         self.reported.append(self.old.save(1, state("old")).name)
         self.requests = Ordered(self.storage, self.order, "new", newcomers if dies else NEVER)

@@ -21,10 +21,10 @@ from typing import Any
 
 from elastic_checkpoint.format.names import DATA, CommitId
 from elastic_checkpoint.load.integrity import verify_commit
-from elastic_checkpoint.runs.beacon import Alive, Beacon, Gone, Refused, Unknown, ask_both, read_beacon
 from elastic_checkpoint.runs.claim_record import Claim, claim_held, new_claim_nonce
 from elastic_checkpoint.runs.claims import take
 from elastic_checkpoint.runs.history import History, Log, read_history
+from elastic_checkpoint.runs.liveness import Alive, Gone, LivenessServer, Refused, Unknown, ask_both, read_moved
 from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
 from elastic_checkpoint.runs.retention import Sweeper, by_owner
 from elastic_checkpoint.storage import Storage
@@ -128,16 +128,16 @@ def _why(id: CommitId, history: History) -> str:
 def _refusing_endpoint(nonce: str) -> dict[str, Any] | None:
     """Return an endpoint where nobody answers, which tells whoever asks that the holder is gone."""
     try:
-        beacon = Beacon(nonce=nonce, job=JOB)
+        server = LivenessServer(nonce=nonce, job=JOB)
     except OSError:
         return None  # then whoever asks waits for its grace
-    endpoint = beacon.endpoint()
-    beacon.close()
+    endpoint = server.endpoint()
+    server.close()
     return endpoint
 
 
 def _refuse_unless_gone(holder: Claim, storage: Storage, insist: bool) -> None:
-    moved = read_beacon(storage, holder.number)
+    moved = read_moved(storage, holder.number)
     match ask_both(holder.endpoint, holder.nonce, moved, timeout_s=_ANSWER_S):
         case Gone():
             return

@@ -1,6 +1,6 @@
 """The keys of a run's folder; a claim's number and a nonce are in every path, so no key is written twice.
 
-Signs of life and beacons are, which only ever keep a newcomer out.
+Signs of life and liveness endpoints are, which only ever keep a newcomer out.
 
     claims/00000007.json                                   who writes now
     claims/00000007.withdrawn                              that claim never counts: its taker gave up, or died at once

@@ -11,6 +11,6 @@ port          where they are accepted, and strangers: who has connected, and has
 peers         one process that many are connected to, and one of these
 machine       which machine is this, and how do others reach it?
 
-rank_channel  ranks that save and load together agree; rank_messages: what they say; arrivals: which of them have come
+rank_channel  ranks that save and load together agree; rank_messages: what they say; roll_call: which of them have come
 errors        an error as a message
 """

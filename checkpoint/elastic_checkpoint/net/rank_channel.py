@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 
 from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.net.arrivals import Arrivals
 from elastic_checkpoint.net.codec import Message, NotAMessage, as_message, parse
 from elastic_checkpoint.net.errors import (
     UNTOUCHED,
@@ -53,6 +52,7 @@ from elastic_checkpoint.net.rank_messages import (
     Refused,
     Said,
 )
+from elastic_checkpoint.net.roll_call import RollCall
 
 Decide = Callable[[list[Message]], list[Message]]
 
@@ -100,7 +100,7 @@ class RankChannel:
         self._answers: dict[int, Answer | Refused] = {}  # by call; on the others
         self._lost: dict[int, str] = {}  # ranks that rank 0 has lost; on the others, rank 0
         if self.size > 1:
-            arrivals, begun_s = Arrivals(group, self.rank, self.size), time.monotonic()
+            roll_call, begun_s = RollCall(group, self.rank, self.size), time.monotonic()
             try:
                 self._gloo = dist.new_group(
                     dist.get_process_group_ranks(group),
@@ -110,7 +110,7 @@ class RankChannel:
                 )
                 self._end = self._host() if self.rank == 0 else self._join()
             except (RuntimeError, OSError) as error:
-                if missing := arrivals.missing():
+                if missing := roll_call.missing():
                     raise never_came(missing, self.rank, self.size, time.monotonic() - begun_s) from error
                 raise CheckpointError(
                     f"rank {self.rank} of {self.size} cannot reach the others, to save or load with them: {error}\n"

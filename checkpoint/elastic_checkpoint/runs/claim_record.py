@@ -11,8 +11,8 @@ from typing import Any
 
 from elastic_checkpoint.errors import ClaimHeld, CorruptCheckpoint
 from elastic_checkpoint.format.names import CommitId, id_document, id_from
-from elastic_checkpoint.runs.fence import read_claim_body
 from elastic_checkpoint.runs.history import Log
+from elastic_checkpoint.runs.newer_claim import read_claim_body
 from elastic_checkpoint.storage import Storage
 
 _TIME_MAX_S = 2**37  # the year 6325
@@ -24,7 +24,7 @@ class Claim:
 
     Attributes:
         nonce: Chosen at random by the holder, and answered by its endpoint.
-        endpoint: Where the holder can be asked (beacon.py), or None where it could not listen.
+        endpoint: Where the holder can be asked (liveness.py), or None where it could not listen.
         job: The holder's name for itself; a restart of the same job carries the same one.
         world: What the holder says of its workers, as JSON. Nothing here reads it: it is for people, and for those who
             wrote it. `elastic` keeps the names of its nodes there, and decides by them who may go on.

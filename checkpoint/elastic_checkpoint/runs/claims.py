@@ -11,7 +11,7 @@ The last arrow closes a race with a holder that is slow to notice: until our cla
 the newest commit is no longer the one that we saw, we take one more number and name the newer one. If it is the same,
 then every sweep of the old holder that may still be running was decided while our commit was its newest, or not there
 yet, and a sweep never touches the newest ones: what we resume from stays. And whatever the old holder commits from then
-on it does not report, since it looks for a newer claim after each commit, too (fence.py).
+on it does not report, since it looks for a newer claim after each commit, too (newer_claim.py).
 
 Whoever dies on the way leaves a claim without a commit, which counts for nothing (lineage.py): what its holder had
 committed stays the newest, and it goes on as soon as it is certain that we are gone. Whoever gives up says so, by
@@ -41,8 +41,8 @@ from elastic_checkpoint.errors import CheckpointError, RunMovedOn, StorageError
 from elastic_checkpoint.format.hashing import seal
 from elastic_checkpoint.format.names import CLAIM_MAX, CLAIMS, COMMITS, CommitId, claim_key
 from elastic_checkpoint.runs.claim_record import Claim, Origin, claim_body, held, read_claim
-from elastic_checkpoint.runs.fence import is_there, withdraw
 from elastic_checkpoint.runs.history import CommitsGone, History, Log, read_history, uncommitted
+from elastic_checkpoint.runs.newer_claim import is_there, withdraw
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage
 
 _PAUSE_MAX_S = 2.0
@@ -171,7 +171,7 @@ class _Taking:
     def give_up(self) -> None:
         """Leave nothing that stands in anybody's way. Raises CheckpointError.
 
-        If the storage fails, too, our death will tell (fence.py); as long as we live, it is to be called again.
+        If the storage fails, too, our death will tell (newer_claim.py); as long as we live, it is to be called again.
         """
         unsure = self._unsure
         if unsure is not None and read_claim(self._storage, unsure.number, lambda line: None) == unsure:

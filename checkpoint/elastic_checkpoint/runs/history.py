@@ -26,8 +26,8 @@ from elastic_checkpoint.format.names import (
     id_from,
     note_owner,
 )
-from elastic_checkpoint.runs.fence import claims_listed, is_there, read_claim_body
 from elastic_checkpoint.runs.lineage import lineage
+from elastic_checkpoint.runs.newer_claim import claims_listed, is_there, read_claim_body
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 from elastic_checkpoint.storage.reads import read_again
 

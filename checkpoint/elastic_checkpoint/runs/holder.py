@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from elastic_checkpoint.runs.beacon import Alive, Answer, Gone, NamedBeacon, Refused, Unknown, ask_both
 from elastic_checkpoint.runs.claim_record import Claim, held
 from elastic_checkpoint.runs.history import Log
+from elastic_checkpoint.runs.liveness import Alive, Answer, Gone, LivenessEndpoint, Refused, Unknown, ask_both
 
 _POLL_S = 0.2
 _LOOK_S = 1.0  # between two looks into the storage
@@ -23,7 +23,7 @@ _ANSWER_S = 2.0  # how long one question waits; a holder whose machine swaps may
 _AT_ONCE = 16  # holders that are asked at the same time
 
 Signs = Callable[[int], object]
-Moved = Callable[[int], NamedBeacon | None]
+Moved = Callable[[int], LivenessEndpoint | None]
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def wait_until_free(
     """Ask all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
 
     signs  claim number -> what its holder changes in the storage as long as it lives
-    moved  claim number -> the beacon that took the place of its holder's
-    unasked  the nonce of a beacon that is not asked: it answers whoever goes on
+    moved  claim number -> the endpoint that took the place of its holder's
+    unasked  the nonce of an endpoint that is not asked: it answers whoever goes on
     Ends within about `grace_s`, whatever their number.
     """
     waiting = list(holders)
-    beacons: dict[int, NamedBeacon | None] = {}
+    moved_to: dict[int, LivenessEndpoint | None] = {}
     silent: set[int] = set()
     began_s, looked_s, read_s, said = time.monotonic(), -_LOOK_S, -_LOOK_S, False
     first: dict[int, object] = {}
@@ -113,8 +113,8 @@ def wait_until_free(
     while True:
         waited_s = time.monotonic() - began_s
         if waited_s - read_s >= _LOOK_S:
-            read_s, beacons = waited_s, {one.number: moved(one.number) for one in waiting}
-        answers = _ask_all(waiting, beacons, unasked)
+            read_s, moved_to = waited_s, {one.number: moved(one.number) for one in waiting}
+        answers = _ask_all(waiting, moved_to, unasked)
         unheard = [one for one, answer in answers if isinstance(answer, Refused | Unknown)]
         if unheard and (waited_s - looked_s >= _LOOK_S or waited_s >= grace_s):
             looked_s = waited_s
@@ -148,11 +148,11 @@ def wait_until_free(
 
 
 def _ask_all(
-    holders: Sequence[Claim], beacons: Mapping[int, NamedBeacon | None], unasked: str | None
+    holders: Sequence[Claim], moved_to: Mapping[int, LivenessEndpoint | None], unasked: str | None
 ) -> list[tuple[Claim, Answer]]:
     def answer(holder: Claim) -> Answer:
         own = holder.endpoint if holder.nonce != unasked else None
-        moved = beacons[holder.number]
+        moved = moved_to[holder.number]
         moved = moved if moved is not None and moved.nonce != unasked else None
         return ask_both(own, holder.nonce, moved, timeout_s=_ANSWER_S)
 

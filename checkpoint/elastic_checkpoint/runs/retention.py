@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from elastic_checkpoint import arguments
 from elastic_checkpoint.errors import CorruptCheckpoint, StorageError
 from elastic_checkpoint.format.names import DATA, CommitId, data_owner
-from elastic_checkpoint.runs.fence import is_there, newer_claim
 from elastic_checkpoint.runs.history import History, Log, Resumed, read_history, read_manifest
+from elastic_checkpoint.runs.newer_claim import is_there, newer_claim
 from elastic_checkpoint.storage import Storage, batches, delete_many, deletes_at_once
 
 KEEP_MIN = 2

@@ -9,21 +9,21 @@ from elastic_checkpoint.errors import CheckpointError
 from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.runs.history import Log
+from elastic_checkpoint.runs.own_claim import OwnClaim
 from elastic_checkpoint.runs.retention import Contents, Sweeper
-from elastic_checkpoint.runs.tenure import Tenure
 
 
 class Sweeps:
     """One sweep at a time."""
 
-    def __init__(self, sweeper: Sweeper, tenure: Tenure, log: Log) -> None:
-        self._sweeper, self._tenure, self._log = sweeper, tenure, log
+    def __init__(self, sweeper: Sweeper, own_claim: OwnClaim, log: Log) -> None:
+        self._sweeper, self._own_claim, self._log = sweeper, own_claim, log
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     def sweep(self) -> list[str]:
         """Remove what retention.py says, and return its names. Nothing where this process holds no claim."""
-        claim = self._tenure.held
+        claim = self._own_claim.held
         if claim is None:
             return []
         with self._lock:
@@ -31,12 +31,12 @@ class Sweeps:
 
     def saved(self, id: CommitId) -> None:
         """Sweep now: a save was committed in the foreground."""
-        self._tenure.committed(id)
+        self._own_claim.committed(id)
         self._sweep_quietly(id.step)
 
     def saved_beside(self, draft: Draft, *, unfit: bool) -> None:
         """Sweep in a thread: a save was committed beside training."""
-        self._tenure.committed(draft.id)
+        self._own_claim.committed(draft.id)
         self._sweeper.learn(draft.id, Contents(draft.planned(), unfit))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(

@@ -22,7 +22,7 @@ from elastic_checkpoint.errors import CheckpointError, StorageError, TornManifes
 from elastic_checkpoint.format.draft import MANIFEST_BYTES_MAX, Draft, StoredObject
 from elastic_checkpoint.format.hashing import CHUNK_BYTES, chunk_hashes, xxh3
 from elastic_checkpoint.format.names import CommitId
-from elastic_checkpoint.runs.fence import is_there, left_out_by, lost, newer_claim
+from elastic_checkpoint.runs.newer_claim import is_there, left_out_by, lost, newer_claim
 from elastic_checkpoint.storage import AlreadyThere, Buffer, Missing, Storage
 
 

@@ -77,7 +77,7 @@ class HubNotice:
                     claim, nonce, endpoint = moved
                     options = dict(self._options) if self._options else None
                     with elastic_checkpoint.Checkpointer(self._url, storage_options=options) as storage:
-                        storage.move_beacon(claim, answers=(nonce, dict(endpoint)))
+                        storage.move_liveness(claim, answers=(nonce, dict(endpoint)))
                     self._moved = claim.number, nonce
             except elastic_checkpoint.CheckpointError as failure:
                 self._console.say(

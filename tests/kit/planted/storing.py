@@ -112,7 +112,7 @@ def sweep_what_is_needed(right: Any, act: Act) -> Any:
     return sweep
 
 
-@planted("elastic_checkpoint.runs.tenure:Tenure._ask", plan="launched twice", caught_by={"writer"})
+@planted("elastic_checkpoint.runs.own_claim:OwnClaim._ask", plan="launched twice", caught_by={"writer"})
 def ignore_the_claim(right: Any, act: Act) -> Any:
     """A second launch takes the run from a living one, and that one goes on as if it had not."""
 
@@ -123,17 +123,17 @@ def ignore_the_claim(right: Any, act: Act) -> Any:
     return ask
 
 
-@ignore_the_claim.also("elastic_checkpoint.runs.fence:newer_claim")
+@ignore_the_claim.also("elastic_checkpoint.runs.newer_claim:newer_claim")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, claim, nonce: None
 
 
-@ignore_the_claim.also("elastic_checkpoint.runs.fence:left_out_by")
+@ignore_the_claim.also("elastic_checkpoint.runs.newer_claim:left_out_by")
 def _(right: Any, act: Act) -> Any:
     return lambda storage, id: None
 
 
-@planted("elastic_checkpoint.runs.tenure:take", plan="launched twice", caught_by={"finished"})
+@planted("elastic_checkpoint.runs.own_claim:take", plan="launched twice", caught_by={"finished"})
 def leave_a_claim_behind(right: Any, act: Act) -> Any:
     """A second launch that is refused leaves its claim, and the living run takes that for its successor's."""
 
@@ -158,7 +158,7 @@ def leave_a_claim_behind(right: Any, act: Act) -> Any:
     return take
 
 
-@leave_a_claim_behind.also("elastic_checkpoint.runs.fence:both_gone_for_certain")
+@leave_a_claim_behind.also("elastic_checkpoint.runs.newer_claim:both_gone_for_certain")
 def _(right: Any, act: Act) -> Any:
     return lambda endpoint, nonce, moved: None
 

@@ -40,7 +40,7 @@ class Storage:
 
     def begins(self, lives: Lives, *, beacon: str, answers: bool, unanswered: bool, nodes: list[str]) -> Document:
         """For workers that hold no state. Raises Refused where the holder of the newest claim is alive, as far as can
-        be told (elastic_checkpoint/runs/tenure.py, holder.py).
+        be told (elastic_checkpoint/runs/own_claim.py, holder.py).
 
         answers     the newest claim's beacon does
         unanswered  see messages.NewView: of ours, that says nothing
@@ -60,7 +60,7 @@ class Storage:
         return self._create(lives, beacon, nodes)
 
     def commits(self, lives: Lives, *, claim: int, step: int) -> bool:
-        """Whether this claim may (elastic_checkpoint/runs/fence.py)."""
+        """Whether this claim may (elastic_checkpoint/runs/newer_claim.py)."""
         if claim != self.newest:
             return False
         self.step, self.lives = step, lives
@@ -68,12 +68,12 @@ class Storage:
 
     def adopted(self, lives: Lives, *, claim: int) -> None:
         """By the coordinator of the next view under it, which renews its sign of life from then on
-        (elastic_checkpoint/runs/tenure.py: adopt)."""
+        (elastic_checkpoint/runs/own_claim.py: adopt)."""
         if claim == self.newest:
             self.lives = lives
 
     def moves(self, beacon: str, *, claim: int) -> None:
-        """What answers for the run has moved with its hub (elastic_checkpoint/runs/beacon.py)."""
+        """What answers for the run has moved with its hub (elastic_checkpoint/runs/liveness.py)."""
         if claim == self.newest:
             self.beacon = beacon
 

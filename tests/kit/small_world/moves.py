@@ -25,7 +25,7 @@ class Rules:
 
     generations, hubs  how many there may be in this small world
     regroups  whether a view is published for the nodes of the last one, too
-    looks_again  whether a coordinator looks for a newer claim after each commit, too (fence.py)
+    looks_again  whether a coordinator looks for a newer claim after each commit, too (newer_claim.py)
     """
 
     may_go_on: Callable[..., GoOn | NeedsClaim | Stay] = may_go_on
@@ -209,7 +209,7 @@ def _is_held(world: Small) -> bool:
 
 
 def _of_saves(world: Small, name: str, node: Node, rules: Rules) -> Iterator[Small]:
-    """It looks for a newer claim before it commits, and once more after it; only then is it reported (fence.py)."""
+    """It looks for a newer claim before it commits, and once more after it; then it is reported (newer_claim.py)."""
     if node.save is None:
         for one in training(world) if world.saves else ():
             id = CommitId(one.claim, len(world.line), "0")

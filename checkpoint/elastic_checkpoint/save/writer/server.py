@@ -6,7 +6,7 @@ Started ahead of the first save; waits without using the processor. One save aft
 once; of a save by several ranks the objects of its own rank, in company with the others' writers (roles.py). It never
 loads torch. Signals that end a job do not end it: only its parent's end does, seen as the socket's end, or in the
 kernel's own record where a fork still holds the socket. Then what is staged is finished within a deadline; with nothing
-staged it goes at once. It answers no beacon: if a newer claim is taken meanwhile, that one's holder resumed from an
+staged it goes at once. It answers nobody: if a newer claim is taken meanwhile, that one's holder resumed from an
 older commit, and what is staged is dropped.
 """
 

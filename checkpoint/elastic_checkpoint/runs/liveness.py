@@ -15,13 +15,13 @@ Where the holder's run has a secret, the question is asked and answered by TLS, 
 both: whoever may read the claim may ask, the next run too, whose own secret is another one by then; and nobody else can
 ask, answer, or learn anything. Whoever says something is hung up on.
 
-The claim of a run on several machines names the beacon of the first one's agent. When that machine leaves, the run goes
-on under the same claim, and another agent answers for it, which is written beside the claim:
+The claim of a run on several machines names the endpoint of the first one's agent. When that machine leaves, the run
+goes on under the same claim, and another agent answers for it, which is written beside the claim:
 
     claims/00000007.beacon   {"nonce", "endpoint"}, as in the claim; written anew each time that it moves
 
 It only adds somebody who may say "alive": a claim is free where all who are named are gone. So nothing rests on its
-being the newest word, and a claim that names its own newest beacon needs none.
+being the newest word, and a claim that names its own newest endpoint needs none.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Unknown:
     why: str
 
 
-class Beacon:
+class LivenessServer:
     """Listens until `close()`, or until this process ends; a daemon thread answers, with `nonce`."""
 
     def __init__(self, *, nonce: str, job: str | None, ports: range | None = None) -> None:
@@ -94,7 +94,7 @@ class Beacon:
         self.nonce, self._by_tls = nonce, secret_of_run() is not None
         self._line = encode({"nonce": nonce, "job": job})
         secret = nonce if self._by_tls else None
-        self._served = PortThread("checkpoint-beacon", secret=secret, backlog=_BACKLOG, ports=ports)
+        self._served = PortThread("checkpoint-liveness", secret=secret, backlog=_BACKLOG, ports=ports)
         self._served.start(self._answer)
         self.port = self._served.number
 
@@ -207,31 +207,33 @@ _CERTAINTY = (Alive, Unknown, Refused, Gone)  # who may live comes first
 
 
 @dataclass(frozen=True)
-class NamedBeacon:
-    """As Beacon's nonce and `endpoint()` say."""
+class LivenessEndpoint:
+    """As LivenessServer's nonce and `endpoint()` say."""
 
     nonce: str
     endpoint: Mapping[str, Any]
 
 
-def write_beacon(storage: Storage, claim: int, beacon: NamedBeacon) -> None:
+def write_moved(storage: Storage, claim: int, moved_to: LivenessEndpoint) -> None:
     """Write that this one answers for the claim, too, from here on. Raises StorageError."""
-    storage.put(beacon_key(claim), seal({"format": 1, "nonce": beacon.nonce, "endpoint": dict(beacon.endpoint)}))
+    storage.put(beacon_key(claim), seal({"format": 1, "nonce": moved_to.nonce, "endpoint": dict(moved_to.endpoint)}))
 
 
-def read_beacon(storage: Storage, claim: int) -> NamedBeacon | None:
-    """Return the beacon that took the holder's place; None: none has, or none lies there. Raises StorageError."""
+def read_moved(storage: Storage, claim: int) -> LivenessEndpoint | None:
+    """Return the endpoint that took the place of the holder's, None where none lies there. Raises StorageError."""
     key = beacon_key(claim)
     try:
-        body = unseal(get_bounded(storage, key, _BYTES_MAX), f"beacon {key}")
+        body = unseal(get_bounded(storage, key, _BYTES_MAX), f"endpoint {key}")
     except (Missing, TooLarge, CorruptCheckpoint):
         return None
     nonce, endpoint = body.get("nonce"), body.get("endpoint")
-    return NamedBeacon(nonce, endpoint) if type(nonce) is str and type(endpoint) is dict else None
+    return LivenessEndpoint(nonce, endpoint) if type(nonce) is str and type(endpoint) is dict else None
 
 
-def ask_both(endpoint: Mapping[str, Any] | None, nonce: str, moved: NamedBeacon | None, *, timeout_s: float) -> Answer:
-    """Return what the claim's own beacon answers, or the one that took its place: of the two, who may live.
+def ask_both(
+    endpoint: Mapping[str, Any] | None, nonce: str, moved: LivenessEndpoint | None, *, timeout_s: float
+) -> Answer:
+    """Return what the claim's own endpoint answers, or the one that took its place: of the two, who may live.
 
     endpoint, nonce  as they lie in the claim
     """
@@ -243,7 +245,7 @@ def ask_both(endpoint: Mapping[str, Any] | None, nonce: str, moved: NamedBeacon 
     return min(own, ask(dict(moved.endpoint), moved.nonce, timeout_s=timeout_s), key=_certainty)
 
 
-def both_gone_for_certain(endpoint: Mapping[str, Any], nonce: str, moved: NamedBeacon | None) -> str | None:
+def both_gone_for_certain(endpoint: Mapping[str, Any], nonce: str, moved: LivenessEndpoint | None) -> str | None:
     """Return why both are gone, as `gone_for_certain` says; else None."""
     why = gone_for_certain(dict(endpoint), nonce)
     if why is None or moved is None:

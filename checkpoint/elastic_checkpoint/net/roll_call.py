@@ -15,7 +15,7 @@ from elastic_checkpoint.storage.reads import answer_within
 _ANSWER_S = 10.0  # the store may have gone with the rank that is missing
 
 
-class Arrivals:
+class RollCall:
     """Which ranks of `group`, None: of all, have come; made by each of them as it comes."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:

@@ -31,18 +31,18 @@ from elastic_checkpoint.format.names import (
     sign_of_life_key,
 )
 from elastic_checkpoint.net.machine import boot_id
-from elastic_checkpoint.runs.beacon import Beacon, read_beacon
 from elastic_checkpoint.runs.claim_record import Claim, Origin, new_claim_nonce
 from elastic_checkpoint.runs.claims import Free, take
-from elastic_checkpoint.runs.fence import lost, newer_claim
 from elastic_checkpoint.runs.history import Log
 from elastic_checkpoint.runs.holder import wait_until_free
+from elastic_checkpoint.runs.liveness import LivenessServer, read_moved
+from elastic_checkpoint.runs.newer_claim import lost, newer_claim
 from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
 from elastic_checkpoint.runs.sign_of_life import SignOfLife, read_sign_of_life
 from elastic_checkpoint.storage import Missing, Storage
 
 
-class Tenure:
+class OwnClaim:
     """The claim of one `Checkpointer`; see there for `answers`, `job`, `take_over` and `grace_s`.
 
     reopen  the storage at another URL, with the same options; None where no other process can write to this one
@@ -73,7 +73,7 @@ class Tenure:
         self._reopen = reopen
         self._settle = settle
         self._log = log
-        self._unasked: str | None = None  # the nonce of our own beacon, where what that answers says nothing
+        self._unasked: str | None = None  # the nonce of our own endpoint, where what that answers says nothing
         self._claim: Claim | None = None
         self._pid = 0
         self._origin: Origin | None = None  # what was loaded, until a claim names it
@@ -83,8 +83,8 @@ class Tenure:
         self._taking = threading.Lock()  # of several threads that save, one at a time takes a claim
         self._taking_pid = os.getpid()
         self._branched = 0  # the newest claim that was taken for a save of an earlier step
-        self._end_sign_of_life: weakref.finalize[[], Tenure] | None = None
-        self._stop_beacon: weakref.finalize[[], Tenure] | None = None  # also when nobody calls close()
+        self._end_sign_of_life: weakref.finalize[[], OwnClaim] | None = None
+        self._stop_server: weakref.finalize[[], OwnClaim] | None = None  # also when nobody calls close()
 
     @property
     def held(self) -> Claim | None:
@@ -277,7 +277,7 @@ class Tenure:
         return index > 0 and bool(self._job) and holder.job == self._job
 
     def _moved_to(self, holder: Claim) -> str | None:
-        moved = read_beacon(self._storage, holder.number)
+        moved = read_moved(self._storage, holder.number)
         return moved.nonce if moved is not None else None
 
     def _ask(self, holders: Sequence[Claim]) -> frozenset[int]:
@@ -295,7 +295,7 @@ class Tenure:
             job=self._job,
             grace_s=self._grace_s,
             signs=functools.partial(read_sign_of_life, self._storage),
-            moved=functools.partial(read_beacon, self._storage),
+            moved=functools.partial(read_moved, self._storage),
             unasked=self._unasked,
             log=self._log,
         )
@@ -328,14 +328,14 @@ class Tenure:
 
     def _listen(self, nonce: str) -> dict[str, Any] | None:
         try:
-            beacon = Beacon(nonce=nonce, job=self._job)
-            self._stop_beacon = weakref.finalize(self, beacon.close)
-            return beacon.endpoint()
+            server = LivenessServer(nonce=nonce, job=self._job)
+            self._stop_server = weakref.finalize(self, server.close)
+            return server.endpoint()
         except OSError as error:
             self._stop_listening()
             self._log(f"this job cannot be asked whether it is alive, since it cannot listen: {error}")
             return None
 
     def _stop_listening(self) -> None:
-        if self._stop_beacon is not None:
-            self._stop_beacon()
+        if self._stop_server is not None:
+            self._stop_server()
