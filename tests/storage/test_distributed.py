@@ -29,7 +29,7 @@ from elastic_checkpoint import (
 )
 from elastic_checkpoint.load.group import load as load_module
 from elastic_checkpoint.load.group import ranges
-from elastic_checkpoint.net import errors, rank_channel
+from elastic_checkpoint.net import errors, rank_bytes, rank_channel
 from elastic_checkpoint.storage import Scrubber
 from tests.kit.ranks import Died, Raised, returned, run_ranks
 from tests.storage.together import ODD_CHUNK_BYTES, build, fingerprint, ranks_of, train
@@ -591,13 +591,13 @@ def passed_on(rank: int, size: int, folder: str) -> tuple[int, int]:
         state = {"a": torch.arange(50_000.0), "b": torch.arange(50_000.0) + 1}
         runs.save(1, state)
         received: list[int] = []
-        receive = rank_channel.RankChannel.receive
+        receive = rank_bytes.RankBytes.receive
 
-        def counted(self: rank_channel.RankChannel, data: torch.Tensor, source: int, tag: int) -> Any:
+        def counted(self: rank_bytes.RankBytes, data: torch.Tensor, source: int, tag: int) -> Any:
             received.append(data.nbytes)
             return receive(self, data, source, tag)
 
-        rank_channel.RankChannel.receive = counted  # type: ignore[method-assign]
+        rank_bytes.RankBytes.receive = counted  # type: ignore[method-assign]
         name = "b" if rank == 2 else "a"
         here = {name: torch.zeros(50_000)}
         storage.got.clear()

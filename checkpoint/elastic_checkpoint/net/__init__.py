@@ -12,5 +12,6 @@ peers         one process that many are connected to, and one of these
 machine       which machine is this, and how do others reach it?
 
 rank_channel  ranks that save and load together agree; rank_messages: what they say; roll_call: which of them have come
+rank_bytes    how bytes travel between them
 errors        an error as a message
 """

@@ -1,4 +1,4 @@
-"""The ranks that save and load together: how they agree, by deadlines, and how bytes travel between them.
+"""The ranks that save and load together: how they agree, by deadlines.
 
     every rank says its message  ->  rank 0 decides, from all of them  ->  every rank hears its answer
 
@@ -9,8 +9,6 @@ answer stands: a rank that comes late hears what was decided without it.
 
 Whatever a rank raises, KeyboardInterrupt too, it tells the others before they wait for it: as its message where it has
 one to give; else, between two of them (`reporting_errors`), by hanging up with its reason.
-
-Bytes travel by gloo, in a group of our own, so that nothing of training's is in their way.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +38,7 @@ from elastic_checkpoint.net.errors import (
     reason,
 )
 from elastic_checkpoint.net.peers import Client, Server
+from elastic_checkpoint.net.rank_bytes import RankBytes
 from elastic_checkpoint.net.rank_messages import (
     FROM_RANK,
     FROM_RANK_0,
@@ -62,22 +59,10 @@ _READ_S = 10.0  # how long rank 0 stays until all have heard an answer after whi
 _SLACK_S = 45.0  # how much longer than rank 0 the others wait: it has to find out first, and say who is missing
 
 
-class Sent:
-    """Bytes on their way, in either direction."""
-
-    def __init__(self, work: Any, data: torch.Tensor) -> None:
-        self._work, self._data = work, data
-
-    def wait(self) -> torch.Tensor:
-        """Return the bytes, when they are there or gone. Raises CheckpointError where the other rank is gone."""
-        with _lost_ranks():
-            self._work.wait()
-        return self._data
-
-
 class RankChannel:
     """One rank's end of the channel. Making it is collective, over the ranks of `group`, as is every call but `close`.
 
+    bytes   how bytes travel between the ranks
     wait_s  how long ranks wait for each other before a save or a load fails
     """
 
@@ -91,7 +76,7 @@ class RankChannel:
         self._calls = 0
         self._defect: BaseException | None = None
         self._known: BaseException | None = None  # what the others know of
-        self._gloo: dist.ProcessGroup | None = None
+        self.bytes = RankBytes(self.size)
         self._end: Server | Client | None = None
         self._changed = threading.Condition()  # guards everything below
         self._said: dict[int, Said | Failed] = {}  # of this call, by rank; on rank 0
@@ -102,12 +87,7 @@ class RankChannel:
         if self.size > 1:
             roll_call, begun_s = RollCall(group, self.rank, self.size), time.monotonic()
             try:
-                self._gloo = dist.new_group(
-                    dist.get_process_group_ranks(group),
-                    backend="gloo",
-                    timeout=timedelta(seconds=max(_JOIN_S, wait_s)),
-                    use_local_synchronization=True,
-                )
+                self.bytes.connect(group, max(_JOIN_S, wait_s))
                 self._end = self._host() if self.rank == 0 else self._join()
             except (RuntimeError, OSError) as error:
                 if missing := roll_call.missing():
@@ -192,31 +172,6 @@ class RankChannel:
             self._lose(0, f"this rank hung up in an earlier call: {why}")
         self.close()
 
-    def all_gather(self, number: int) -> list[int]:
-        """Return every rank's number. Raises CheckpointError where a rank is gone."""
-        if self._gloo is None:
-            return [number]
-        numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with _lost_ranks():
-            dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64), group=self._gloo)
-        return [int(one.item()) for one in numbers]
-
-    def broadcast(self, data: torch.Tensor, *, source: int) -> None:
-        """Copy rank `source`'s bytes into everybody's `data`, a flat uint8 tensor. Raises CheckpointError."""
-        if self._gloo is not None:
-            with _lost_ranks():
-                dist.broadcast(data, group=self._gloo, group_src=source)
-
-    def send(self, data: torch.Tensor, to: int, tag: int) -> Sent:
-        """Begin to send these bytes, a flat uint8 tensor, to a rank that receives as many with this tag."""
-        with _lost_ranks():
-            return Sent(dist.isend(data, group=self._gloo, group_dst=to, tag=tag), data)
-
-    def receive(self, data: torch.Tensor, source: int, tag: int) -> Sent:
-        """Begin to receive."""
-        with _lost_ranks():
-            return Sent(dist.irecv(data, group=self._gloo, group_src=source, tag=tag), data)
-
     def close(self) -> None:
         """Hang up. Idempotent; the group goes with torch.distributed's own."""
         if self._end is not None:
@@ -228,12 +183,12 @@ class RankChannel:
         server = Server(self._hear_rank, self._lose, expected=self.size)
         text = json.dumps(server.endpoint).encode("ascii")
         assert len(text) <= _ENDPOINT_BYTES, "a machine has a few addresses"
-        self.broadcast(torch.tensor(list(text.ljust(_ENDPOINT_BYTES)), dtype=torch.uint8), source=0)
+        self.bytes.broadcast(torch.tensor(list(text.ljust(_ENDPOINT_BYTES)), dtype=torch.uint8), source=0)
         return server
 
     def _join(self) -> Client:
         data = torch.zeros(_ENDPOINT_BYTES, dtype=torch.uint8)
-        self.broadcast(data, source=0)
+        self.bytes.broadcast(data, source=0)
         return Client(json.loads(bytes(data.tolist())), self.rank, self._hear_answer, lambda why: self._lose(0, why))
 
     # Agreeing
@@ -356,13 +311,3 @@ def _check_same(whats: list[str]) -> None:
             f"  state  {UNTOUCHED}\n"
             "  next   call save and load on all ranks, in the same order"
         )
-
-
-class _lost_ranks(contextlib.AbstractContextManager[None]):
-    """Turns gloo's error of a failed collective, which has lost a rank, into one of ours."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):
-            raise CheckpointError(
-                f"a rank was lost while bytes were exchanged ({str(error)[:200]}){next_lines(UNTOUCHED)}"
-            ) from error

@@ -33,7 +33,8 @@ from elastic_checkpoint.format.pieces import Table
 from elastic_checkpoint.load.group.ranges import Wanted
 from elastic_checkpoint.load.objects import Run, check_run, read_run, run_range
 from elastic_checkpoint.net.codec import Message
-from elastic_checkpoint.net.rank_channel import RankChannel, Sent
+from elastic_checkpoint.net.rank_bytes import Sent
+from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.storage import Buffer, Storage
 
 _AHEAD = 2  # runs that a rank reads before they are needed
@@ -83,7 +84,7 @@ def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted:
         for number in range(share.rounds):
             sends = share.sends[number : number + 1]
             data = round_.read(reads) if sends else None
-            if any(channel.all_gather(int(round_.failure is not None))):
+            if any(channel.bytes.all_gather(int(round_.failure is not None))):
                 break
             coming = []
             while gets and gets[0][0] == number:
@@ -138,12 +139,12 @@ class _Round:
         for run, ranks in sends:
             assert data is not None, "all ranks would have stopped"
             flat = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-            under_way += [self._channel.send(flat, rank, number) for rank in ranks]
+            under_way += [self._channel.bytes.send(flat, rank, number) for rank in ranks]
             self.fill(run, data)
         arriving: deque[tuple[int, Run, Sent]] = deque()
         for reader, run in coming:
             memory = torch.empty(run_range(self._manifest, run)[1], dtype=torch.uint8)
-            arriving.append((reader, run, self._channel.receive(memory, reader, number)))
+            arriving.append((reader, run, self._channel.bytes.receive(memory, reader, number)))
             if len(arriving) >= _RECEIVED_AT_ONCE:
                 self._take(*arriving.popleft())
         while arriving:

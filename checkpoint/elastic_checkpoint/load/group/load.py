@@ -119,7 +119,7 @@ def _from_rank_0(channel: RankChannel, id: CommitId, candidates: _Candidates, si
         data.numpy()[:] = np.frombuffer(candidates.packed, np.uint8)
         candidates.packed = b""
     if channel.size > 1:
-        channel.broadcast(data, source=0)
+        channel.bytes.broadcast(data, source=0)
     return candidates.manifest if candidates.manifest is not None else unpacked(data.numpy().data, id)
 
 
