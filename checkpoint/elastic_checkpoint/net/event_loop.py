@@ -106,7 +106,6 @@ class LoopThread:
 
         def do() -> None:
             act()
-            self.loop.end_turn()
             called.set()
 
         self.call(do)

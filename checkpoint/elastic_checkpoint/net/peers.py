@@ -20,7 +20,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Annotated
 
@@ -123,12 +123,20 @@ class Server:
         return as_message(Endpoint(addresses=own_addresses(), port=port, token=self._token, machine=machine))
 
     def send(self, number: int, message: Message) -> bool:
-        """Return whether the message is sent, soon; if not, the number is gone, or will be in a moment."""
-        connection = self._numbers.get(number)
-        if connection is None:
-            return False
-        self._served.thread.call(partial(connection.send, encode(message)))
-        return True
+        """Return whether the message was sent; if not, the number is gone, or will be in a moment."""
+        is_there = number in self._numbers
+        self.send_all({number: message})
+        return is_there
+
+    def send_all(self, messages: Mapping[int, Message]) -> None:
+        """Send each of these numbers its message before this returns: an answer stands, whoever dies then."""
+        encoded = {number: encode(message) for number, message in messages.items()}
+
+        def send() -> None:
+            known = {self._numbers[number]: data for number, data in encoded.items() if number in self._numbers}
+            _send(self._served.thread.loop, known)
+
+        self._served.thread.call_and_wait(send, _SEND_S)
 
     def close(self) -> None:
         """Send what was said, and hang up on all. Idempotent."""
@@ -203,8 +211,8 @@ class Client:
 
     def send(self, message: Message) -> bool:
         """Send the message before this returns; if it does not return True, the server is gone, or will be soon."""
-        # It waits, unlike a server's: whoever is interrupted says so, and may end at once.
-        self._thread.call_and_wait(partial(self._connection.send, encode(message)), _SEND_S)
+        data = encode(message)
+        self._thread.call_and_wait(lambda: _send(self._thread.loop, {self._connection: data}), _SEND_S)
         return not self._closed
 
     def close(self) -> None:
@@ -258,10 +266,22 @@ class Client:
             self._thread.close()
 
 
-def _hang_up(loop: EventLoop, on: Sequence[Connection], deadline_s: float) -> None:
-    """Close these connections once what was said is sent, and what they said is heard."""
+def _send(loop: EventLoop, said: Mapping[Connection, bytes]) -> None:
+    """Send these, and turn the loop until the kernel has taken all of it, or for _SEND_S."""
+    for connection, data in said.items():
+        connection.send(data)
+    _wait_until_sent(loop, said, time.monotonic() + _SEND_S)
+
+
+def _wait_until_sent(loop: EventLoop, on: Collection[Connection], deadline_s: float) -> None:
+    loop.end_turn()
     while any(connection.unsent for connection in on) and time.monotonic() < deadline_s:
         run_once(loop, deadline_s - time.monotonic())
+
+
+def _hang_up(loop: EventLoop, on: Collection[Connection], deadline_s: float) -> None:
+    """Close these connections once what was said is sent, and what they said is heard."""
+    _wait_until_sent(loop, on, deadline_s)
     for connection in on:
         connection.drain()
 

@@ -164,8 +164,8 @@ class RankChannel:
     def _hang_up(self, why: str) -> None:
         goodbye = as_message(HungUp(why=f"it hung up: {why}"))
         if isinstance(self._end, Server):
+            self._end.send_all(dict.fromkeys(range(1, self.size), goodbye))
             for rank in range(1, self.size):
-                self._end.send(rank, goodbye)
                 self._lose(rank, f"rank 0 hung up in an earlier call: {why}")
         elif isinstance(self._end, Client):
             self._end.send(goodbye)
@@ -213,8 +213,7 @@ class RankChannel:
             answers = self._decided([said[rank] for rank in range(self.size)], decide, state)
         with self._changed:
             self._heard[call] = set()
-        for rank in range(1, self.size):
-            end.send(rank, as_message(answers[rank]))
+        end.send_all({rank: as_message(answers[rank]) for rank in range(1, self.size)})
         with self._changed:
             if last or any(isinstance(answer, Refused) for answer in answers):
                 here = {rank for rank in said if rank and not _leaves(said[rank])}

@@ -174,8 +174,7 @@ class Leader:
             self._parts.pop(id, None)
             self._failed.pop(id, None)
             self._expected.pop(id, None)
-        for rank in range(1, self._size):
-            self._server.send(rank, as_message(outcome))
+        self._server.send_all(dict.fromkeys(range(1, self._size), as_message(outcome)))
 
     def _welcome(self, rank: int) -> None:
         with self._changed:
