@@ -155,16 +155,23 @@ class Connection:
     def _transmit(self) -> None:
         """Send all that was said, as far as the kernel takes it."""
         said, self._held = self._held, b""
-        if said or self._transport.pending:
-            self._unsent += self._transport.encrypt(said)
-        if not self._unsent:
+        data: bytes | bytearray = self._transport.encrypt(said) if said or self._transport.pending else b""
+        if self._unsent:
+            self._unsent += data
+            data = self._unsent
+        if not data:
             return
         try:
-            del self._unsent[: self._socket.send(self._unsent)]
+            count = self._socket.send(data)
         except BlockingIOError:
-            pass
+            count = 0
         except OSError:
             self._unsent.clear()  # reading will meet the end, after what still lies there
+            return
+        if data is self._unsent:
+            del self._unsent[:count]
+        elif count < len(data):
+            self._unsent += memoryview(data)[count:]
 
     def _end(self, why: str | None) -> None:
         if self._open:
