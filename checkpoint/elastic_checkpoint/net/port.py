@@ -51,6 +51,7 @@ class Port:
     """Accepts those who connect to `listener`, None: nobody comes, and keeps the strangers among them.
 
     number  of the port
+    loop    in which it accepts
     """
 
     def __init__(self, listener: socket.socket | None, *, secret: str | None, patience_s: float, expected: int) -> None:
@@ -68,7 +69,7 @@ class Port:
 
     def accept_in(self, loop: EventLoop, accepted: Accepted) -> None:
         """Begin to accept; accepted: gets each who comes, with its host, and returns its connection, a stranger's."""
-        self._loop, self._accepted = loop, accepted
+        self.loop, self._accepted = loop, accepted
         if self._listener is not None:
             self._listener.setblocking(False)
             self._watch(self._listener)
@@ -90,7 +91,7 @@ class Port:
             connection.close()
         if self._listener is not None:
             if not self._deaf:
-                self._loop.unregister(self._listener)
+                self.loop.unregister(self._listener)
             self._listener.close()
             self._listener = None
 
@@ -105,7 +106,7 @@ class Port:
 
     def _watch(self, listener: socket.socket) -> None:
         self._deaf = False
-        self._loop.register(listener, selectors.EVENT_READ, self._accept)
+        self.loop.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
         """Accept those who wait, ACCEPTED_MAX at most; the others come with the next turn."""
@@ -116,7 +117,7 @@ class Port:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # no descriptor is left: whoever waits makes each turn come at once, until the next tick
-                self._loop.unregister(self._listener)
+                self.loop.unregister(self._listener)
                 self._deaf = True
                 return
             try:

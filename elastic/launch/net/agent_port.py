@@ -102,7 +102,7 @@ class AgentPort(Port):
                 self._tell_refused(host, connection.refused)
             self._ended(connection)
 
-        connection = Connection(self._loop, sock, heard, ended, transport)
+        connection = Connection(self.loop, sock, heard, ended, transport)
         return connection
 
     def _tell_refused(self, host: str, why: str) -> None:
