@@ -287,9 +287,8 @@ class Session:
         asked = agreed is None or any(one & _CHECK for one in agreed.requests)
         world_size, idle = self.group.world_size, self.restorer.idle.at(plan.index)
         wanted = each(config, plan.index, world_size=world_size, asked=asked) if self.checks else 0
-        exact = (
-            config.compute.mode == "exact"
-        )  # in fast mode the other one passes more batches than it has foreseen, too
+        # In fast mode the other one passes more batches than it has foreseen, too.
+        exact = config.compute.mode == "exact"
         joined = self.restorer.first_steps.get(plan.index, frozenset()) if self.checks and exact else frozenset()
         compares = self.first_is_passed and self.restorer.compares_first(plan.index)
         if not wanted and not joined and not compares:

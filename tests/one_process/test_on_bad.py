@@ -221,6 +221,13 @@ def test_weights_that_are_no_numbers_are_not_saved_and_named(tmp_path: Path) -> 
         assert runs.list()[0].step == 4
 
 
+def test_initial_weights_that_are_no_numbers_are_not_saved_either(tmp_path: Path) -> None:
+    """They would be what the repaired script goes on from, again and again."""
+    with pytest.raises(elastic.WeightsNotFinite, match=r"after 0 steps .*: bias \(2 of 2 numbers\)"):
+        trained(tmp_path / "run", bias=INF, on_bad="stop")
+    assert same(trained(tmp_path / "run", bias=0.5, on_bad="stop"), trained(tmp_path / "good", bias=0.5))
+
+
 def test_a_rollback_needs_saves_that_do_not_depend_on_the_clock(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="save_every=500"):
         trained(tmp_path / "run", on_bad="rollback", save_every="10min")

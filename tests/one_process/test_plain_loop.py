@@ -413,6 +413,21 @@ def test_a_schedule_may_be_stepped_once_an_epoch(when: str, tmp_path: Path) -> N
     assert train(tmp_path / "cut", None) == whole
 
 
+def test_of_two_runs_in_one_process_any_ends_first(tmp_path: Path) -> None:
+    """A benchmark that takes turns."""
+    models = network(), network()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.2) for model in models]
+    first, second = (run(tmp_path / str(i), models[i], optimizers[i]) for i in range(2))
+    with first, second:
+        for training, model, optimizer in zip((first, second), models, optimizers, strict=True):
+            for x, y in training.batches():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    assert (first.step_index, second.step_index) == (6, 6)
+
+
 def test_functions_of_on_apply_are_part_of_the_update(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)

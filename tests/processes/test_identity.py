@@ -107,6 +107,17 @@ def test_a_difference_is_accepted_by_the_environment_as_by_the_script(
         Trained(tmp_path / "run")
 
 
+def test_the_process_s_own_settings_belong_to_it(tmp_path: Path) -> None:
+    Trained(tmp_path / "run", steps=2)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(IdentityMismatch, match="deterministic_algorithms: true here, false there"):
+            Trained(tmp_path / "run")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert Trained(tmp_path / "run").steps == 4
+
+
 def test_another_processor_of_the_same_capability_is_refused_by_name() -> None:
     """oneDNN and MKL choose code by the maker, each extension and the caches: "AVX512" is one word for all of them."""
     here = of_here(portable=False)

@@ -102,10 +102,12 @@ def test_another_script_is_refused_in_the_first_step_by_every_worker(tmp_path: P
     assert returned(run_ranks(in_rank, 3, port, str(tmp_path / "run"), 1.0)) == [whole] * 3
 
 
-def test_data_that_is_meant_to_be_another_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("meant", ["dataset_content", "script"])
+def test_what_is_meant_to_be_another_goes_on(tmp_path: Path, meant: str) -> None:
+    other: dict[str, Any] = {"scale": 2.0} if meant == "dataset_content" else {"times": 2.0}
     whole = train(tmp_path / "whole")
     train(tmp_path / "run", until=3)
-    assert train(tmp_path / "run", scale=2.0, accept=["dataset_content"]) != whole
+    assert train(tmp_path / "run", accept=[meant], **other) != whole
 
 
 @pytest.mark.parametrize("note", [b"", b"{}", b"\0" * 99, None], ids=["empty", "of others", "zeros", "none"])

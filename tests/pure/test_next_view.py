@@ -78,11 +78,28 @@ def test_the_same_failure_twice_at_one_step_is_a_bug(what: str) -> None:
     assert again(failure(what), failure(what, at_s=1e6)) == "the same failure twice at step 7"
 
 
+def test_an_exception_at_one_step_is_known_by_its_kind() -> None:
+    """Its text may hold an address or the number of a process, and the run would be started for ever."""
+    assert again(failure("ValueError: at 0x7f01"), failure("ValueError: at 0x7f02")) is not None
+    assert again(failure("ValueError: bad"), failure("KeyError: bad")) is None
+
+
 def test_the_same_failure_at_another_step_is_a_bug_only_if_it_goes_on() -> None:
     steps = [failure(step=step) for step in range(5)]
     assert again(*steps[:3]) is None
     assert "4 times within 3600 s" in str(again(*steps[:4]))
     assert again(*steps[:3], failure("ValueError: other", step=4)) is None
+
+
+def test_failures_outside_the_window_do_not_count() -> None:
+    old = [failure(step=step) for step in range(3)]
+    assert again(*old, failure(step=4, at_s=3601)) is None
+
+
+def test_failures_before_the_first_step_count_within_the_window() -> None:
+    """A machine that fails to start once a day is no bug of the script."""
+    assert again(failure(step=None), failure(step=None, at_s=60)) == "the same failure twice before its first step"
+    assert again(failure(step=None), failure(step=None, at_s=3601)) is None
 
 
 def test_a_run_that_can_save_nothing_any_more_ends_at_once() -> None:

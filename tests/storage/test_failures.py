@@ -254,6 +254,11 @@ def test_an_interrupted_local_write_is_invisible(tmp_path: Path) -> None:
         storage.get(f"a/{len(found) + 1}")
 
 
+def test_a_password_is_hidden_as_the_url_has_it_and_decoded() -> None:
+    scrub = Scrubber("ftp://user:p%40ss%2Fword@host/run", {})
+    assert scrub("530 Login incorrect: p@ss/word (p%40ss%2Fword)") == "530 Login incorrect: *** (***)"
+
+
 @pytest.mark.parametrize(
     ("options", "text", "shown"),
     [

@@ -299,18 +299,23 @@ class StateRestorer:
 
     def weights_noted(self, step: int) -> int:
         """Return the digest of the weights with which this step begins, if this view has noted them; else 0."""
-        noted, here = self._noted, self._noted_in == self._view_group.generation  # newcomers have noted none
-        return noted.weights if noted is not None and here and noted.step == step - 1 else 0
+        noted = self._noted
+        return noted.weights if noted is not None and self._noted_here and noted.step == step - 1 else 0
+
+    @property
+    def _noted_here(self) -> bool:
+        """Return whether this view has noted what was noted last: newcomers of a later one have not."""
+        return self._noted_in == self._view_group.generation
 
     def agreed(self) -> None:
-        """Write what was noted before a step that all workers have exchanged: they have compared it."""
-        if self.saver is not None:
+        """Write what this view noted before a step that all workers have exchanged: they have compared it."""
+        if self.saver is not None and self._noted_here:
             self.saver.write_note()
 
     def _write_alone(self) -> None:
         """Write what was noted at once where there is nobody to compare it with."""
-        if self._view_group.world_size == 1:
-            self.agreed()
+        if self.saver is not None and self._view_group.world_size == 1:
+            self.saver.write_note()
 
     def check_settings(self, step: int, digest_of_settings: Callable[[], int]) -> None:
         """Note what optimizers are set to behind the first step after a save, and compare it behind a resume.
