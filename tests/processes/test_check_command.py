@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.nightly(sample=2, of="what check says")
+pytestmark = pytest.mark.nightly(sample=1, of="what check says")
 
 SCRIPT = """
 import sys, torch, elastic, torch.nn.functional as F

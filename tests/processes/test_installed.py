@@ -15,7 +15,7 @@ import pytest
 from elastic.errors import CANNOT_DO
 from tests.kit.html import figures_of
 
-pytestmark = pytest.mark.nightly(sample=3, of="what is installed")
+pytestmark = pytest.mark.nightly(sample=1, of="what is installed")
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 280
