@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, get_args
 
@@ -33,7 +34,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.membership.worker.missing import ranks_named_by_torch
 
 EXAMPLES_MAX = 2**22  # indices compared in an epoch, of all ranks together: 32 MB on each of them
-
+_PATIENCE = 10  # timeouts of the other ranks, for the process in which loaders are read
 
 _T = TypeVar("_T")
 
@@ -104,27 +105,28 @@ def audit(
         batches: How many to look at in an epoch, where there are no indices and batches must be read.
         allow: Kinds of findings that are meant, such as "unshuffled" for an evaluation's loader. With "changed" among
             them nothing is looked at again.
-        timeout_s: How long to wait for the other ranks.
+        timeout_s: How long to wait for the other ranks; and ten times that for the process in which loaders are read.
 
     Raises:
         AuditTimeout: Some rank did not call it in time, or was not done reading.
         ConfigError: The loaders give nothing that can be compared, or nothing in a second epoch, as generators do.
-        LoaderError: The process in which they are read died.
+        LoaderError: The process in which they are read died, or gave nothing in time.
     """
     here = list(loader) if isinstance(loader, list | tuple) else [loader]
     _check(here, epochs, batches, allow)
     alone = len(here) > 1 or not (dist.is_available() and dist.is_initialized())
     if alone:
-        records = _read(here, len(here), epochs, batches, set_epoch, "changed" in allow)
+        records = _read(here, len(here), epochs, batches, set_epoch, "changed" in allow, timeout_s)
     else:
         records = _of_all_ranks(
-            lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch, "changed" in allow), timeout_s
+            lambda: _read(here, dist.get_world_size(), epochs, batches, set_epoch, "changed" in allow, timeout_s),
+            timeout_s,
         )
 
     def of_all(read: Callable[[], list[_T]]) -> list[_T]:
         return read() if alone else _of_all_ranks(read, timeout_s)
 
-    _tell_sources_apart(here, records, of_all, allow, batches)
+    _tell_sources_apart(here, records, of_all, allow, batches, timeout_s)
     findings = [finding for finding in judge(records) if finding.kind not in allow]
     return Audit(
         findings=tuple(findings),
@@ -141,11 +143,13 @@ def _read(
     batches: int,
     set_epoch: Callable[[int], object] | None,
     changed_is_meant: bool,
+    timeout_s: float,
 ) -> list[Record]:
     """Return a record for each loader. Raises ConfigError for one that gives its values once."""
 
     def read(epochs: int) -> list[Record]:
-        return in_a_fork(lambda: _records(loaders, ranks, epochs, batches, set_epoch))
+        records = partial(_records, loaders, ranks, epochs, batches, set_epoch)
+        return in_a_fork(records, within_s=_PATIENCE * timeout_s)
 
     records = read(epochs)
     if not changed_is_meant:
@@ -207,6 +211,7 @@ def _tell_sources_apart(
     of_all: Callable[[Callable[[], list[Any]]], list[Any]],
     allow: Collection[str],
     batches: int,
+    timeout_s: float,
 ) -> None:
     """Add to the records which examples they are of, where ranks' indices are the same or their data sets are not.
 
@@ -220,7 +225,8 @@ def _tell_sources_apart(
     sources = [parts_of(loader.dataset, EXAMPLES_MAX)[0] for loader in loaders]
     if len(loaders) > 1 and len(set(map(id, sources))) == 1:
         return
-    samples = of_all(lambda: in_a_fork(lambda: [sample(source) for source in sources]))
+    within_s = _PATIENCE * timeout_s
+    samples = of_all(lambda: in_a_fork(lambda: [sample(source) for source in sources], within_s=within_s))
     if all(samples):
         for record, seen in zip(records, samples, strict=True):
             record.dataset, record.source = f"{record.dataset} {seen}", f"{record.source} {seen}"
@@ -235,7 +241,7 @@ def _tell_sources_apart(
             for loader, record in zip(loaders, own, strict=True)
         ]
 
-    for record, found in zip(records, of_all(lambda: in_a_fork(contents)), strict=True):
+    for record, found in zip(records, of_all(lambda: in_a_fork(contents, within_s=within_s)), strict=True):
         record.contents = found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,10 +24,10 @@ from elastic.errors import LoaderError
 _T = TypeVar("_T")
 
 
-def in_a_fork(function: Callable[[], _T]) -> _T:
+def in_a_fork(function: Callable[[], _T], *, within_s: float) -> _T:
     """Return what `function` returns in a copy of this process; it must be picklable. Raises what `function` raises.
 
-    Raises LoaderError if the copy dies.
+    Raises LoaderError if the copy dies, or gives nothing in time.
     """
     places = _places_in_files()
     here, there = multiprocessing.Pipe(duplex=False)
@@ -35,6 +36,12 @@ def in_a_fork(function: Callable[[], _T]) -> _T:
     there.close()
     try:
         with here:
+            if not here.poll(within_s):  # it waits for a lock, say, that a thread held here which is not there
+                raise LoaderError(
+                    f"the process in which loaders are read gave nothing for {within_s:g} s\n"
+                    "  state  nothing is changed\n"
+                    "  next   a larger timeout_s=, if the loaders are slow; or call it before other threads are busy"
+                )
             found, error, trace = here.recv()
         copy.join(JOIN_S)  # loader processes of its own end with it
     except EOFError:
@@ -63,9 +70,10 @@ def _call(function: Callable[[], object], there: Connection, birth: Birth) -> No
     except Exception as error:
         trace = traceback.format_exc()
         try:
-            there.send((None, error, trace))
-        except Exception:  # it cannot be pickled
-            there.send((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+            pickle.loads(pickle.dumps(error))  # many can be pickled, and not made again: LoaderTimeout, say
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        there.send((None, error, trace))
 
 
 def _places_in_files() -> list[tuple[int, int]]:

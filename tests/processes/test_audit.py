@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
 
-from elastic import ConfigError, ElasticLoader, LoaderError, audit
+from elastic import ConfigError, ElasticLoader, LoaderError, LoaderTimeout, audit
 from elastic.data.audit import Audit, AuditFailed
 
 DATASET = TensorDataset(torch.arange(96.0)[:, None] * torch.ones(3), torch.arange(96))
@@ -396,6 +397,29 @@ def test_an_error_comes_with_where_it_was_raised_and_a_death_with_its_status() -
     assert "in __iter__" in str(caught.value.__cause__)
     with pytest.raises(LoaderError, match="died: exit code -9"):
         audit(DataLoader(Dying(), batch_size=4))
+
+
+class Late(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise LoaderTimeout("no batch came", request=[1, 2])
+
+
+class Stuck(IterableDataset[Any]):
+    """Waits for a lock that another thread held as the process was copied."""
+
+    def __iter__(self) -> Iterator[Any]:
+        time.sleep(600)
+        yield 0
+
+
+def test_an_error_that_cannot_be_made_again_of_its_message_is_told_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="LoaderTimeout: no batch came"):
+        audit(DataLoader(Late(), batch_size=4))
+
+
+def test_nobody_waits_for_ever_for_a_copy_that_is_stuck() -> None:
+    with pytest.raises(LoaderError, match=r"gave nothing for 0\.5 s"):
+        audit(DataLoader(Stuck(), batch_size=4), timeout_s=0.05)
 
 
 def test_an_iteration_under_way_goes_on_and_a_file_stays_where_it_was_read_to(tmp_path: Path) -> None:
