@@ -70,7 +70,7 @@ def _call(function: Callable[[], object], there: Connection, birth: Birth) -> No
     except Exception as error:
         trace = traceback.format_exc()
         try:
-            pickle.loads(pickle.dumps(error))  # many can be pickled, and not made again: LoaderTimeout, say
+            pickle.loads(pickle.dumps(error))  # noqa: S301  our own; many can be pickled, and not made again
         except Exception:
             error = RuntimeError(f"{type(error).__name__}: {error}")
         there.send((None, error, trace))

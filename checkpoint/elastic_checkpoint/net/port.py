@@ -8,6 +8,7 @@ forked child closes its copy at once.
 from __future__ import annotations
 
 import errno
+import math
 import resource
 import selectors
 import socket
@@ -65,7 +66,7 @@ class Port:
         self._listener = listener
         self._secret = secret
         self._strangers: Strangers[Connection] = Strangers(patience_s, most_strangers(expected))
-        self._deaf = False  # the listener is left alone for a moment, as no descriptor was left
+        self._deaf_until_s: float | None = None  # the listener is left alone for a moment, as no descriptor was left
 
     def accept_in(self, loop: EventLoop, accepted: Accepted) -> None:
         """Begin to accept; accepted: gets each who comes, with its host, and returns its connection, a stranger's."""
@@ -76,21 +77,22 @@ class Port:
 
     def tick(self, now_s: float) -> None:
         """Close strangers whose time is up, and listen again where no descriptor was left."""
-        if self._deaf and self._listener is not None:
+        if self._listener is not None and self._deaf_until_s is not None and now_s >= self._deaf_until_s:
             self._watch(self._listener)
         for connection in self._strangers.overdue(now_s):
             connection.close()
 
     def next_s(self) -> float | None:
         """Return when `tick` has something to do, None: it has not."""
-        return time.monotonic() + _PAUSE_S if self._deaf else self._strangers.next_s()
+        due_s = self._strangers.next_s()
+        return due_s if self._deaf_until_s is None else min(self._deaf_until_s, due_s or math.inf)
 
     def close(self) -> None:
         """Accept nobody any more, and hang up on strangers. Idempotent."""
         for connection in self._strangers:
             connection.close()
         if self._listener is not None:
-            if not self._deaf:
+            if self._deaf_until_s is None:
                 self.loop.unregister(self._listener)
             self._listener.close()
             self._listener = None
@@ -105,7 +107,7 @@ class Port:
         self._strangers.known(connection)
 
     def _watch(self, listener: socket.socket) -> None:
-        self._deaf = False
+        self._deaf_until_s = None
         self.loop.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -116,9 +118,9 @@ class Port:
                 sock, (host, *_) = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no descriptor is left: whoever waits makes each turn come at once, until the next tick
+            except OSError:  # no descriptor is left: whoever waits makes each turn come at once
                 self.loop.unregister(self._listener)
-                self._deaf = True
+                self._deaf_until_s = time.monotonic() + _PAUSE_S
                 return
             try:
                 transport = server_side(self._secret)
