@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
+from elastic.membership.rules.endings import KILLED, Bug, Ended, Endings
 from elastic.membership.rules.kills import ENOUGH, Enough, Kills, Replace
 from tests.kit.stage import Stage, trains
 
@@ -129,3 +130,14 @@ def test_what_the_kernel_took_before_is_not_this_worker_s() -> None:
     )
     assert "took nothing in this" in str(sentence(after, after, 0))
     assert sentence(None, None, 0) is None
+
+
+def test_a_kill_is_no_failure_that_max_restarts_counts() -> None:
+    """Spot machines may take a worker a hundred times."""
+    endings = Endings(restarts_max=0, window_s=3600)
+    for step in range(100):
+        killed = Ended(worker=f"w{step}", slot=("A", 0), what=KILLED, step=step, killed=True, lived_s=60.0)
+        endings.applied(step)
+        assert isinstance(endings.follows(step, killed), Replace)
+    failed = Ended(worker="w", slot=("A", 0), what="ValueError: bad", step=100)
+    assert isinstance(endings.follows(100, failed), Bug)
