@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import torch
@@ -66,7 +66,7 @@ class Config:
     on_bad: OnBad | None
     cross_check: float | None
     accept: tuple[str, ...]
-    storage_options: dict[str, Any]
+    storage_options: dict[str, Any] = field(repr=False)  # it may hold credentials
 
     @property
     def streams(self) -> Streams | None:

@@ -33,7 +33,7 @@ class Mixture:
     """Visits several datasets in exact proportions, each in a shuffled order of its own, again and again.
 
         mixture = elastic.orders.Mixture({"web": (web, 0.7), "code": (code, 0.2), "books": (books, 0.1)})
-        with elastic.Run(…, dataset=mixture.dataset, data=Data(order=mixture), steps=10_000) as run:
+        with elastic.Run(…, dataset=mixture.dataset, data=elastic.Data(order=mixture), steps=10_000) as run:
 
     Args:
         parts: A dataset and its proportion by name. Proportions are relative to their sum; 0.1 means a tenth exactly.

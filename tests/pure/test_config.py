@@ -243,3 +243,10 @@ def test_a_launch_is_read_from_what_torchrun_sets() -> None:
     full = environment.read(TORCHRUN | agent)
     assert (full.agent_hosts_store, full.job, full.restart, full.one_node) == (True, "job-7", 2, False)
     assert environment.read(TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}).job is None
+
+
+def test_credentials_are_in_no_repr(tmp_path: Path) -> None:
+    """Tools that report an exception show what the variables of its frames hold."""
+    saving = elastic.Saving(storage_options={"token": "s3cret"})
+    run = elastic.Run(tmp_path / "run", saving=saving, **arguments())
+    assert "s3cret" not in repr([saving, run._config, vars(run)])
