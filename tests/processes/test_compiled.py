@@ -148,8 +148,12 @@ def test_views_into_larger_tensors_are_no_kernels_for_any_size(tmp_path: Path) -
 def test_what_follows_from_a_history_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stance, or torch's giving up after many sizes, leaves a late worker with other code than the rest."""
     model = nn.Linear(4, 1)
-    with torch.compiler.set_stance("eager_on_recompile"), pytest.raises(StepError, match="set_stance"):
-        train(tmp_path / "stance", model, model)
+
+    def updated(*_: object) -> None:
+        torch.compiler.set_stance("eager_on_recompile")  # once there is something that is compiled
+
+    with torch.compiler.set_stance("default"), pytest.raises(StepError, match="set_stance"):
+        train(tmp_path / "stance", model, torch.compile(model, backend="eager"), update=updated)
 
     monkeypatch.setattr(compiled, "SIZES_MAX", 2)
     with (
