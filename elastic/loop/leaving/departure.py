@@ -145,6 +145,7 @@ class Departure:
         """Compare what all hold; return why any has asked the run to stop. Raises PeerLost, CollectiveMismatch."""
         stop = self._wait_for_all(Kind.SAVE, self._state.stop_request)
         self._session.gradient_sync.replicas.before_save(self._state.step)
+        self._session.restorer.agreed()  # where each step is saved no other one is exchanged before
         return stop
 
     def tell_all_is_saved(self) -> None:

@@ -11,9 +11,9 @@ the same at any world size (in fast mode, at the same one). The step's gradients
 mode, and where kernels give the same bits each time; and so are the weights after its update, in which whatever an
 optimizer, a schedule or a callback keeps beside its state shows; what the script sets behind it for the next update,
 in what optimizers are set to then. The coordinator writes them beside the commit once that is there, and all workers
-have exchanged the step that follows, in which they compare both: else what a damaged coordinator holds alone would be
-held against the script. It does so in a thread of its own. A run that is lost before has nothing to compare, nor has
-one whose view changes between these two steps, or that has committed the next save before.
+have compared both, in the step that follows or as the next save begins: else what a damaged coordinator holds alone
+would be held against the script. It does so in a thread of its own. A run that is lost before has nothing to compare,
+nor has one whose view changes between, or that has committed the next save by then.
 
 Where all workers leave in order, nobody computes that step. Once everything is saved the coordinator passes its first
 share for nothing, and leaves the digests of that share's batch and gradients; whoever resumes compares its own pass.
