@@ -248,10 +248,12 @@ def test_an_agent_without_a_descriptor_left_does_not_spin_and_hears_who_waited(s
         assert stand.turn_once()
         assert not stand.turn_once()
         stand.hub.tick(time.monotonic())
+        assert not stand.turn_once(), "not at once"
+        stand.hub.tick(time.monotonic() + 1.0)
         assert stand.turn_once(), "it looks again"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    stand.hub.tick(time.monotonic())
+    stand.hub.tick(time.monotonic() + 1.0)
     stand.wait_for(lambda: stand.hub.others() == ["x"])
 
 
