@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from elastic.data.records import RecordDataset, Scanned
     from elastic.data.streams import Streams
     from elastic.data.token_dataset import TokenDataset
+    from elastic.group.replica_mesh import device_mesh
     from elastic.loop.steps.step import Step
     from elastic.preemption.preemption import Preemption
     from elastic.run import Run
@@ -103,6 +104,7 @@ __all__ = [
     "Update",
     "WeightsNotFinite",
     "audit",
+    "device_mesh",
     "orders",
     "seed",
 ]
@@ -136,6 +138,7 @@ def __getattr__(name: str) -> Any:
         "TokenDataset": "elastic.data.token_dataset",
         "Update": "elastic.config.argument_groups",
         "audit": "elastic.data.audit",
+        "device_mesh": "elastic.group.replica_mesh",
         "seed": "elastic.state.randomness",
     }
     if name == "orders":

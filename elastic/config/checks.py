@@ -164,7 +164,7 @@ def check_bad_examples(on_bad_example: Any, *, streams: bool) -> None:
 
 
 def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str]) -> None:
-    """Raise ConfigError for more workers than virtual workers, and for several that would share `memory:`."""
+    """Raise ConfigError for workers that this run cannot have, and for several that would share `memory:`."""
     if launch.world_size > virtual_workers:
         raise ConfigError(
             f"{launch.world_size} workers cannot share {virtual_workers} virtual workers: "
@@ -172,6 +172,8 @@ def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str
             f"  next  start at most {virtual_workers} workers; virtual_workers is part of the run's identity and "
             "chosen once, three to six times the usual fleet"
         )
+    if launch.replica_size > 1:
+        raise ConfigError("elastic.Run does not train in replicas of several workers yet: leave out --replica-size")
     if (launch.world_size > 1 or launch.channel is not None) and str(url).startswith("memory:"):
         raise ConfigError(
             f"{redact(str(url))} lives in one process's memory and several share the run; use a folder or s3://"

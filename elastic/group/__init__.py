@@ -6,6 +6,7 @@ fingerprint      what a rank is about to do travels ahead of it
 
 tree             in which order contributions are added; hierarchy: and where, if ranks share hosts
 flat_sum         one flat tensor, summed over ranks: treesum, or hierarchical_sum across hosts
+replica_mesh     torch's own mesh, over the workers of one replica, for scripts
 warm_memory      the memory of sums, handed on from view to view
 gradients        a step's, summed while the last backward pass runs; partial_sums: what a rank adds; bucket_queue: when
                  what it added leaves; layout: where each lies; backward_end: is a backward pass over?

@@ -42,6 +42,7 @@ from elastic.launch.processes import children
 from elastic.launch.workers.death_watch import DeathWatch, Dying
 from elastic.launch.workers.logs import Logs, ShownFailures
 from elastic.launch.workers.node_worker import TERM_S, NodeWorker
+from elastic.launch.workers.replica_world import ReplicaWorld
 from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.workers.starter import Starter
 from elastic.launch.workers.watch import WorkerWatch
@@ -108,7 +109,7 @@ class Agent:
         self._loop = starter.loop
         self._workers: dict[str, NodeWorker] = {}  # by token
         self._ids: dict[str, NodeWorker] = {}
-        self._starts: Counter[int] = Counter()
+        self._starts: Counter[int] = Counter()  # of replicas, by their first slot
         self._notices = notices
         self._hook = hook
         self._departure = NodeDeparture(rules.leave_s)
@@ -117,7 +118,7 @@ class Agent:
         self._written_by_s: float | None = None
         self._interrupts = Interrupts()
         self._deaths = DeathWatch(self._loop, self._dies)
-        self._dying = Dying()
+        self._dying = Dying(rules.replica_size)
         self._watch = WorkerWatch(rules.hang_s, say=say, tell=hub.tell)
         self._failures = ShownFailures(say)
         self._hostname = socket.gethostname()
@@ -142,7 +143,7 @@ class Agent:
                     catch_up=self._catch_up,
                 )
                 self._notices.open(self._loop, self._noticed, self._say)
-                for local_rank in range(self._rules.workers):
+                for local_rank in range(0, self._rules.workers, self._rules.replica_size):
                     self._start(local_rank)
                 next_tick_s = time.monotonic() + _TICK_S
                 self._hub.settle()
@@ -236,19 +237,23 @@ class Agent:
     # starting
 
     def _start(self, local_rank: int) -> None:
-        """Start a worker in this slot, unless it waits for a dying one; tell the hub if none starts here any more."""
+        """Start the replica of this slot, unless it waits for dying workers; tell the hub if none starts any more."""
+        slots = self._rules.replica_of(local_rank)
         if self._departure.begun or self._end.run is not None or self._end.hub_gone:
-            self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
+            for slot in slots:
+                self._hub.tell(as_message(Unstarted(local_rank=slot)))
             return
-        if self._dying.is_to_wait(local_rank):
+        if self._dying.is_to_wait(slots):
             return
-        restart = self._starts[local_rank]
-        self._starts[local_rank] += 1
-        streams = self._logs.open(local_rank, restart)
-        worker = NodeWorker(self._loop, local_rank, streams, heard=self._heard, channel_ended=self._channel_ended)
-        self._workers[worker.token] = worker
-        taken = bool(self._terminal or self._train_job)
-        self._starter.start(worker.request(self._rules, restart, status=taken))
+        size, restart = len(slots), self._starts[slots[0]]
+        self._starts[slots[0]] += 1
+        world = ReplicaWorld(self._hostname, size, restart) if size > 1 else None
+        for slot in slots:
+            streams = self._logs.open(slot, restart)
+            worker = NodeWorker(self._loop, slot, streams, world, heard=self._heard, channel_ended=self._channel_ended)
+            self._workers[worker.token] = worker
+            taken = bool(self._terminal or self._train_job)
+            self._starter.start(worker.request(self._rules, restart, status=taken))
 
     def _started(self, token: str, pid: int) -> None:
         """Take note of a worker's process, and tell the hub."""

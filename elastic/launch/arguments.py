@@ -79,6 +79,7 @@ _REFUSED = {
 class Arguments:
     """What the command line asks for, checked.
 
+    replica_size  so many of a node's workers hold one copy of the state together
     run_id      --rdzv-id; None where it tells no jobs apart
     wait_s      how long the run waits for nodes while it has too few
     notices     which sources of notices are watched, see preemption/setting.py
@@ -99,6 +100,7 @@ class Arguments:
     nodes_min: int = 1
     nodes_max: int = 1
     workers: int = 1
+    replica_size: int = 1
     restarts_max: int = RESTARTS_MAX
     hang_s: float = HANG_LIMIT_S
     leave_s: float = LEAVE_S
@@ -152,6 +154,16 @@ def parser() -> argparse.ArgumentParser:
             action.help = _HELP[action.dest]
         elif action.dest in _REFUSED:
             action.help = f"Refused: {_REFUSED[action.dest][1]}."
+    made.add_argument(
+        "--replica-size",
+        type=int,
+        default=1,
+        metavar="K",
+        help="How many workers of a node hold one copy of the state together, for models that torch's fully_shard cuts "
+        "over them; it divides --nproc-per-node, and is the same on all nodes. Each K workers find RANK, WORLD_SIZE, "
+        "MASTER_ADDR and MASTER_PORT of a world of their own, whose size never changes: one that loses a worker is "
+        "lost whole, and comes back whole. Default 1: each worker has a copy of its own.",
+    )
     made.add_argument(
         "--hang-limit",
         type=float,
@@ -400,6 +412,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         )
     if not 1 <= config.nproc_per_node <= SLOTS_MAX:
         raise ConfigError(f"--nproc-per-node must be at least 1 and at most {SLOTS_MAX}, found {config.nproc_per_node}")
+    _check_replicas(options.replica_size, config.nproc_per_node)
     if not options.hang_limit > 0:
         raise ConfigError(f"--hang-limit must be a positive number of seconds, found {options.hang_limit}")
     if not options.wait_for_nodes >= 0:
@@ -421,6 +434,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         nodes_min=1 if one_node else config.min_nodes,
         nodes_max=1 if one_node else config.max_nodes,
         workers=config.nproc_per_node,
+        replica_size=options.replica_size,
         restarts_max=config.max_restarts,
         hang_s=options.hang_limit,
         leave_s=float(options.shutdown_timeout if options.shutdown_timeout is not None else LEAVE_S),
@@ -453,6 +467,18 @@ def parse(argv: Sequence[str]) -> Arguments:
             shown=specs._local_ranks_filter,
         ),
     )
+
+
+def _check_replicas(size: int, workers: int) -> None:
+    """Raise ConfigError for a --replica-size that does not divide this node's workers."""
+    if size < 1 or workers % size:
+        fits = ", ".join(str(one) for one in range(1, workers + 1) if workers % one == 0)
+        raise ConfigError(
+            f"--replica-size={size} does not divide --nproc-per-node={workers}: a replica is workers of one node, and "
+            "each worker is in one\n"
+            "  state  nothing was started\n"
+            f"  next   a size that divides {workers} ({fits}), or another number of workers"
+        )
 
 
 def _check_metrics() -> None:

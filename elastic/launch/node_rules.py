@@ -12,6 +12,7 @@ class NodeRules:
 
     node     this node's name, unlike any other's
     address  the IPv4 address that workers listen on; None: theirs to find
+    replica_size  so many of its workers are one replica
     job      --rdzv-id, where it tells jobs apart
     hang_s   how long a step may take without a sign, unless experience says otherwise
     leave_s  how long workers may take to leave, or to come to an end when the run is over
@@ -27,6 +28,7 @@ class NodeRules:
     node: str
     address: str | None
     workers: int
+    replica_size: int = 1
     job: str | None
     hang_s: float
     leave_s: float
@@ -37,6 +39,11 @@ class NodeRules:
     train_job: tuple[str, str, str] | None = None
     metrics: bool = False
     several_nodes: bool = False
+
+    def replica_of(self, local_rank: int) -> range:
+        """Return the slots of the replica that this one belongs to."""
+        first = local_rank - local_rank % self.replica_size
+        return range(first, first + self.replica_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,6 +205,7 @@ def _run(
             node=node,
             address=meeting.address if meeting else LOCAL,
             workers=arguments.workers,
+            replica_size=arguments.replica_size,
             job=arguments.run_id,
             hang_s=arguments.hang_s,
             leave_s=arguments.leave_s,

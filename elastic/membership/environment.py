@@ -45,6 +45,7 @@ _WITHOUT_EFFECT = ("CACHE", "THREADS", "WORKER", "LOG", "DEBUG", "TRACE", "VERBO
 _STDERR = 2
 NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
 ACCEPT, RESCUE = "ELASTIC_ACCEPT", "ELASTIC_RESCUE"
+REPLICA = "ELASTIC_REPLICA"  # SIZE:NAME
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _OF_TRAIN_JOB = ("KUBEFLOW_TRAINER_STATUS_URL", "KUBEFLOW_TRAINER_STATUS_CA_CERT", "KUBEFLOW_TRAINER_STATUS_TOKEN")
@@ -76,6 +77,9 @@ class Launch:
                               concern of its workers
     grace_s                   from a signal to leave to SIGKILL, as far as the launcher, or ELASTIC_GRACE_S, says
     rescue                    folder for a copy of what cannot be saved; None: nobody says
+    replica_size              so many workers of one node hold one copy of the state together, under `elastic run`
+    replica                   the name of this worker's, another one each time that it is started; "": it is its own
+    replica_rank              this worker's place in it
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -105,6 +109,9 @@ class Launch:
     grace_s: float | None = None
     hang_s: float = 30.0
     rescue: str | None = None
+    replica_size: int = 1
+    replica: str = ""
+    replica_rank: int = 0
 
     @property
     def one_node(self) -> bool:
@@ -117,6 +124,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     env = os.environ if environ is None else environ
     observer = env.get("ELASTIC_OBSERVER") or None
     if "ELASTIC_CHANNEL" in env:
+        size, _, replica = env.get(REPLICA, "").partition(":")
         return Launch(
             local_rank=int(env.get("LOCAL_RANK", "0")),
             local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
@@ -137,6 +145,9 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
             grace_s=grace_s(env),
             hang_s=float(env.get("ELASTIC_HANG_S", "30")),
             rescue=env.get(RESCUE) or None,
+            replica_size=int(size or "1"),
+            replica=replica,
+            replica_rank=int(env["RANK"]) if replica else 0,
         )
     ranks = launchers.find(env)
     if ranks is None:

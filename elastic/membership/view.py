@@ -13,11 +13,13 @@ from dataclasses import dataclass
 class View:
     """The agreed list of workers under one generation.
 
-    workers  worker ids; a worker's rank is its index here, and rank 0 is the coordinator
+    workers       worker ids; a worker's rank is its index here, and rank 0 is the coordinator
+    replica_size  so many workers hold one copy of the state together: rank r is of replica r // replica_size
     """
 
     generation: int
     workers: tuple[str, ...]
+    replica_size: int = 1
 
     @property
     def world_size(self) -> int:

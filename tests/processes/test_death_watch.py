@@ -142,11 +142,27 @@ def test_a_place_is_free_once_its_last_process_is_gone() -> None:
     process = subprocess.Popen(["sleep", "600"])
     dying = Dying()
     dying.begins(1, process.pid)
-    assert not dying.is_to_wait(0)
-    assert dying.is_to_wait(1)
+    assert not dying.is_to_wait([0])
+    assert dying.is_to_wait([1])
     assert (dying.reap(), [*dying.awaited]) == ([], [1])
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert (dying.reap(), [*dying.awaited], [*dying.pids]) == ([1], [], [])
     assert linux.process_stat(process.pid) is None
     process.returncode = 0
+
+
+def test_the_places_of_a_replica_are_free_once_all_its_processes_are_gone() -> None:
+    """A worker that began while a mate of the one before it still holds a GPU's memory would find none."""
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    dying = Dying(2)
+    for local_rank, process in enumerate(processes, start=2):
+        dying.begins(local_rank, process.pid)
+    assert not dying.is_to_wait([0, 1])
+    assert dying.is_to_wait([2, 3])
+    for process, free in zip(processes, ([], [2]), strict=True):
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert dying.reap() == free
+        process.returncode = 0
+    assert not dying.awaited

@@ -245,6 +245,15 @@ def test_a_launch_is_read_from_what_torchrun_sets() -> None:
     assert environment.read(TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}).job is None
 
 
+def test_a_worker_of_a_replica_of_several_is_told_its_name_and_place() -> None:
+    of_agent = {"ELASTIC_CHANNEL": "7", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}
+    alone = environment.read(of_agent)
+    assert (alone.replica_size, alone.replica, alone.replica_rank) == (1, "", 0)
+    one = environment.read(of_agent | {"ELASTIC_REPLICA": "4:host-a1b2c3", "RANK": "1", "WORLD_SIZE": "4"})
+    assert (one.replica_size, one.replica, one.replica_rank) == (4, "host-a1b2c3", 1)
+    assert (one.local_rank, one.rank, one.world_size) == (5, 0, 1), "ranks of the run come from views"
+
+
 def test_credentials_are_in_no_repr(tmp_path: Path) -> None:
     """Tools that report an exception show what the variables of its frames hold."""
     saving = elastic.Saving(storage_options={"token": "s3cret"})

@@ -239,6 +239,14 @@ def test_agents_that_a_launcher_has_started_do_not_train_each_by_itself(
         parse([script])
 
 
+def test_a_replica_is_so_many_workers_of_one_node(script: str) -> None:
+    assert parse([script]).replica_size == 1
+    assert parse(["--nproc-per-node=8", "--replica-size=4", script]).replica_size == 4
+    for size in (0, -2, 3, 16):
+        with pytest.raises(ConfigError, match=rf"--replica-size={size} does not divide --nproc-per-node=8"):
+            parse(["--nproc-per-node=8", f"--replica-size={size}", script])
+
+
 def test_no_gpu_is_asked_for(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's LaunchConfig asks whether there is one: on a machine with GPUs no fork of the agent could use them."""
     asked: list[None] = []

@@ -27,7 +27,8 @@ from typing import Any
 from elastic_checkpoint import linux
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""A rank is a place in a view: no worker of `elastic run` has these."""
+"""A rank is a place in a view, so that no worker of `elastic run` has these, but for one of a replica of several: there
+they tell of the replica's own world."""
 WORKER_VARIABLES = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
@@ -36,6 +37,7 @@ WORKER_VARIABLES = (
     "ELASTIC_TOKEN",
     "ELASTIC_RESTART",
     "ELASTIC_ORDERED",
+    "ELASTIC_REPLICA",
 )
 """What differs between the workers of a node, or from the process that they are forked from."""
 

@@ -1,6 +1,7 @@
 """The workers of a node, as their agent has them.
 
 node_worker     one of them: its process, what it is started with, and how it is ended
+replica_world   where the workers of one replica meet, if it has several
 starter         a worker in this slot becomes a process
 start_times     where a start's time goes
 

@@ -15,7 +15,7 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from elastic.launch.processes import children
 from elastic.launch.processes.robust_mutex import RobustMutex
@@ -72,12 +72,16 @@ class DeathWatch:
 
 
 class Dying:
-    """Workers that count as ended, and whose processes are not gone yet, by local rank."""
+    """Workers that count as ended, and whose processes are not gone yet, by local rank.
 
-    def __init__(self) -> None:
+    replica_size  so many slots, one after the other, get their next workers together
+    """
+
+    def __init__(self, replica_size: int = 1) -> None:
+        self._replica_size = replica_size
         self._pids: dict[int, int] = {}
         self.awaited: set[int] = set()
-        """Slots in which the next worker is to start."""
+        """Slots in which the next workers are to start."""
 
     @property
     def pids(self) -> Collection[int]:
@@ -87,11 +91,12 @@ class Dying:
         """Take a worker whose end has begun."""
         self._pids[local_rank] = pid
 
-    def is_to_wait(self, local_rank: int) -> bool:
-        """Return whether the next worker in this slot waits, until `reap` gives the slot back."""
-        if local_rank in self._pids:
-            self.awaited.add(local_rank)
-        return local_rank in self._pids
+    def is_to_wait(self, slots: Sequence[int]) -> bool:
+        """Return whether the next workers in a replica's slots wait, until `reap` gives them back."""
+        waits = any(slot in self._pids for slot in slots)
+        if waits:
+            self.awaited.update(slots)
+        return waits
 
     def take_awaited(self) -> set[int]:
         """Return the slots that are waited for, where nothing is to start any more."""
@@ -99,12 +104,13 @@ class Dying:
         return taken
 
     def reap(self) -> list[int]:
-        """Reap the processes that are gone now; return the slots where a worker waits for that."""
+        """Reap the processes that are gone now; return the first slot of each replica that has waited for that."""
         gone = [local_rank for local_rank, pid in self._pids.items() if children.ended(pid) is not None]
         for local_rank in gone:
             pid = self._pids.pop(local_rank)
             children.kill_group(pid)  # its children: its group keeps its number until it is reaped
             children.reap(pid)
-        free = [local_rank for local_rank in gone if local_rank in self.awaited]
+        taken = {local_rank // self._replica_size for local_rank in self._pids}
+        free = [local_rank for local_rank in self.awaited if local_rank // self._replica_size not in taken]
         self.awaited.difference_update(free)
-        return free
+        return [local_rank for local_rank in free if local_rank % self._replica_size == 0]

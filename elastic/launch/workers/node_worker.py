@@ -22,6 +22,7 @@ from elastic.launch.processes.robust_mutex import RobustMutex
 from elastic.launch.processes.worker import SHARED_STDERR
 from elastic.launch.workers.logs import Streams
 from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
+from elastic.launch.workers.replica_world import ReplicaWorld
 from elastic.launch.workers.starter import Request
 from elastic.membership.messages.messages import ToWorker, as_message
 from elastic.membership.messages.wire import Message
@@ -42,6 +43,7 @@ class NodeWorker:
     expected  it was told to end
     useless   what it holds does not count: the run has gone on without it, or has no place for it
     late      it has not ended when it had to
+    world     of its replica; None: it is one by itself
     peak_bytes  the most memory that it had when it was looked at
     """
 
@@ -50,6 +52,7 @@ class NodeWorker:
         loop: EventLoop,
         local_rank: int,
         streams: Streams,
+        world: ReplicaWorld | None = None,
         *,
         heard: Callable[[NodeWorker, Message], None],
         channel_ended: Callable[[NodeWorker, str | None], None],
@@ -57,6 +60,7 @@ class NodeWorker:
         self.token = secrets.token_hex(3)
         self.local_rank = local_rank
         self.streams = streams
+        self.world = world
         ours, self._its_end = socket.socketpair()
         self._progress = os.memfd_create("elastic-progress", os.MFD_CLOEXEC)
         os.ftruncate(self._progress, BYTES + robust_mutex.BYTES)
@@ -101,6 +105,8 @@ class NodeWorker:
             env["ELASTIC_JOB"] = rules.job
         if "stderr" not in self.streams.fds:
             env[SHARED_STDERR] = "1"
+        if self.world is not None:
+            env |= self.world.environment(self.local_rank % rules.replica_size)
         fds = {"ELASTIC_CHANNEL": self._its_end.fileno(), "ELASTIC_PROGRESS": self._progress, **self.streams.fds}
         return Request(self.token, env, fds)
 
@@ -158,4 +164,6 @@ class NodeWorker:
         self._its_end.close()
         self.streams.close()
         self.mutex = None  # whoever waits for it has it
+        if self.world is not None:
+            self.world.left()
         os.close(self._progress)

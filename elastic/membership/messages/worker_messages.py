@@ -158,6 +158,7 @@ class NewView(Tagged, tag="view"):
     unanswered  nobody here holds the run's state, and others may be going on under a claim for which this hub's agent
                 answers (succession.py: may_be_elsewhere)
     run  of the script's runs, the one that this view is of: see Ready.runs
+    replica_size  so many workers that follow each other are one replica
     """
 
     generation: Int
@@ -174,6 +175,7 @@ class NewView(Tagged, tag="view"):
     begun_elsewhere: bool = False
     unanswered: bool = False
     run: str = ""
+    replica_size: Positive = 1
 
     def __post_init__(self) -> None:
         check_claim(self.claim)
@@ -181,6 +183,8 @@ class NewView(Tagged, tag="view"):
             raise ValueError(
                 f"{len(self.workers)} workers, {len(self.nodes)} nodes, {len(self.local_ranks)} local ranks"
             )
+        if len(self.workers) % self.replica_size:
+            raise ValueError(f"{len(self.workers)} workers in replicas of {self.replica_size}")
 
 
 class OnBoard(Tagged, tag="board"):

@@ -332,7 +332,8 @@ class Live:
                     view = self._view
                     self._generation, self._waits_for_view = view.generation, None
                     self._board = {at: value for at, value in self._board.items() if at[0] >= self._generation}
-                    return View(generation=self._generation, workers=tuple(view.workers)), view
+                    members = tuple(view.workers)
+                    return View(generation=self._generation, workers=members, replica_size=view.replica_size), view
                 if self.leave is not None and time.monotonic() - began_s > _LEAVE_S:
                     raise LeaveRequested(self.leave)
                 if self._changed.wait(_LOOK_S):
