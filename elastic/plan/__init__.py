@@ -6,8 +6,7 @@ trace           machines that come and go, as they were recorded (traces/) or dr
 simulation      a run on such a trace, under one of the policies; figures, the measured times that they rest on
 job, estimate   what is to be trained, and what that takes and costs
 plan_command, simulate_command  `elastic plan` and `elastic simulate`; arguments, units: what they read; plot
-measure         what a step takes here: measure_worker in each process, and measured_step once it has a model, which is
-                measured_model where none is named
+measure         what a step takes here: measure_worker in each process, and measured_step once it has a model
 
 It knows of nothing that trains: the loop asks it, and not the other way round.
 """

@@ -1,4 +1,4 @@
-"""What a step of this process and its all-reduces take, while the others of a measurement do the same."""
+"""Times steps of this process and its all-reduces while the others of a measurement do the same; and a model for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 _WITHIN = timedelta(seconds=60)
 _PASSES, _ALL_REDUCES = 7, 9
 _SMALL, _LARGE = 256, 8 << 20  # floats
+_WIDTH, _BATCH = 512, 256
 
 
 def measured(
@@ -57,3 +59,14 @@ def _median(act: Callable[[], object], times: int) -> float:
         act()
         took_s.append(time.perf_counter() - begun_s)
     return statistics.median(took_s[1:])
+
+
+def perceptron() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """Return a model of a million parameters and its loss, which are timed where no other model is named."""
+    model = nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())), nn.Linear(_WIDTH, 10)
+    )
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(_BATCH, _WIDTH, generator=draw)
+    y = torch.randint(0, 10, (_BATCH,), generator=draw)
+    return model, lambda: nn.functional.cross_entropy(model(x), y)

@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     measuring.add_argument(
         "--model",
         metavar="MODULE:FUNCTION",
-        default="elastic.plan.measured_model:perceptron",
+        default="elastic.plan.measured_step:perceptron",
         help="FUNCTION() gives (model, loss), and loss() computes a whole batch's (default: a small perceptron)",
     )
     measuring.add_argument("--workers", type=int, default=2, metavar="N", help="processes that measure (default 2)")

@@ -6,6 +6,8 @@ hours: so the difference is taken by the clock of whoever says it (the Date of i
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,6 +15,8 @@ from enum import Enum
 from elastic.events import words
 
 _SOONER_S = 2.0  # less is how whole seconds that are counted down come out, on a machine that is busy
+_LINE = re.compile(r"(leave|hint)\b(?:\s+(\d+(?:\.\d+)?)(?:\s*s\b)?(?=\s|$))?\s*(.*)")
+_WHY_MAX = 200
 
 
 class Kind(Enum):
@@ -89,3 +93,22 @@ def by_clock_s(at_t: float, *, clock_t: float | None, wall_t: float, now_s: floa
     """
     left_s = at_t - (clock_t if clock_t is not None else wall_t)
     return now_s + min(max(left_s, 0.0), at_most_s)
+
+
+def parse_notice(text: str) -> tuple[Kind, float | None, str] | None:
+    """Return (kind, seconds that are left, why) of the first line of a file, or of what a command printed.
+
+        leave                            now
+        leave 90 the pool is drained     within 90 s of being read, and why
+        hint price went up               save soon, and stay
+
+    None: it is none of these.
+    """
+    line = next(iter(text.strip().splitlines()), "")
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    left_s = float(found[2]) if found[2] is not None else None
+    if left_s is not None and not math.isfinite(left_s):
+        return None
+    return Kind(found[1]), left_s, words.printable(found[3].strip()[:_WHY_MAX])

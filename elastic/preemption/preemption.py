@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -18,7 +19,6 @@ from elastic.errors import ConfigError, RendezvousTimeout
 from elastic.membership import environment
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.worker.missing import ranks_named_by_torch
-from elastic.preemption.exit_file import ExitFile
 from elastic.preemption.notice import Notice
 from elastic.preemption.process_notices import ProcessNotices
 from elastic.preemption.setting import sources
@@ -65,7 +65,7 @@ class Preemption:
         setting = environment.notices() if notices is None else notices
         watched = sources(setting)
         self._speaks = environment.local_rank() == 0  # for its node
-        self._note = ExitFile(note) if note is not None and self._speaks else None
+        self._note = _ExitFile(note) if note is not None and self._speaks else None
         self._timeout_s = timeout_s
         self._process = ProcessNotices(
             SignalNotices(LEAVE_SIGNALS, grace_s=environment.grace_s()),
@@ -216,6 +216,24 @@ class Preemption:
             "  next     call it on every rank at the same place; timeout_s= for ranks that are far apart",
             missing=missing,
         )
+
+
+class _ExitFile:
+    """A file of one line, which tells whoever starts jobs that a job has left before its end, and why."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    def write(self, reason: str) -> None:
+        """Write the reason as one line, which is there whole or not at all. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")  # every node may write, into one folder
+        new.write_text(" ".join(reason.split()) + "\n")
+        new.replace(self._path)
+
+    def remove(self) -> None:
+        """Remove the file of an earlier start. Raises OSError."""
+        self._path.unlink(missing_ok=True)
 
 
 def _missing() -> list[int]:

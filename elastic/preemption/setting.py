@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elastic.errors import ConfigError
 from elastic.membership import environment
-from elastic.preemption.machine import firmware
+from elastic.preemption.firmware import firmware
 from elastic.preemption.sources.registry import KINDS, VARIABLES
 from elastic.preemption.sources.source import Source
 

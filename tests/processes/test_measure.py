@@ -13,7 +13,7 @@ from elastic.errors import ConfigError
 from elastic.plan import figures
 from elastic.plan.measure import measure
 
-MODEL = "elastic.plan.measured_model:perceptron"
+MODEL = "elastic.plan.measured_step:perceptron"
 JOB = ["--parameters", "1B", "--batch-time", "16s", "--nodes", "8", "--across", "100Gbit/s:5us"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from elastic.launch.arguments import parser
 from elastic.preemption import sources
-from elastic.preemption.machine import firmware
+from elastic.preemption.firmware import firmware
 from elastic.preemption.sources.registry import KINDS, VARIABLES
 from elastic.preemption.sources.source import Source
 

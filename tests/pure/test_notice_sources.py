@@ -13,10 +13,9 @@ import pytest
 
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.sources.azure import Azure
-from elastic.preemption.sources.cloud import Cloud
 from elastic.preemption.sources.ec2 import Ec2
 from elastic.preemption.sources.gcp import Gcp
-from elastic.preemption.sources.metadata import MetadataService
+from elastic.preemption.sources.metadata import Cloud, MetadataService
 from elastic.preemption.sources.registry import KINDS
 from elastic.preemption.sources.source import PartlyFailed, Source, SourceFailed
 from tests.kit.metadata import FAULTS, SAYS, Fault, MetadataServer

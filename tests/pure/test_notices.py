@@ -19,12 +19,10 @@ from elastic.loop.storage.save_duration import SaveDuration, likely_s, too_late,
 from elastic.loop.storage.save_schedule import SoonSave
 from elastic.loop.storage.saver import Saver
 from elastic.membership import environment
-from elastic.preemption.notice import Kind, Notice, by_clock_s, changes
+from elastic.preemption.notice import Kind, Notice, by_clock_s, changes, parse_notice
 from elastic.preemption.setting import sources
-from elastic.preemption.sources.cloud import Cloud
 from elastic.preemption.sources.file import File
-from elastic.preemption.sources.metadata import LINK_LOCAL
-from elastic.preemption.sources.parse import parse_notice
+from elastic.preemption.sources.metadata import LINK_LOCAL, Cloud
 from elastic.preemption.sources.slurm import left_s
 from elastic_checkpoint import WriterDied
 

@@ -16,10 +16,9 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
-from elastic.preemption.machine import Firmware
+from elastic.preemption.firmware import Firmware
 from elastic.preemption.notice import Kind, Notice, by_clock_s
-from elastic.preemption.sources.cloud import Cloud
-from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, MetadataService
+from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, Cloud, MetadataService
 from elastic.preemption.sources.source import SourceFailed, ask_each
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"

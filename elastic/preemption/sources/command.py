@@ -1,13 +1,12 @@
-"""A command that is run again and again; what it prints is parse.py's, and nothing says that there is no notice."""
+"""A command that is run again and again; what it may print says `parse_notice`; nothing: no notice."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 
-from elastic.preemption.notice import Notice
+from elastic.preemption.notice import Notice, parse_notice
 from elastic.preemption.sources.command_output import CommandFailed, output_of
-from elastic.preemption.sources.parse import parse_notice
 from elastic.preemption.sources.source import Source, SourceFailed
 
 _WITHIN_S = 10.0

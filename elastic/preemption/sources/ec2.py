@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 
 from elastic.events import words
-from elastic.preemption.machine import Firmware
+from elastic.preemption.firmware import Firmware
 from elastic.preemption.notice import Kind, Notice, by_clock_s
-from elastic.preemption.sources.cloud import Cloud
-from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, MetadataService, Unanswered
+from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, Cloud, MetadataService, Unanswered
 from elastic.preemption.sources.source import SourceFailed, ask_each
 
 ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"

@@ -1,4 +1,4 @@
-"""A file that is there while this node is to leave. What it may hold is parse.py's; an empty one says: leave."""
+"""A file that is there while this node is to leave. What it may hold says `parse_notice`; an empty one says: leave."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from elastic.events import words
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.sources.parse import parse_notice
+from elastic.preemption.notice import Kind, Notice, parse_notice
 from elastic.preemption.sources.source import Source, SourceFailed
 
 _READ_MAX = 1 << 12

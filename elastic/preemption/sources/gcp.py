@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastic.preemption.machine import Firmware
+from elastic.preemption.firmware import Firmware
 from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.sources.cloud import Cloud
-from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, MetadataService
+from elastic.preemption.sources.metadata import LINK_LOCAL, Answer, Cloud, MetadataService
 from elastic.preemption.sources.source import SourceFailed, ask_each
 
 PREEMPTED, MAINTENANCE = (f"/computeMetadata/v1/instance/{key}" for key in ("preempted", "maintenance-event"))

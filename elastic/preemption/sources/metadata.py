@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from elastic.errors import ConfigError
-from elastic.preemption.sources.source import SourceFailed
+from elastic.preemption.sources.source import Source, SourceFailed
 
 LINK_LOCAL = "http://169.254.169.254"  # of EC2, GCP and Azure alike
 BYTES_MAX = 1 << 16
@@ -164,3 +164,15 @@ def _parsed(data: bytes) -> Answer:
     body = response.read().decode("utf-8", "replace")
     headers = {name.lower(): value for name, value in response.getheaders()}
     return Answer(response.status, headers, body, time.monotonic())
+
+
+class Cloud(Source):
+    """A cloud as a source of notices: its firmware names it, and its metadata service is asked."""
+
+    found = "by the firmware"
+
+    def __init__(self, service: MetadataService) -> None:
+        self.service = service
+
+    def abort(self) -> None:
+        self.service.abort()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from elastic.errors import ConfigError
-from elastic.preemption.machine import Firmware
+from elastic.preemption.firmware import Firmware
 from elastic.preemption.notice import Notice
 from elastic.preemption.sources.command_output import CommandFailed, output_of
 from elastic.preemption.sources.source import Source, SourceFailed

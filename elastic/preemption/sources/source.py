@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from elastic.preemption.machine import Firmware
+from elastic.preemption.firmware import Firmware
 from elastic.preemption.notice import Notice
 
 
