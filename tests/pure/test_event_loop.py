@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_checkpoint.net.dialing import Dial
-from elastic_checkpoint.net.event_loop import EventLoop, run_once
+from elastic_checkpoint.net.event_loop import EventLoop, LoopThread, run_once
 
 WITHIN_S = 20.0
 
@@ -106,6 +106,19 @@ def test_what_was_changed_in_a_turn_is_called_in_the_next(loop: EventLoop) -> No
     for pair in pairs:
         for sock in pair:
             sock.close()
+
+
+def test_what_a_thread_is_asked_to_do_and_cannot_is_raised_where_it_was_asked_for() -> None:
+    """It ended the thread; who had asked for a connection in it went on without one, after half a minute."""
+    with socket.socket() as closed:
+        pass
+    thread, called = LoopThread("asked"), list[str]()
+    thread.start()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        thread.call_and_wait(lambda: closed.setblocking(False), WITHIN_S)
+    thread.call_and_wait(lambda: called.append("and it serves on"), WITHIN_S)
+    assert called == ["and it serves on"]
+    thread.close()
 
 
 def _until_connected(dials: list[Dial], loop: EventLoop) -> None:

@@ -43,6 +43,25 @@ for line in sys.stdin:
     client.send({"text": line.strip() * 100_000})
 """
 
+# A client that may have no more descriptors, one more, two more and so on.
+FEW_DESCRIPTORS = """
+import json, os, resource, sys
+import elastic_checkpoint.net.tls
+from elastic_checkpoint.net.peers import Client
+most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for free in range(12):
+    limit = len(os.listdir("/proc/self/fd")) - 1 + free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        client, how = Client(json.loads(sys.argv[1]), 1, print, print), "connected"
+    except OSError as error:
+        client, how = None, "OSError"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    print(how, flush=True)
+    if client is not None:
+        client.close()
+"""
+
 
 class Listener:
     """A server and what it was told, in order."""
@@ -58,6 +77,8 @@ class Listener:
     def _hear(self, number: int, message: dict[str, Any]) -> None:
         if "odd" in message:
             raise NotAMessage(f"no known word: {message['odd']}")
+        if "bug" in message:
+            raise KeyError(message["bug"])
         self.told.put((number, message))
 
     def next(self) -> tuple[int, Any]:
@@ -166,6 +187,21 @@ def test_the_others_learn_that_the_centre_is_gone() -> None:
         Client(server.endpoint, 1, lambda message: None, lambda why: None)
 
 
+def test_a_client_for_which_no_descriptor_is_left_says_so_and_leaves_none_open(listener: Listener) -> None:
+    """A secret needs two more than the connection, which stayed open where they were not there."""
+    asked = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", FEW_DESCRIPTORS, json.dumps(listener.server.endpoint)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=4 * WITHIN_S,
+        check=True,
+    )
+    ends = asked.stdout.splitlines()
+    assert {*ends} == {"OSError", "connected"}, ends
+    assert "unclosed" not in asked.stderr, asked.stderr
+
+
 def test_whoever_comes_back_takes_the_place_of_its_predecessor(listener: Listener) -> None:
     """A writer process that was killed, and its successor, which is faster than the news of the death."""
     first = Client(listener.server.endpoint, 1, lambda message: None, lambda why: None)
@@ -195,6 +231,25 @@ def test_who_says_what_is_no_message_is_hung_up_on_with_the_reason(listener: Lis
     gone.get(timeout=WITHIN_S)  # it ended; or was reset, where what it said last lay unread
     assert other.send({"n": 2})
     assert listener.next() == (2, {"n": 2}), "and others are heard as ever"
+    other.close()
+
+
+def test_what_meets_a_bug_costs_the_connection_that_it_came_by_and_no_other(
+    listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the thread: all that it served were hung up on, and the log said nothing of whom it was about."""
+    gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+    one = Client(listener.server.endpoint, 1, lambda message: None, gone.put)
+    other = Client(listener.server.endpoint, 2, lambda message: None, gone.put)
+    assert sorted(listener.next() for _ in "ab") == [(1, {}), (2, {})]
+    one.send({"bug": "of ours"})
+    assert listener.next() == (1, "what it said was refused: KeyError: 'of ours'")
+    gone.get(timeout=WITHIN_S)
+    assert other.send({"n": 2})
+    assert listener.next() == (2, {"n": 2})
+    (told,) = caplog.records
+    assert told.exc_info is not None
+    assert told.exc_info[0] is KeyError
     other.close()
 
 

@@ -7,6 +7,7 @@ the turn, nor beyond a record's length, and what was said just before a connecti
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import sys
@@ -20,6 +21,8 @@ from elastic_checkpoint.net.transport import Cleartext, Transport
 
 RECORD = 1 << 14  # bytes that a record of TLS has at most: who waits for more saves nothing
 LOST_S = 30  # after so long without any answer of its kernel, a machine counts as lost
+
+_log = logging.getLogger("elastic_checkpoint")
 
 _READ_BYTES = 1 << 16
 _UNREAD_MAX = 1 << 26  # bytes: a peer that takes nothing for so long is of no use
@@ -177,6 +180,17 @@ class Connection:
         if self._open:
             self.close()
             self._on_end(why)
+
+
+def pass_on(heard: Callable[[Message], None], message: Message) -> None:
+    """Have this message heard. Raises NotAMessage, for a bug of ours too: the loop serves others than who meets it."""
+    try:
+        heard(message)
+    except NotAMessage:
+        raise
+    except Exception as bug:
+        _log.exception("what another process said could not be dealt with; it is hung up on")
+        raise NotAMessage(f"{type(bug).__name__}: {bug}") from bug
 
 
 def keep_alive(connection: socket.socket) -> None:

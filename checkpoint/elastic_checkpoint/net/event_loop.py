@@ -98,19 +98,25 @@ class LoopThread:
             self._waking.send(b"\0")
 
     def call_and_wait(self, act: Callable[[], None], within_s: float) -> None:
-        """Have the thread call this, and go on when it has, or has ended, or after so long."""
+        """Have the thread call this, and go on when it has, or has ended, or after so long. Raises what this raises."""
         if self._is_own():
             act()
             return
         called, deadline_s = threading.Event(), time.monotonic() + within_s
+        failed: list[Exception] = []
 
         def do() -> None:
-            act()
+            try:
+                act()
+            except Exception as error:  # the thread is not only this caller's
+                failed.append(error)
             called.set()
 
         self.call(do)
         while self._thread.is_alive() and not called.wait(_LOOK_S) and time.monotonic() < deadline_s:
             pass
+        if failed:
+            raise failed[0]
 
     def close(self, last: Callable[[float], None] = lambda deadline_s: None) -> None:
         """End the thread, after it has called `last` with a deadline, and close what is in the loop. Idempotent."""

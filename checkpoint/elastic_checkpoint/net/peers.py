@@ -38,7 +38,7 @@ from elastic_checkpoint.net.codec import (
     made,
     parse,
 )
-from elastic_checkpoint.net.connection import Connection
+from elastic_checkpoint.net.connection import Connection, pass_on
 from elastic_checkpoint.net.dialing import connected
 from elastic_checkpoint.net.event_loop import EventLoop, LoopThread, run_once
 from elastic_checkpoint.net.machine import boot_id, network_namespace, own_addresses
@@ -148,7 +148,7 @@ class Server:
         def heard(message: Message) -> None:
             nonlocal number
             if number is not None:
-                self._heard(number, message)
+                pass_on(partial(self._heard, number), message)
             elif (number := self._greeted(connection, message)) is None:
                 raise NotAMessage("it does not know the token")
 
@@ -226,14 +226,18 @@ class Client:
         secret, failed = secret_of_run(), []
         greeting = encode(as_message(Greeting(number=number, token=endpoint.token)))
         for address in [*(["127.0.0.1"] if same else []), *endpoint.addresses]:
+            self._settled.clear()
             try:
                 sock = connected((address, endpoint.port), _CONNECT_S)
-                transport = client_side(secret)
+                try:
+                    transport = client_side(secret)
+                    self._thread.call_and_wait(partial(self._greet, sock, transport, greeting), _GREET_S)
+                except BaseException:
+                    sock.close()
+                    raise
             except OSError as error:
                 failed.append(f"{address}: {error}")
                 continue
-            self._settled.clear()
-            self._thread.call(partial(self._greet, sock, transport, greeting))
             in_time = self._settled.wait(_GREET_S)
             if self._is_welcome:
                 return
@@ -251,7 +255,7 @@ class Client:
 
     def _hear(self, message: Message) -> None:
         if self._is_welcome:
-            self._heard(message)
+            pass_on(self._heard, message)
             return
         parse(FROM_SERVER, message)
         self._connection.takes_long_lines(_MEMBER_LINE_MAX)
