@@ -18,6 +18,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from elastic_checkpoint import Checkpointer, CorruptCheckpoint, StorageError
 from elastic_checkpoint.cli import main
 from elastic_checkpoint.format.names import claim_key
+from elastic_checkpoint.runs.newer_claim import withdraw
+from elastic_checkpoint.storage import open_storage
 from elastic_checkpoint.storage.fsspec import FsspecStorage
 
 Make = Callable[..., Checkpointer]
@@ -99,6 +101,21 @@ def test_a_run_whose_commits_are_gone_does_not_begin_anew(look: Any, run: Path, 
         look(checkpointer(run, grace_s=0))
     assert (gone.value.commit, gone.value.key) == (lost[:-5], f"commits/{lost}")
     assert sorted(run.rglob("*")) == before
+
+
+def test_commits_of_withdrawn_claims_do_not_hide_that_the_others_are_gone(run: Path, checkpointer: Make) -> None:
+    """That they are there was taken for a stale listing, which showed them: it was waited for until the deadline."""
+    with Checkpointer(run) as other:
+        other.load(state())
+        kept = str(other.save(5, state(5)).id)
+    withdraw(open_storage(run), 3, "its taker gave up")
+    for commit in (run / "commits").iterdir():
+        if commit.stem != kept:
+            commit.unlink()
+    lines: list[str] = []
+    with pytest.raises(CorruptCheckpoint, match="its commits are gone"):
+        checkpointer(run, grace_s=0, retry_s=600, log=lines.append).claim()
+    assert not any("stale" in line for line in lines), lines
 
 
 @pytest.mark.parametrize("noted", [True, False])

@@ -192,9 +192,10 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
         history, gone = None, None
         try:
             history = read_history(storage, log, without=without)
+            listed = (*history.lineage, *history.outside)
         except CommitsGone as error:  # or the listing is so old that it shows none
-            gone = error
-        saves = uncommitted(storage, history)
+            gone, listed = error, error.listed
+        saves = uncommitted(storage, listed)
         hidden = [id for id in saves if is_there(storage, id.manifest_key)]  # the listing was stale, or it is brand new
         if gone is not None and not hidden:
             raise gone

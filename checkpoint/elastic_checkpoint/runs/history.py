@@ -7,7 +7,7 @@ without it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +63,12 @@ class History:
 
 
 class CommitsGone(CorruptCheckpoint):
-    """No commit is listed of a run that has had some."""
+    """No commit that counts is listed of a run that has had some.
+
+    listed  all that are, of withdrawn claims
+    """
+
+    listed: tuple[CommitId, ...] = ()
 
 
 def read_history(
@@ -119,9 +124,13 @@ def read_history(
 
     ordered = tuple(lineage(top or None, commits, resumed_from))
     above = {claim for claim in listed.numbers if claim > counts} if ordered else listed.numbers
-    _look_for_lost(storage, log, above, ordered[0] if ordered else None, read)
-    if not ordered and listed.numbers - void - {under}:
-        _look_for_noted(storage)
+    try:
+        _look_for_lost(storage, log, above, ordered[0] if ordered else None, read)
+        if not ordered and listed.numbers - void - {under}:
+            _look_for_noted(storage)
+    except CommitsGone as gone:
+        gone.listed = tuple(everything)
+        raise
     outside = tuple(sorted(set(everything) - set(ordered), reverse=True))
     highest = max(listed.numbers | listed.withdrawn | {id.claim for id in everything}, default=0)
     return History(newest, highest, ordered, outside, tuple(sorted((c for c in claims if c >= counts), reverse=True)))
@@ -182,13 +191,10 @@ def _read_ahead(storage: Storage, numbers: list[int], read: Resumed) -> None:
             list(pool.map(one, numbers))
 
 
-def uncommitted(storage: Storage, history: History | None) -> list[CommitId]:
-    """Return the saves of which there is data, and no commit in the listing behind `history`. One listing.
-
-    history  None: that listing has shown none
-    """
+def uncommitted(storage: Storage, listed: Iterable[CommitId]) -> list[CommitId]:
+    """Return the saves of which there is data, and whose commit is not among these. One listing."""
     owners = {owner for key in storage.list(DATA) if (owner := data_owner(key)) is not None}
-    return sorted(owners - ({*history.lineage, *history.outside} if history is not None else set()))
+    return sorted(owners.difference(listed))
 
 
 def list_commits(storage: Storage, history: History, log: Log) -> list[Commit]:
