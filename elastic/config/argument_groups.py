@@ -6,11 +6,12 @@ Each group checks what it is given where the script writes it; what several argu
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -23,8 +24,26 @@ from elastic.state.on_bad import OnBad, parse
 from elastic_checkpoint import arguments
 
 Mode = Literal["exact", "fast"]
+G = TypeVar("G")
 
 
+def _says_whose(group: type[G]) -> type[G]:
+    """Have this class of a group say of an argument that it does not take where that is given, as `Run` does."""
+    plain: Any = group.__init__
+    taken = [each.name for each in fields(group)]  # type: ignore[arg-type]
+
+    @functools.wraps(plain)
+    def init(self: G, *args: Any, **given: Any) -> None:
+        for name in [name for name in given if name not in taken]:
+            in_run = {one: f"Run({one}=...)" for one in OF_RUN}
+            raise unknown_argument(name, f"elastic.{group.__name__}", taken, {**in_run, **PLACES})
+        plain(self, *args, **given)
+
+    group.__init__ = init  # type: ignore[method-assign,assignment]
+    return group
+
+
+@_says_whose
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Says which examples a step reads, and how they are read.
@@ -70,6 +89,7 @@ class Data:
                 )
 
 
+@_says_whose
 @dataclass(frozen=True, kw_only=True)
 class Update:
     """Says what becomes of a step's gradients, and of what a forward pass writes.
@@ -113,6 +133,7 @@ class Update:
                 raise ConfigError(f"buffers={self.buffers!r}; expected a dict")
 
 
+@_says_whose
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """Says where a worker computes, and how its work is summed with the others'.
@@ -150,6 +171,7 @@ class Compute:
             check_numerics(self.mode, self.threads)
 
 
+@_says_whose
 @dataclass(frozen=True, kw_only=True)
 class Saving:
     """Says which checkpoints stay, and what opens the storage that they lie in. How often a run saves: `save_every`.
@@ -186,6 +208,7 @@ class Saving:
                     raise ConfigError(wrong)
 
 
+@_says_whose
 @dataclass(frozen=True, kw_only=True)
 class Checks:
     """Says how much of a run is computed twice and compared, and which differences are let pass.
@@ -223,6 +246,12 @@ PLACES = {
 }
 """Argument of a group -> how it is written."""
 
+OF_RUN = (
+    "url", "model", "optimizer", "dataset", "batch_size", "virtual_workers", "scheduler", "epochs", "steps", "seed",
+    "save_every", "extra",
+)  # fmt: skip
+"""Arguments of `Run` that are no groups."""
+
 
 def check_groups(**given: Any) -> None:
     """Raise ConfigError for what is given as a group and is none."""
@@ -240,12 +269,19 @@ def arguments_of(run: type) -> list[str]:
     return [name for name, one in inspect.signature(run).parameters.items() if one.kind is not one.VAR_KEYWORD]
 
 
-def unknown_argument(name: str, whose: str, flat: Collection[str]) -> ConfigError:
-    """Return the error for an argument that `whose` is not given by that name; `flat` are those that it is."""
-    if name in PLACES:
-        return ConfigError(f"{name} is given as {PLACES[name]}")
-    near = difflib.get_close_matches(name, [*flat, *PLACES], n=1)
-    instead = PLACES.get(near[0], f"{near[0]}=") if near else f"one of {', '.join(flat)}"
+def unknown_argument(
+    name: str, whose: str, taken: Collection[str], elsewhere: Mapping[str, str] = PLACES
+) -> ConfigError:
+    """Return the error for an argument that `whose` is not given by that name.
+
+    taken      those that it is given
+    elsewhere  how those that others are given are written
+    """
+    if name in elsewhere:
+        return ConfigError(f"{name} is given as {elsewhere[name]}")
+    near = difflib.get_close_matches(name, [*taken, *elsewhere], n=1)
+    own = f"one of {', '.join(taken)}"
+    instead = own if not near else f"{near[0]}=" if near[0] in taken else elsewhere[near[0]]
     return ConfigError(f"{whose} has no argument {name}\n  next  {instead}")
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import elastic
-from elastic.config.argument_groups import GROUPS, arguments_of
+from elastic.config.argument_groups import GROUPS, OF_RUN, arguments_of
 from elastic.errors import ConfigError
 from elastic.membership import environment
 from elastic.membership.environment import Launch
@@ -157,10 +157,28 @@ def test_a_name_that_run_does_not_know_is_told_its_place(given: dict[str, Any], 
         elastic.Run(tmp_path / "run", **arguments(**given))
 
 
+@pytest.mark.parametrize(
+    ("group", "given", "match"),
+    [
+        (elastic.Saving, {"on_bad": "skip"}, r"^on_bad is given as update=Update\(on_bad=\.\.\.\)$"),
+        (elastic.Data, {"cross_check": 0.1}, r"^cross_check is given as checks=Checks\(cross_check=\.\.\.\)$"),
+        (elastic.Saving, {"save_every": 5}, r"^save_every is given as Run\(save_every=\.\.\.\)$"),
+        (elastic.Saving, {"keeep": 3}, r"^elastic\.Saving has no argument keeep\n  next  keep=$"),
+        (elastic.Checks, {"treads": 1}, r"^elastic\.Checks has no argument treads\n  next  compute=Compute\(threads="),
+        (elastic.Checks, {"qqq": 1}, r"^elastic\.Checks has no argument qqq\n  next  one of cross_check, accept$"),
+    ],
+)
+def test_a_name_that_a_group_does_not_know_is_told_its_place(group: Any, given: dict[str, Any], match: str) -> None:
+    """Python's own TypeError named the class alone."""
+    with pytest.raises(ConfigError, match=match):
+        group(**given)
+
+
 def test_each_argument_stands_in_one_place() -> None:
     """Else `Run(keep=5)` would be told one of two places."""
     own = [field.name for group in GROUPS.values() for field in fields(group)] + arguments_of(elastic.Run)
     assert len(own) == len(set(own))
+    assert sorted([*OF_RUN, *GROUPS]) == sorted(arguments_of(elastic.Run))
 
 
 @pytest.mark.parametrize(
