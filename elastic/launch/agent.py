@@ -46,7 +46,7 @@ from elastic.launch.workers.replica_world import ReplicaWorld
 from elastic.launch.workers.start_times import IMPORTED, IN_RUN, STARTED, StartTimes
 from elastic.launch.workers.starter import Starter
 from elastic.launch.workers.watch import WorkerWatch
-from elastic.membership.exit_statuses import AGAIN, CUT_SHORT
+from elastic.membership.exit_statuses import CUT_SHORT
 from elastic.membership.messages.messages import (
     TO_AGENT,
     TO_ITS_AGENT,
@@ -208,14 +208,9 @@ class Agent:
         self._end_useless()
 
     def _was_not_admitted(self, why: str) -> None:
-        """Say that no place in the run came free, and how to come in later."""
+        """End, as this node has no part in the run, and may come again."""
         self._end.not_admitted = True
-        self._say(
-            f"{why}\n"
-            "  state  nothing was started here, and the run goes on without this node\n"
-            f"  next   try again later (exit status {AGAIN}), allow more nodes with --nnodes=MIN:MAX, or wait "
-            "longer with --rdzv-conf join_timeout=SECONDS"
-        )
+        self._say(why)
 
     def _end_useless(self, last: MovedOn | None = None) -> None:
         """End the workers, which hold nothing that counts; `last` goes to those in the run, to be put on record."""

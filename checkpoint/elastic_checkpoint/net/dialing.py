@@ -72,12 +72,12 @@ class Dials:
         self._loop = loop
         self._open: list[Dial] = []
 
-    def begin(self, to: Address, done: Callable[[socket.socket | None], None]) -> None:
-        """Call this address; see Dial."""
+    def begin(self, to: Address, done: Callable[[socket.socket | None, bool], None]) -> None:
+        """Call this address; done: is called as Dial's, and told whether nobody is there."""
 
         def is_done(sock: socket.socket | None) -> None:
             self._open.remove(dial)
-            done(sock)
+            done(sock, dial.refused)
 
         dial = Dial(self._loop, to, is_done)
         self._open.append(dial)

@@ -31,6 +31,7 @@ from elastic.launch.hub.step_down import OtherHubSearch
 from elastic.launch.hub.written_lookup import BackgroundLookup
 from elastic.launch.net.agent_port import AgentPort, Caller
 from elastic.launch.node_rules import ThisNode
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.known_lists import KnownLists, ListUnknown
 from elastic.membership.messages.messages import (
@@ -390,7 +391,12 @@ class HubLink:
         """Ask again for a place, or give up once the wait is over."""
         if wait.is_over(now_s):
             self._wait, self._run_ended = None, True
-            self._on_not_admitted(f"no place in the run came free within {wait.within_s:.0f} s")
+            self._on_not_admitted(
+                f"no place in the run came free within {wait.within_s:.0f} s\n"
+                "  state  nothing was started here, and the run goes on without this node\n"
+                f"  next   try again later (exit status {AGAIN}), allow more nodes with --nnodes=MIN:MAX, or wait "
+                "longer with --rdzv-conf join_timeout=SECONDS"
+            )
         elif self._client is not None and wait.is_due(now_s):
             self._client.connection.say(self._hello())
 
@@ -412,7 +418,14 @@ class HubLink:
     def _found_nobody(self, why: str) -> None:
         """Give up: a newcomer is not admitted, a node of the run is without a hub."""
         self._run_ended = self._seeker.newcomer
-        (self._on_not_admitted if self._seeker.newcomer else self._gone)(why)
+        if not self._seeker.newcomer:
+            self._gone(why)
+            return
+        self._on_not_admitted(
+            f"{why}\n"
+            "  state  no worker is left here; what the run has saved is whole\n"
+            f"  next   start it again (exit status {AGAIN}): it joins the run, or goes on from what is saved"
+        )
 
     def _end_client(self) -> None:
         if self._client is not None:

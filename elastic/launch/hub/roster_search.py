@@ -8,6 +8,7 @@ How a node calls another one, and how long ago that was, are given to it: simula
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -25,7 +26,7 @@ Reached = Callable[[str | None, Address | None, C], None]
 class Dialling(Protocol[C_co]):
     """How a node calls others; dialing.Dials is one."""
 
-    def begin(self, to: Address, done: Callable[[C_co | None], None]) -> None: ...
+    def begin(self, to: Address, done: Callable[[C_co | None, bool], None]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -73,6 +74,8 @@ class RosterSearch(Generic[C]):
         self.lost: dict[str, bool] = {}
         self._to_ask: list[Candidate] | None = None  # yet
         self._since_s: float | None = None
+        self._refusing: set[Address] = set()  # of those who were asked
+        self._refused_since_s = math.inf  # by all who are known
         self._next_s = 0.0
         self._search: Searching[C] | None = None
 
@@ -130,7 +133,7 @@ class RosterSearch(Generic[C]):
         """Begin to ask, or go on, at once or after a pause."""
         now_s = self._clock()
         if self._since_s is None:
-            self._since_s = now_s
+            self._since_s, self._refused_since_s = now_s, math.inf
         if self._to_ask is None:
             self._to_ask = self.candidates()
         if self.newcomer and self._search is None and self._new_search is not None:
@@ -168,12 +171,20 @@ class RosterSearch(Generic[C]):
     def _ask_next(self, now_s: float, to_ask: list[Candidate]) -> None:
         """Ask the next candidate, serve if it is this node, or begin a new round; give up after `within_s`."""
         self._dials.close()
-        within_s = rules.SEEK_S if self._within_s is None else self._within_s
-        if self._since_s is not None and now_s - self._since_s > within_s:
+        why = rules.in_vain(
+            seeks_s=now_s - (now_s if self._since_s is None else self._since_s),
+            within_s=rules.SEEK_S if self._within_s is None else self._within_s,
+            refused_s=now_s - self._refused_since_s,
+            newcomer=self.newcomer,
+        )
+        if why is not None:
             self.stop()
             self._end_search()
-            self._in_vain(f"no hub was found within {within_s:.0f} s")
+            self._in_vain(why)
         elif not to_ask:
+            known = {at for name, at in rules.candidates(self.roster, self.met, ()) if name != self._node}
+            is_alone = known and known <= self._refusing
+            self._refused_since_s = min(self._refused_since_s, now_s) if is_alone else math.inf
             self.lost = {}  # they may be back
             self._to_ask = self.candidates()
             self._next_s = now_s + rules.PAUSE_S
@@ -187,8 +198,11 @@ class RosterSearch(Generic[C]):
 
     def _ask(self, name: str | None, address: Address, now_s: float) -> None:
         self._next_s = now_s + rules.TRY_S
+        self._refusing.discard(address)
 
-        def done(connection: C | None) -> None:
+        def done(connection: C | None, refused: bool) -> None:
+            if refused:
+                self._refusing.add(address)
             if connection is not None:
                 self._reached(name, address, connection)  # where it is not the hub, the others are asked
                 return

@@ -19,6 +19,7 @@ TRY_S = 0.5  # for a candidate to answer; then the next one is asked
 PAUSE_S = 0.5  # between two rounds of asking all candidates
 MEET_S = 1.0  # between two looks for a hub that those who are missing may have
 SEEK_S = 600.0  # then nobody is asked any more
+REFUSED_S = 15.0  # the same for a newcomer all of whose nodes are gone: others would have said where they are by then
 HANDED_OVER_S = 5.0  # for the others to go to the next hub
 _SURE_S = 1.0  # who has heard the hub since then says where it is
 
@@ -47,6 +48,21 @@ def candidates(
     """
     gone = set(lost)
     return [(name, at) for name, at in dict([*roster, *met.items()]).items() if name not in gone]
+
+
+def in_vain(*, seeks_s: float, within_s: float, refused_s: float, newcomer: bool) -> str | None:
+    """Return why a node seeks the hub no more; None: it does.
+
+    seeks_s    for so long already, and within_s at most
+    refused_s  for so long all nodes that it knows of have refused connections
+    newcomer   else it serves itself, in its turn
+    """
+    if seeks_s > within_s:
+        return f"no hub was found within {within_s:.0f} s"
+    if newcomer and refused_s > REFUSED_S:
+        who = "all nodes of the run that this one knows have refused connections"
+        return f"for {REFUSED_S:.0f} s {who}: it is over, or lost"
+    return None
 
 
 def turn(candidate: Candidate, *, node: str, own: Address, newcomer: bool) -> Turn:

@@ -55,7 +55,7 @@ class OtherHubSearch:
     def _ask(self, address: Address) -> None:
         """Ask at one address where the hub is."""
 
-        def done(sock: socket.socket | None) -> None:
+        def done(sock: socket.socket | None, refused: bool) -> None:
             if sock is None:
                 return
 

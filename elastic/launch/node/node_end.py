@@ -29,7 +29,7 @@ class NodeEnd:
 
     run           the hub's word that the run is over
     hub_gone      and there is no other
-    not_admitted  the run had its most nodes, and this node was not let in
+    not_admitted  this node has no part in the run: it had its most nodes, or is not found
     finished      a worker of it has come to the run's end
     killed        everything was ended at once
     """

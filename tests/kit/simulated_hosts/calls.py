@@ -21,12 +21,12 @@ class Dials:
         self._agent = agent
         self._closed = 0  # how often
 
-    def begin(self, to: Address, done: Callable[[Wire | None], None]) -> None:
+    def begin(self, to: Address, done: Callable[[Wire | None, bool], None]) -> None:
         closed = self._closed
 
         def answered(wire: Wire | None, refused: bool) -> None:
             if self._closed == closed:
-                done(wire)
+                done(wire, refused)
             elif wire is not None:
                 wire.close(self._agent.machine)
 
