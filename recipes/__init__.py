@@ -4,4 +4,5 @@ digits         recognises handwritten digits
 gan            two networks that are updated in turn
 recurrent      truncated back-propagation through time
 gpt            a small GPT; gpt_data: token files for it; gpt_hf, gpt_lightning: under a Trainer
+diloco         the same GPT over a slow network
 """

@@ -1,13 +1,17 @@
-"""recipes/gpt.py, small: what people begin with when they train a language model keeps what the README promises."""
+"""recipes/gpt.py and its kin, small: what people begin with when they train a language model keeps what the README
+promises."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ import pytest
 from elastic.drill.cluster import Cluster
 from elastic.drill.end import End
 from elastic.drill.faults import At, Kill, KillAll, Plan
+from recipes.gpt import GPT
+from tests.kit.launch import Launch
 
 pytestmark = pytest.mark.nightly(sample=1, of="loaders and recipes of loops that stay")
 
@@ -94,3 +100,60 @@ def test_a_gpt_learns_more_than_how_frequent_bytes_are(elastic_cluster: MakeClus
     loss, unigram = validated(end)
     assert loss < unigram - 0.3
     assert unigram < math.log(256)
+
+
+@pytest.mark.parametrize("keep_moments", [False, True], ids=["fresh", "kept"])
+def test_rounds_of_many_steps_that_lose_workers_end_as_undisturbed_ones(
+    elastic_cluster: MakeCluster, elastic_undisturbed: Undisturbed, data: Path, keep_moments: bool
+) -> None:
+    """DiLoCo's workers are shares, so what it computes is the same with one process in peace, with three of which two
+    are killed, and after the loss of all with two."""
+    options: dict[str, Any] = {**SMALL, "script": RECIPES / "diloco.py", "data": data, "steps": 16}
+    del options["sample"]
+    options |= {"inner_steps": 3, "keep_moments": keep_moments}
+    alone = elastic_undisturbed(**options)
+    plan = Plan((Kill(1, At(4, "backward")), Kill(0, At(7, "in_update")), KillAll(At(12, "forward"))))
+    run = elastic_cluster(**options, workers=3, launcher="elastic", plan=plan)
+    run.finish(within_s=240)
+    end = run.start(workers=2).finish(within_s=240, reference=alone.events)
+
+    assert end.verdict.ok, f"{end.verdict}\n{end.output}"
+    assert (end.exit_code, end.left_behind, end.not_reached) == (0, (), ()), end.output
+    assert end.weights_sha256 == alone.weights_sha256
+    losses = [float(found) for found in re.findall(r"validation loss (\d\.\d+) nats", end.output + alone.output)]
+    assert len(losses) == 2, end.output
+    assert losses[0] == losses[1] < math.log(256)
+
+
+def test_inner_steps_send_nothing_and_a_round_as_much_as_a_step_of_plain_data_parallel(
+    data: Path, tmp_path: Path
+) -> None:
+    """By the kernel's own count. What a slow network gains is this: H steps for the bytes of one."""
+
+    def sent(recipe: str, *flags: str) -> tuple[float, int]:
+        """What the first worker sends in a round or step, and all workers within the inner steps of all rounds."""
+        url = tmp_path / "-".join((recipe, *flags))
+        size = [f"--data={data}", "--layers=1", "--width=32", "--validate=4", "--save-every=1000", "--steps=8"]
+        program = ["-m", "tests.kit.programs.sending", recipe, url]
+        with Launch("elastic", ["run", "--standalone", "--nproc-per-node=2", *program, *size, *flags]) as launch:
+            said = [json.loads(line) for line in launch.succeed(within_s=240).splitlines() if line.startswith("{")]
+        by_step = [one["sent"] for one in said if one.get("rank") == 0]
+        # The median: the kernel counts what has left, and some of one step's bytes may leave with the next one's.
+        return median(after - before for before, after in pairwise(by_step)), sum(one.get("inner", 0) for one in said)
+
+    plain, _ = sent("gpt", "--sample=1")
+    few, inside_few = sent("diloco", "--inner-steps=2")
+    many, inside_many = sent("diloco", "--inner-steps=8")
+    kept, _ = sent("diloco", "--inner-steps=2", "--keep-moments")
+    assert plain > 4 * sum(parameter.numel() for parameter in GPT(layers=1, width=32).parameters())
+    assert many == pytest.approx(few, rel=0.01)
+    assert many == pytest.approx(plain, rel=0.01)
+    assert kept == pytest.approx(3 * plain, rel=0.05)
+    assert max(inside_few, inside_many) < 4 * plain  # an exchange in each inner step would be 32 or more
+
+
+def test_the_page_on_slow_networks_shows_the_loop_of_the_recipe() -> None:
+    page = (RECIPES.parent / "docs/how-to/train-over-a-slow-network.md").read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in (RECIPES / "diloco.py").read_text().splitlines()]
+    assert [line for line in shown.splitlines() if line.strip() not in lines] == []
