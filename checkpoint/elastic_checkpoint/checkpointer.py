@@ -625,7 +625,7 @@ class Checkpointer:
         """
         claim = self.claim if step is None else functools.partial(self._claim_for, step)
         committed = functools.partial(self._sweeps.saved_beside, unfit=UNFIT in meta)
-        return Context(claim, self._save_time_s, committed, self._sweeper.sparing)
+        return Context(claim, self._save_time_s, committed, self._sweeper.protecting)
 
     def _claim_for(self, step: int) -> Claim:
         """Return the claim to save this step under; saves under way of an older one count if committed before."""

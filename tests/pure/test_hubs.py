@@ -22,7 +22,7 @@ from elastic.membership.messages.messages import Hello, NewView, Ready, Started
 from elastic.membership.messages.wire import Lines
 from elastic.membership.succession.node_report import NodeReport
 from elastic_checkpoint.net.event_loop import EventLoop, run_once
-from elastic_checkpoint.net.port import LEAST
+from elastic_checkpoint.net.port import PENDING_MIN
 from elastic_checkpoint.net.secret import TransportError
 from elastic_checkpoint.net.transport import Transport, client_side
 
@@ -165,7 +165,7 @@ def test_a_stranger_is_hung_up_on_and_a_node_of_the_run_is_heard(stand: Stand, w
 
 
 def test_connections_that_say_nothing_are_bounded(stand: Stand) -> None:
-    silent = [stand.connect() for _ in range(LEAST + 5)]
+    silent = [stand.connect() for _ in range(PENDING_MIN + 5)]
     stand.wait_for(lambda: silent[0].ended)
     stand.connect({"say": "hello", "node": "second", "run": NONCE, "slots": 1})
     stand.wait_for(lambda: stand.hub.others() == ["second"])
@@ -194,7 +194,7 @@ def test_a_stranger_in_whose_place_another_hub_is_asked_is_hung_up_on(secured: S
         is_over = {"say": "view_is_over", "generation": 1, "step": 3, "at": "in step", "lost": True}
         secured.hub.tell({**is_over, "worker": "first0"})
         secured.wait_for(lambda: secured.hub.others() == [])
-        silent = [secured.connect() for _ in range(LEAST)]
+        silent = [secured.connect() for _ in range(PENDING_MIN)]
         secured.wait_for(lambda: all(one.transport.through for one in silent))
 
         def one_was_sent_away() -> bool:
@@ -457,6 +457,6 @@ def test_a_flood_of_strangers_costs_a_node_of_the_run_nothing_but_its_share_of_t
         secured.turn(5.0)
         del strangers
     ours = len(os.listdir("/proc/self/fd")) - before - 400
-    assert ours <= LEAST
+    assert ours <= PENDING_MIN
     assert secured.hub.others() == ["x"]
     assert not node.ended

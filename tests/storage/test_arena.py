@@ -18,7 +18,7 @@ from elastic_checkpoint.format.tensors import DTYPES, pack, writable_bytes
 from elastic_checkpoint.memory import GroupLimit, group_limits
 from elastic_checkpoint.runs.claim_record import Claim
 from elastic_checkpoint.save import arena as arenas
-from elastic_checkpoint.save.arena import HALVES, PAGE, Arena, Attached, NoRoom, offsets
+from elastic_checkpoint.save.arena import HALVES, PAGE, Arena, AttachedArena, NoRoom, offsets
 from elastic_checkpoint.save.planner import Planner, Save
 from elastic_checkpoint.save.staging import Stage
 
@@ -72,7 +72,7 @@ def test_a_half_holds_exactly_the_files_of_the_foreground(
     for tensor in state.values():
         torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0)  # the state may change now
 
-    attached = Attached(arena.fd, arena.half_bytes)
+    attached = AttachedArena(arena.fd, arena.half_bytes)
     for half in range(HALVES):
         found = attached.read(half, [*save.plan.sizes, *map(len, texts)])
         assert [bytes(file) for file in found] == [*expected, *texts]

@@ -273,9 +273,9 @@ def test_what_an_answer_allows() -> None:
         silent = allows(answer, ours="job-2", waited_s=15)
         assert isinstance(silent, Free)
         assert not silent.certain
-        assert isinstance(allows(answer, ours="job-2", waited_s=3, stirred=True), Held)
-    assert isinstance(allows(unknown, waited_s=14, stirred=True), Wait)
-    assert isinstance(allows(unknown, waited_s=15, stirred=True), Held)
+        assert isinstance(allows(answer, ours="job-2", waited_s=3, sign_changed=True), Held)
+    assert isinstance(allows(unknown, waited_s=14, sign_changed=True), Wait)
+    assert isinstance(allows(unknown, waited_s=15, sign_changed=True), Held)
 
 
 def test_nothing_is_saved_after_closing(tmp_path: Path, checkpointer: Make) -> None:

@@ -401,7 +401,7 @@ def test_reading_does_not_wait_for_what_is_just_being_sent() -> None:
 
 
 def test_who_stops_in_the_middle_of_saying_who_it_is_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_STRANGER_S", 0.3)
+    monkeypatch.setattr(ports, "_IDENTIFY_WITHIN_S", 0.3)
     has(SECRET, monkeypatch)
     listener = Listener()
     port = listener.server.endpoint["port"]

@@ -418,8 +418,8 @@ def babbling(rank: int, size: int, folder: str, who: int, nonsense: dict[str, An
     ("who", "said", "refusal"),
     [
         (1, {"call": 1, "said": {}}, "no known word: None"),
-        (1, {"say": "said", "call": 1, "what": "a save"}, "said: Object missing required field `said`"),
-        (1, {"say": "heard", "call": "1"}, "heard: Expected `int`, got `str` - at `$.call`"),
+        (1, {"say": "contribution", "call": 1, "what": "a save"}, "contribution: Object missing required field `said`"),
+        (1, {"say": "received", "call": "1"}, "received: Expected `int`, got `str` - at `$.call`"),
         (0, {"say": "answer", "call": 1}, "answer: Object missing required field `answer`"),
         (
             0,
@@ -552,13 +552,13 @@ def partly(rank: int, size: int, folder: str) -> tuple[list[tuple[int, int]], in
         state = {"model": {f"p{n}": part(n) for n in range(3)}, "optimizer": {f"m{n}": part(-n) for n in range(6)}}
         runs.save(1, state)
         allocated: list[int] = []
-        init = ranges.Wanted.__init__
+        init = ranges.TensorBuffers.__init__
 
-        def counted(self: ranges.Wanted, *args: Any) -> None:
+        def counted(self: ranges.TensorBuffers, *args: Any) -> None:
             init(self, *args)
             allocated.append(self.bytes)
 
-        ranges.Wanted.__init__ = counted  # type: ignore[method-assign, assignment]
+        ranges.TensorBuffers.__init__ = counted  # type: ignore[method-assign, assignment]
         manifests: list[int] = []
         read = load_module.read_manifest
         load_module.read_manifest = lambda *args: manifests.append(1) or read(*args)  # type: ignore[func-returns-value]

@@ -62,7 +62,7 @@ def plan(storage: Storage, log: Log, sweeper: Sweeper) -> list[Removal]:
     """Return what a sweep would remove now, in order; unfinished uploads, which no listing shows, are left out."""
     history = read_history(storage, log)
     objects = by_owner(storage.list(DATA))
-    chosen = sweeper.victims(history, objects, claim=0, now_s=time.time())  # no claim: none of its saves is under way
+    chosen = sweeper.to_remove(history, objects, claim=0, now_s=time.time())  # no claim: none of its saves is under way
     return [Removal(str(id), id.step, _why(id, history), sum(objects.get(id, {}).values())) for id in chosen]
 
 

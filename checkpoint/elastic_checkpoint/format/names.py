@@ -93,7 +93,7 @@ def sign_of_life_key(number: int) -> str:
     return f"leases/{number:08d}"
 
 
-def beacon_key(number: int) -> str:
+def liveness_key(number: int) -> str:
     return f"{CLAIMS}/{number:08d}.beacon"
 
 

@@ -116,7 +116,7 @@ def compare(a: Side, b: Side, *, only: Sequence[str] = ()) -> Comparison:
             kind = DifferenceKind.PATH if places else DifferenceKind.VALUE
             differences[path] = Difference(path, kind, str(mine), str(theirs))
 
-    known: dict[tuple[str, str], Counted] = {}
+    known: dict[tuple[str, str], TensorDifference] = {}
     for path, mine, theirs in sorted(to_read, key=lambda item: a.stream.where(item[1].name)):
         names = mine.name, theirs.name
         if names not in known:
@@ -188,7 +188,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Counted:
+class TensorDifference:
     """How two tensors of one form differ; see `Difference`."""
 
     differing: int = 0
@@ -198,14 +198,16 @@ class Counted:
     def as_tuple(self) -> tuple[int, float | None, int]:
         return self.differing, self.largest, self.nonfinite
 
-    def __add__(self, other: Counted) -> Counted:
+    def __add__(self, other: TensorDifference) -> TensorDifference:
         both = [largest for largest in (self.largest, other.largest) if largest is not None]
-        return Counted(self.differing + other.differing, max(both, default=None), self.nonfinite + other.nonfinite)
+        return TensorDifference(
+            self.differing + other.differing, max(both, default=None), self.nonfinite + other.nonfinite
+        )
 
 
-def count(a: Bytes, b: Bytes, dtype: Dtype) -> Counted:
+def count(a: Bytes, b: Bytes, dtype: Dtype) -> TensorDifference:
     """Count the elements that differ in any bit, so that a NaN equals itself and -0.0 does not equal 0.0. Pure."""
-    total, step = Counted(), _BLOCK * dtype.itemsize
+    total, step = TensorDifference(), _BLOCK * dtype.itemsize
     for start in range(0, len(a), step):
         mine, theirs = a[start : start + step], b[start : start + step]
         if not np.array_equal(mine, theirs):
@@ -222,19 +224,19 @@ def _words(data: Bytes, itemsize: int) -> NDArray[Any]:
     return words
 
 
-def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> Counted:
+def _measure(a: NDArray[Any], b: NDArray[Any], dtype: Dtype) -> TensorDifference:
     """Return how far apart these elements are, which all differ, as words."""
     x, y = _numbers(a, dtype), _numbers(b, dtype)
     if x is None or y is None:
-        return Counted(len(a))
+        return TensorDifference(len(a))
     if x.dtype.kind in "iu":
         gaps = np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)  # exact: it wraps around twice
-        return Counted(len(a), int(gaps.max()))
+        return TensorDifference(len(a), int(gaps.max()))
     finite = np.isfinite(x) & np.isfinite(y)
     with np.errstate(over="ignore"):
         distances = np.abs(x[finite] - y[finite])
     largest = float(distances.max()) if len(distances) else None
-    return Counted(len(a), largest, int(np.count_nonzero(~finite)))
+    return TensorDifference(len(a), largest, int(np.count_nonzero(~finite)))
 
 
 def _numbers(words: NDArray[Any], dtype: Dtype) -> NDArray[Any] | None:

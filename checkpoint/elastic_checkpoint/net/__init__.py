@@ -7,7 +7,7 @@ secret        of a run; transport: in the clear, or by TLS (tls) where there is 
 event_loop    turned by an agent, by a thread, or by whoever waits for an answer
 connection    one end of a line of messages, in a loop
 dialing       how one is made, and a question asked by a deadline
-port          where they are accepted, and strangers: who has connected, and has not said who it is
+port          where they are accepted, and pending until they have said who they are
 peers         one process that many are connected to, and one of these
 machine       which machine is this, and how do others reach it?
 

@@ -153,7 +153,7 @@ class Server:
                 raise NotAMessage("it does not know the token")
 
         def ended(why: str | None) -> None:
-            self._served.port.knows(connection)
+            self._served.port.identified(connection)
             if connection.refused:
                 self.refused = f"{host}: {connection.refused}; {SAME_FOR_ALL}"
             if number is not None and self._numbers.get(number) is connection:
@@ -173,7 +173,7 @@ class Server:
         if before is not None:  # it came back before we noticed that it was gone
             before.close()
             self._gone(number, "it connected anew")
-        self._served.port.knows(connection)
+        self._served.port.identified(connection)
         connection.takes_long_lines(_MEMBER_LINE_MAX)
         self._numbers[number] = connection
         self._came(number)

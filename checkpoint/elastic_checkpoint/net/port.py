@@ -1,8 +1,8 @@
-"""A port of this machine, and who connects to it: a stranger until it is known.
+"""A port of this machine, and who connects to it: a connection is pending until it has said who it is.
 
-After a while, or when more strangers have come, it is hung up on. So whoever says nothing, or half of something, uses
-up nothing. An agent has its port in its own loop; `PortThread` has one in a thread, and both end with their process: a
-forked child closes its copy at once.
+One that has not after a while, or when too many others have come, is closed. So whoever says nothing, or half of
+something, uses up nothing. An agent has its port in its own loop; `PortThread` has one in a thread, and both end with
+their process: a forked child closes its copy at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from elastic_checkpoint.net.transport import Transport, server_side
 K = TypeVar("K", bound=Hashable)
 Accepted = Callable[[socket.socket, str, Transport], Connection]
 
-LEAST = 64  # as many may come at any time; beyond them, twice as many as are expected
+PENDING_MIN = 64  # as many may come at any time; beyond them, twice as many as are expected
 ACCEPTED_MAX = 64  # in one turn: of thousands that come at a takeover, who is here already is heard between them
 
 _BACKLOG = 128
 _PAUSE_S = 0.1  # where no descriptor is left
-_STRANGER_S = 30.0  # a busy machine says who it is slowly
+_IDENTIFY_WITHIN_S = 30.0  # a busy machine says who it is slowly
 
 
 def listen(address: str, ports: range | None = None, *, backlog: int = _BACKLOG) -> socket.socket:
@@ -49,7 +49,7 @@ def listen(address: str, ports: range | None = None, *, backlog: int = _BACKLOG)
 
 
 class Port:
-    """Accepts those who connect to `listener`, None: nobody comes, and keeps the strangers among them.
+    """Accepts those who connect to `listener`, None: nobody comes, and closes those that stay pending.
 
     number  of the port
     loop    in which it accepts
@@ -59,55 +59,55 @@ class Port:
         """Keep what is needed, without accepting anybody yet.
 
         secret      which those who come must know; None: they speak in the clear
-        patience_s  how long a stranger has, to become known
+        patience_s  how long a connection may be pending
         expected    how many may well connect at the same time
         """
         self.number: int | None = listener.getsockname()[1] if listener is not None else None
         self._listener = listener
         self._secret = secret
-        self._strangers: Strangers[Connection] = Strangers(patience_s, most_strangers(expected))
-        self._deaf_until_s: float | None = None  # the listener is left alone for a moment, as no descriptor was left
+        self._pending: PendingConnections[Connection] = PendingConnections(patience_s, pending_max(expected))
+        self._paused_until_s: float | None = None  # the listener is left alone for a moment, as no descriptor was left
 
     def accept_in(self, loop: EventLoop, accepted: Accepted) -> None:
-        """Begin to accept; accepted: gets each who comes, with its host, and returns its connection, a stranger's."""
+        """Begin to accept; accepted: gets each who comes, with its host; returns its connection, which is pending."""
         self.loop, self._accepted = loop, accepted
         if self._listener is not None:
             self._listener.setblocking(False)
             self._watch(self._listener)
 
     def tick(self, now_s: float) -> None:
-        """Close strangers whose time is up, and listen again where no descriptor was left."""
-        if self._listener is not None and self._deaf_until_s is not None and now_s >= self._deaf_until_s:
+        """Close pending connections whose time is up, and listen again where no descriptor was left."""
+        if self._listener is not None and self._paused_until_s is not None and now_s >= self._paused_until_s:
             self._watch(self._listener)
-        for connection in self._strangers.overdue(now_s):
+        for connection in self._pending.expire(now_s):
             connection.close()
 
     def next_s(self) -> float | None:
         """Return when `tick` has something to do, None: it has not."""
-        due_s = self._strangers.next_s()
-        return due_s if self._deaf_until_s is None else min(self._deaf_until_s, due_s or math.inf)
+        due_s = self._pending.next_s()
+        return due_s if self._paused_until_s is None else min(self._paused_until_s, due_s or math.inf)
 
     def close(self) -> None:
-        """Accept nobody any more, and hang up on strangers. Idempotent."""
-        for connection in self._strangers:
+        """Accept nobody any more, and close what is pending. Idempotent."""
+        for connection in self._pending:
             connection.close()
         if self._listener is not None:
-            if self._deaf_until_s is None:
+            if self._paused_until_s is None:
                 self.loop.unregister(self._listener)
             self._listener.close()
             self._listener = None
 
-    def meets(self, connection: Connection, host: str) -> None:
-        """Count this connection as a stranger's until it is known; it may crowd out another one."""
-        if (crowded_out := self._strangers.came(connection, host, time.monotonic())) is not None:
+    def add_pending(self, connection: Connection, host: str) -> None:
+        """Count this connection as pending until it is identified; another one may be closed for it."""
+        if (crowded_out := self._pending.add(connection, host, time.monotonic())) is not None:
             crowded_out.close()
 
-    def knows(self, connection: Connection) -> None:
-        """Count it as a stranger's no more: it is known, or gone."""
-        self._strangers.known(connection)
+    def identified(self, connection: Connection) -> None:
+        """Count it as pending no more: it has said who it is, or is gone."""
+        self._pending.remove(connection)
 
     def _watch(self, listener: socket.socket) -> None:
-        self._deaf_until_s = None
+        self._paused_until_s = None
         self.loop.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -120,7 +120,7 @@ class Port:
                 return
             except OSError:  # no descriptor is left: whoever waits makes each turn come at once
                 self.loop.unregister(self._listener)
-                self._deaf_until_s = time.monotonic() + _PAUSE_S
+                self._paused_until_s = time.monotonic() + _PAUSE_S
                 return
             try:
                 transport = server_side(self._secret)
@@ -128,7 +128,7 @@ class Port:
             except OSError:  # no descriptor is left, or it has gone already
                 sock.close()
                 continue
-            self.meets(self._accepted(sock, str(host), transport), str(host))
+            self.add_pending(self._accepted(sock, str(host), transport), str(host))
 
 
 class PortThread:
@@ -144,7 +144,7 @@ class PortThread:
         """
         listener = listen("", ports, backlog=backlog)
         self.number: int = listener.getsockname()[1]
-        self.port = Port(listener, secret=secret, patience_s=_STRANGER_S, expected=expected)
+        self.port = Port(listener, secret=secret, patience_s=_IDENTIFY_WITHIN_S, expected=expected)
         self.thread = LoopThread(name)
 
     def start(self, accepted: Accepted) -> None:
@@ -162,8 +162,8 @@ class PortThread:
         self.thread.close(end)
 
 
-class Strangers(Generic[K]):
-    """Those that are not known yet, by the host that they come from.
+class PendingConnections(Generic[K]):
+    """The connections that have not said who they are, by the host that they come from.
 
     patience_s  how long each of them has, on the clock of whoever asks
     most        at one time
@@ -174,8 +174,8 @@ class Strangers(Generic[K]):
         self._most = most
         self._waiting: dict[K, tuple[str, float]] = {}  # host, and until when; in the order in which they came
 
-    def came(self, one: K, host: str, now_s: float) -> K | None:
-        """Add a stranger; return who is to be sent away for it, if anybody is: the oldest of the host with most."""
+    def add(self, one: K, host: str, now_s: float) -> K | None:
+        """Add one; return which is to be closed for it, if any: the oldest of the host with most."""
         self._waiting[one] = host, now_s + self._patience_s
         if len(self._waiting) <= self._most:
             return None
@@ -184,11 +184,11 @@ class Strangers(Generic[K]):
         del self._waiting[oldest]
         return oldest
 
-    def known(self, one: K) -> None:
-        """Remove one that is no stranger any more, or has gone."""
+    def remove(self, one: K) -> None:
+        """Remove one that is identified, or gone."""
         self._waiting.pop(one, None)
 
-    def overdue(self, now_s: float) -> list[K]:
+    def expire(self, now_s: float) -> list[K]:
         """Remove and return those whose time is over."""
         late = []
         for one, (_, until_s) in self._waiting.items():
@@ -210,7 +210,7 @@ class Strangers(Generic[K]):
         return len(self._waiting)
 
 
-def most_strangers(expected: int) -> int:
-    """Return how many strangers may wait where so many are expected: twice as many, and LEAST."""
+def pending_max(expected: int) -> int:
+    """Return how many may be pending where so many are expected: twice as many, and PENDING_MIN."""
     # Twice: all of them at once, and once again; but no more than half of the descriptors that this process may have.
-    return min(LEAST + 2 * expected, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    return min(PENDING_MIN + 2 * expected, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

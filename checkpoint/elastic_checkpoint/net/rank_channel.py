@@ -43,11 +43,11 @@ from elastic_checkpoint.net.rank_messages import (
     FROM_RANK,
     FROM_RANK_0,
     Answer,
+    Contribution,
     Failed,
-    Heard,
     HungUp,
+    Received,
     Refused,
-    Said,
 )
 from elastic_checkpoint.net.roll_call import RollCall
 
@@ -79,8 +79,8 @@ class RankChannel:
         self.bytes = RankBytes(self.size)
         self._end: Server | Client | None = None
         self._changed = threading.Condition()  # guards everything below
-        self._said: dict[int, Said | Failed] = {}  # of this call, by rank; on rank 0
-        self._early: dict[int, dict[int, Said | Failed]] = {}  # of calls to come
+        self._said: dict[int, Contribution | Failed] = {}  # of this call, by rank; on rank 0
+        self._early: dict[int, dict[int, Contribution | Failed]] = {}  # of calls to come
         self._heard: dict[int, set[int]] = {}  # which ranks have heard an answer, by call
         self._answers: dict[int, Answer | Refused] = {}  # by call; on the others
         self._lost: dict[int, str] = {}  # ranks that rank 0 has lost; on the others, rank 0
@@ -136,9 +136,9 @@ class RankChannel:
             raise self._knowing(mine)
         raise self._knowing(error_from(answer.error))
 
-    def _message(self, call: int, what: str, mine: Message | BaseException) -> Said | Failed:
+    def _message(self, call: int, what: str, mine: Message | BaseException) -> Contribution | Failed:
         if not isinstance(mine, BaseException):
-            return Said(call=call, what=what, said=mine)
+            return Contribution(call=call, what=what, said=mine)
         leaves = not isinstance(mine, Exception)  # who is interrupted waits for nobody
         return Failed(call=call, what=what, error=error_document(mine, self.scrub), leaves=leaves)
 
@@ -193,7 +193,9 @@ class RankChannel:
 
     # Agreeing
 
-    def _ask(self, end: Server, mine: Said | Failed, decide: Decide, last: bool, state: str) -> Answer | Refused:
+    def _ask(
+        self, end: Server, mine: Contribution | Failed, decide: Decide, last: bool, state: str
+    ) -> Answer | Refused:
         """Decide on rank 0, and tell the others; what interrupts it is the answer, whatever the others say."""
         call, at_once = mine.call, _leaves(mine)
         with self._changed:
@@ -221,7 +223,7 @@ class RankChannel:
             del self._heard[call]
         return answers[0]
 
-    def _decided(self, said: Sequence[Said | Failed], decide: Decide, state: str) -> Sequence[Answer | Refused]:
+    def _decided(self, said: Sequence[Contribution | Failed], decide: Decide, state: str) -> Sequence[Answer | Refused]:
         """Return what to answer to each rank."""
         call = said[0].call
         first = next((rank for rank, one in enumerate(said) if isinstance(one, Failed)), None)
@@ -230,7 +232,7 @@ class RankChannel:
         else:
             try:
                 _check_same([one.what for one in said])
-                answers = decide([one.said for one in said if isinstance(one, Said)])
+                answers = decide([one.said for one in said if isinstance(one, Contribution)])
                 assert len(answers) == self.size, "one answer for each rank"
                 return [Answer(call=call, answer=answer) for answer in answers]
             except BaseException as met:  # the others must hear of a defect of ours, too
@@ -239,7 +241,7 @@ class RankChannel:
                     error, self._defect = of_rank(error, 0, self.size, said[0].what, state), met
         return [Refused(call=call, error=error)] * self.size
 
-    def _hear(self, end: Client, mine: Said | Failed, state: str) -> Answer | Refused:
+    def _hear(self, end: Client, mine: Contribution | Failed, state: str) -> Answer | Refused:
         """Tell rank 0, on another rank, and return its answer."""
         call = mine.call
         end.send(as_message(mine))
@@ -252,7 +254,7 @@ class RankChannel:
             self._answers = {later: one for later, one in self._answers.items() if later > call}
             lost = self._lost.get(0)
         if answer is not None:
-            end.send(as_message(Heard(call=call)))
+            end.send(as_message(Received(call=call)))
             return answer
         how = f"is gone: {lost}" if lost is not None else f"did not answer within {within_s:g} s"
         if lost is None:  # from here on the two would be at different calls for good: both shall know at once
@@ -264,14 +266,14 @@ class RankChannel:
 
     def _hear_rank(self, rank: int, message: Message) -> None:
         """Take what a rank has said. Raises NotAMessage."""
-        said: Said | Failed | Heard | HungUp = parse(FROM_RANK, message)
+        said: Contribution | Failed | Received | HungUp = parse(FROM_RANK, message)
         if not 0 < rank < self.size:
             raise NotAMessage(f"of {self.size} ranks none of these is {rank}")
         if isinstance(said, HungUp):
             self._lose(rank, said.why)
             return
         with self._changed:
-            if isinstance(said, Heard):
+            if isinstance(said, Received):
                 self._heard.get(said.call, set()).add(rank)
             elif said.call == self._calls:
                 self._said[rank] = said
@@ -295,7 +297,7 @@ class RankChannel:
             self._changed.notify_all()
 
 
-def _leaves(said: Said | Failed) -> bool:
+def _leaves(said: Contribution | Failed) -> bool:
     return isinstance(said, Failed) and said.leaves
 
 

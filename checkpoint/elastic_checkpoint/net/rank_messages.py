@@ -1,6 +1,6 @@
 """What the ranks that save and load together say to each other, as types.
 
-    every rank: Said | Failed  ->  rank 0: Answer | Refused  ->  every rank: Heard
+    every rank: Contribution | Failed  ->  rank 0: Answer | Refused  ->  every rank: Received
 
 and HungUp at any time, from either side. What arrives is one of these, whole, or whoever said it is hung up on
 (codec.py, peers.py). What they agree on is for those who agree: it is passed on as it is.
@@ -20,7 +20,7 @@ class _InCall(Tagged):
     call: Int
 
 
-class Said(_InCall):
+class Contribution(_InCall):
     """This rank's part of what is agreed on, and what that is."""
 
     what: str
@@ -35,7 +35,7 @@ class Failed(_InCall):
     leaves: bool = False
 
 
-class Heard(_InCall):
+class Received(_InCall):
     """The answer has come."""
 
 
@@ -60,5 +60,5 @@ class Refused(_InCall):
     missing: tuple[Int, ...] = ()
 
 
-FROM_RANK = by_word(Said | Failed | Heard | HungUp)
+FROM_RANK = by_word(Contribution | Failed | Received | HungUp)
 FROM_RANK_0 = by_word(Answer | Refused | HungUp)

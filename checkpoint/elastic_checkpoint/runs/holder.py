@@ -58,13 +58,13 @@ def decide(
     ours: str | None,
     waited_s: float,
     grace_s: float,
-    stirred: bool = False,
+    sign_changed: bool = False,
 ) -> Free | Held | Wait:
     """Return what an answer allows. Pure.
 
     theirs, ours  names of the jobs; a holder with our own is our dying predecessor, and is waited for
     waited_s      how long we have been asking; every wait ends when it reaches `grace_s`
-    stirred       whether the holder's sign of life in the storage has changed while we waited
+    sign_changed  whether the holder's sign of life in the storage has changed while we waited
     """
     same = bool(ours) and theirs == ours
     over = waited_s >= grace_s
@@ -77,7 +77,7 @@ def decide(
             if not same:
                 return Held("it answers")
             return Held(f"it still answers after {grace_s:g} s") if over else Wait("is our predecessor")
-        case Refused(why) | Unknown(why) if stirred:
+        case Refused(why) | Unknown(why) if sign_changed:
             if not same:
                 return Held(f"it cannot be asked, but shows signs of life in the storage: {why}")
             return Held(f"it still lives after {grace_s:g} s: {why}") if over else Wait("is our predecessor")
@@ -95,13 +95,13 @@ def wait_until_free(
     signs: Signs,
     moved: Moved,
     log: Log,
-    unasked: str | None = None,
+    ignored_nonce: str | None = None,
 ) -> frozenset[int]:
     """Ask all holders until none can be going on; the numbers of those that were only silent. Raises `ClaimHeld`.
 
-    signs  claim number -> what its holder changes in the storage as long as it lives
-    moved  claim number -> the endpoint that took the place of its holder's
-    unasked  the nonce of an endpoint that is not asked: it answers whoever goes on
+    signs          claim number -> what its holder changes in the storage as long as it lives
+    moved          claim number -> the endpoint that took the place of its holder's
+    ignored_nonce  of an endpoint that is not asked: it answers whoever goes on
     Ends within about `grace_s`, whatever their number.
     """
     waiting = list(holders)
@@ -109,19 +109,19 @@ def wait_until_free(
     silent: set[int] = set()
     began_s, looked_s, read_s, said = time.monotonic(), -_LOOK_S, -_LOOK_S, False
     first: dict[int, object] = {}
-    stirred: set[int] = set()
+    sign_changed: set[int] = set()
     while True:
         waited_s = time.monotonic() - began_s
         if waited_s - read_s >= _LOOK_S:
             read_s, moved_to = waited_s, {one.number: moved(one.number) for one in waiting}
-        answers = _ask_all(waiting, moved_to, unasked)
+        answers = _ask_all(waiting, moved_to, ignored_nonce)
         unheard = [one for one, answer in answers if isinstance(answer, Refused | Unknown)]
         if unheard and (waited_s - looked_s >= _LOOK_S or waited_s >= grace_s):
             looked_s = waited_s
             for one in unheard:
                 now = signs(one.number)
                 if first.setdefault(one.number, now) != now:
-                    stirred.add(one.number)
+                    sign_changed.add(one.number)
         for one, answer in answers:
             decided = decide(
                 answer,
@@ -129,7 +129,7 @@ def wait_until_free(
                 ours=job,
                 waited_s=waited_s,
                 grace_s=grace_s,
-                stirred=one.number in stirred,
+                sign_changed=one.number in sign_changed,
             )
             match decided:
                 case Free(why, certain):
@@ -148,12 +148,12 @@ def wait_until_free(
 
 
 def _ask_all(
-    holders: Sequence[Claim], moved_to: Mapping[int, LivenessEndpoint | None], unasked: str | None
+    holders: Sequence[Claim], moved_to: Mapping[int, LivenessEndpoint | None], ignored_nonce: str | None
 ) -> list[tuple[Claim, Answer]]:
     def answer(holder: Claim) -> Answer:
-        own = holder.endpoint if holder.nonce != unasked else None
+        own = holder.endpoint if holder.nonce != ignored_nonce else None
         moved = moved_to[holder.number]
-        moved = moved if moved is not None and moved.nonce != unasked else None
+        moved = moved if moved is not None and moved.nonce != ignored_nonce else None
         return ask_both(own, holder.nonce, moved, timeout_s=_ANSWER_S)
 
     if len(holders) == 1:

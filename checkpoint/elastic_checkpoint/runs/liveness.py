@@ -35,7 +35,7 @@ from typing import Any
 
 from elastic_checkpoint.errors import CorruptCheckpoint
 from elastic_checkpoint.format.hashing import seal, unseal
-from elastic_checkpoint.format.names import beacon_key
+from elastic_checkpoint.format.names import liveness_key
 from elastic_checkpoint.net.codec import NotAMessage, encode
 from elastic_checkpoint.net.connection import Connection
 from elastic_checkpoint.net.dialing import ask as ask_for
@@ -117,13 +117,13 @@ class LivenessServer:
         self._served.close()
 
     def _answer(self, caller: socket.socket, _host: str, transport: Transport) -> Connection:
-        """Answer whoever comes, and leave it to the caller to hang up, as long as a stranger may stay."""
+        """Answer whoever comes, and leave it to the caller to hang up, as long as it may be pending."""
 
         def heard(_message: object) -> None:
             raise NotAMessage("whoever asks says nothing")
 
         def ended(_why: str | None) -> None:
-            self._served.port.knows(connection)
+            self._served.port.identified(connection)
 
         connection = Connection(self._served.thread.loop, caller, heard, ended, transport, longest=_LINE_MAX)
         connection.send(self._line)
@@ -216,12 +216,12 @@ class LivenessEndpoint:
 
 def write_moved(storage: Storage, claim: int, moved_to: LivenessEndpoint) -> None:
     """Write that this one answers for the claim, too, from here on. Raises StorageError."""
-    storage.put(beacon_key(claim), seal({"format": 1, "nonce": moved_to.nonce, "endpoint": dict(moved_to.endpoint)}))
+    storage.put(liveness_key(claim), seal({"format": 1, "nonce": moved_to.nonce, "endpoint": dict(moved_to.endpoint)}))
 
 
 def read_moved(storage: Storage, claim: int) -> LivenessEndpoint | None:
     """Return the endpoint that took the place of the holder's, None where none lies there. Raises StorageError."""
-    key = beacon_key(claim)
+    key = liveness_key(claim)
     try:
         body = unseal(get_bounded(storage, key, _BYTES_MAX), f"endpoint {key}")
     except (Missing, TooLarge, CorruptCheckpoint):

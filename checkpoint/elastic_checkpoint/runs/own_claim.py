@@ -25,9 +25,9 @@ from elastic_checkpoint.format.names import (
     CLAIMS,
     COMMITS,
     CommitId,
-    beacon_key,
     claim_key,
     commit_id,
+    liveness_key,
     sign_of_life_key,
 )
 from elastic_checkpoint.net.machine import boot_id
@@ -73,7 +73,7 @@ class OwnClaim:
         self._reopen = reopen
         self._settle = settle
         self._log = log
-        self._unasked: str | None = None  # the nonce of our own endpoint, where what that answers says nothing
+        self._ignored_nonce: str | None = None  # the nonce of our own endpoint, where what that answers says nothing
         self._claim: Claim | None = None
         self._pid = 0
         self._origin: Origin | None = None  # what was loaded, until a claim names it
@@ -120,7 +120,7 @@ class OwnClaim:
                 f"{self._storage.url} cannot create an object only if it is absent; of two jobs that start at the same "
                 "instant both may begin, and one stops at its first save"
             )
-        self._unasked = self._answers[0] if answers_for_others and self._answers is not None else None
+        self._ignored_nonce = self._answers[0] if answers_for_others and self._answers is not None else None
         self.wait_for_orphans()  # where there is no claim yet, or nobody is asked
         nonce = self._answers[0] if self._answers is not None else new_claim_nonce()
         endpoint = self._answers[1] if self._answers is not None else self._listen(nonce)
@@ -245,7 +245,7 @@ class OwnClaim:
             while self._replaced:
                 number = self._replaced.pop()
                 self._storage.delete(sign_of_life_key(number))
-                self._storage.delete(beacon_key(number))
+                self._storage.delete(liveness_key(number))
         return claim
 
     def _hold(self, claim: Claim, *, adopted: bool = False) -> None:
@@ -269,7 +269,7 @@ class OwnClaim:
     def _need_not_ask(self, holder: Claim, index: int) -> bool:
         """Return whether it is settled: by our own claim; by our job, which has moved on from its own processes."""
         ours = self._answers[0] if self._answers is not None else None
-        if ours not in (None, self._unasked) and ours == (self._moved_to(holder) or holder.nonce):
+        if ours not in (None, self._ignored_nonce) and ours == (self._moved_to(holder) or holder.nonce):
             return True  # one that has moved away from us answers elsewhere, for a run that has gone on there
         own = self.number
         if own is not None and holder.number <= own:
@@ -296,7 +296,7 @@ class OwnClaim:
             grace_s=self._grace_s,
             signs=functools.partial(read_sign_of_life, self._storage),
             moved=functools.partial(read_moved, self._storage),
-            unasked=self._unasked,
+            ignored_nonce=self._ignored_nonce,
             log=self._log,
         )
 

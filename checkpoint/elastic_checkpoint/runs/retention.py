@@ -15,10 +15,10 @@ Removed   others of the lineage; after a grace period, commits outside the linea
 
 A save of our own claim that is under way looks like the remains of one that failed. It may wait for finish_s until it
 is begun, take finish_s, and be finished by a writer process whose parent has died, which takes no longer than that
-again: so what is of our own claim is spared for three times finish_s, however short the grace period. That time counts
-from when we first saw it, on a clock that nobody sets, and so does the grace of commits outside the lineage: what a
-rollback left behind stays for that long. Ages by the names of saves, which hold the time of their writer's clock, come
-in only where nothing that is under way could be committed any more.
+again: so what is of our own claim is protected for three times finish_s, however short the grace period. That time
+counts from when we first saw it, on a clock that nobody sets, and so does the grace of commits outside the lineage:
+what a rollback left behind stays for that long. Ages by the names of saves, which hold the time of their writer's
+clock, come in only where nothing that is under way could be committed any more.
 
 What a holder that was replaced can still do: finish the one batch that it had begun before our claim existed. It chose
 those commits among the ones older than its newest two, and claims.py makes sure that our claim names its newest. So
@@ -68,14 +68,14 @@ def removable(
     keep_multiple: int | None = None,
     grace_s: float,
     now_s: float,
-    spared: Callable[[CommitId], bool] = lambda id: False,
+    protected: Callable[[CommitId], bool] = lambda id: False,
 ) -> list[CommitId]:
     """Return the saves to remove, in order. Pure.
 
-    whole   whether a commit is not damaged; asked only where more are there than are kept, until enough are found
-    unfit   whether a whole one says so
-    owners  the saves that data in storage belongs to
-    spared  whether what is outside the lineage, or was never committed, stays for now, whatever its age
+    whole      whether a commit is not damaged; asked only where more are there than are kept, until enough are found
+    unfit      whether a whole one says so
+    owners     the saves that data in storage belongs to
+    protected  whether what is outside the lineage, or was never committed, stays for now, whatever its age
     """
     enough, kept = max(keep, KEEP_MIN), {False: 0, True: 0}
     superseded: list[CommitId] = []
@@ -97,7 +97,7 @@ def removable(
     committed = {*history.lineage, *history.outside}
     orphans = [*history.outside, *sorted(set(owners) - committed)]
 
-    waiting = {id for id in orphans if spared(id)}  # all are asked: from then on they are watched
+    waiting = {id for id in orphans if protected(id)}  # all are asked: from then on they are watched
     return superseded[::-1] + [id for id in orphans if now_s - id.born_s >= grace_s and id not in waiting]
 
 
@@ -154,9 +154,9 @@ class Sweeper:
         self._once = once
         self._verified = verified
         self._clock = clock
-        self._said_of_uploads = False
-        self._spared: set[CommitId] = set()
-        self._seen_s: dict[CommitId, float] = {}  # what is spared for now: when it was first seen
+        self._warned_of_uploads = False
+        self._protected: set[CommitId] = set()
+        self._seen_s: dict[CommitId, float] = {}  # what is protected for now: when it was first seen
         self._contents: dict[CommitId, Contents] = {}  # what manifests say; they never change
         self._resumed: Resumed = {}  # what claims say, likewise; `newer_claim` finds out if the run is another one
 
@@ -167,10 +167,10 @@ class Sweeper:
             self._log(f"nothing is swept: claim {history.newest_claim} replaced ours, {claim}")
             return []
         objects = by_owner(self._storage.list(DATA))
-        victims = self.victims(history, objects, claim=claim, now_s=now_s)
+        to_remove = self.to_remove(history, objects, claim=claim, now_s=now_s)
         removed: list[str] = []
         listed = {*history.lineage, *history.outside}
-        for some in batches(victims, min(_AT_ONCE, deletes_at_once(self._storage))):
+        for some in batches(to_remove, min(_AT_ONCE, deletes_at_once(self._storage))):
             if (why := self._reason_to_stop(some, listed, claim, nonce)) is not None:
                 self._log(f"sweeping stopped: {why}")
                 return removed
@@ -181,41 +181,41 @@ class Sweeper:
             removed += map(str, some)
         return [*removed, *self._tidy()]
 
-    def victims(self, history: History, objects: Objects, *, claim: int, now_s: float) -> list[CommitId]:
+    def to_remove(self, history: History, objects: Objects, *, claim: int, now_s: float) -> list[CommitId]:
         """Return what `removable` says of these commits and data, for this claim."""
         return removable(
             history,
             whole=lambda id: self._is_whole(id, objects),
-            unfit=lambda id: self._said(id).unfit,
+            unfit=lambda id: self._contents_of(id).unfit,
             owners=objects,
             keep=self._keep,
             keep_every=self._keep_every,
             keep_multiple=self._keep_multiple,
             grace_s=self._orphan_grace_s,
             now_s=now_s,
-            spared=self._spares(claim, set(history.outside)),
+            protected=self._protects(claim, set(history.outside)),
         )
 
     @contextlib.contextmanager
-    def sparing(self, id: CommitId) -> Iterator[None]:
-        """Spare this save while the block lasts, however long ago it began."""
-        self._spared.add(id)
+    def protecting(self, id: CommitId) -> Iterator[None]:
+        """Protect this save while the block lasts, however long ago it began."""
+        self._protected.add(id)
         try:
             yield
         finally:
-            self._spared.discard(id)
+            self._protected.discard(id)
 
     def learn(self, id: CommitId, contents: Contents) -> None:
         """Note what a commit of our own holds, so that its manifest need not be read."""
         self._contents[id] = contents
 
-    def _spares(self, claim: int, outside: set[CommitId]) -> Callable[[CommitId], bool]:
-        """Return the `spared` of `removable` for this sweep, which notes what is new to it and forgets what is gone."""
+    def _protects(self, claim: int, outside: set[CommitId]) -> Callable[[CommitId], bool]:
+        """Return the `protected` of `removable` for this sweep, which notes what is new and forgets what is gone."""
         seen_s, at_s = self._seen_s, self._clock()
         self._seen_s = {}
 
-        def spared(id: CommitId) -> bool:
-            if id in self._spared:
+        def protected(id: CommitId) -> bool:
+            if id in self._protected:
                 return True
             for_s = self._own_grace_s if id.claim == claim else self._orphan_grace_s if id in outside else 0.0
             if self._once or not for_s:
@@ -223,7 +223,7 @@ class Sweeper:
             self._seen_s[id] = seen_s.get(id, at_s)
             return at_s - self._seen_s[id] < for_s
 
-        return spared
+        return protected
 
     def _reason_to_stop(self, some: Iterable[CommitId], listed: set[CommitId], claim: int, nonce: str) -> str | None:
         """Return why these may not be removed; asked just before it."""
@@ -236,19 +236,19 @@ class Sweeper:
         try:
             return self._storage.tidy(self._own_grace_s)
         except StorageError as error:  # listing multipart uploads is a right of its own, which few are given
-            if not self._said_of_uploads:
+            if not self._warned_of_uploads:
                 self._log(f"what cut-short uploads left cannot be removed: {error}")
-            self._said_of_uploads = True
+            self._warned_of_uploads = True
             return ()
 
     def _is_whole(self, id: CommitId, objects: Objects) -> bool:
         try:
-            return self._said(id).sizes.items() <= objects.get(id, {}).items() and self._verified(id)
+            return self._contents_of(id).sizes.items() <= objects.get(id, {}).items() and self._verified(id)
         except CorruptCheckpoint as error:
             self._log(f"{id} does not count as kept: {error}")
             return False
 
-    def _said(self, id: CommitId) -> Contents:
+    def _contents_of(self, id: CommitId) -> Contents:
         if id not in self._contents:
             self._contents[id] = read_contents(self._storage, id)
         return self._contents[id]

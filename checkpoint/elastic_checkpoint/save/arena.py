@@ -64,7 +64,7 @@ class Arena:
     close_in_child = close
 
 
-class Attached:
+class AttachedArena:
     """The same memory, read-only, seen from the process that writes it to storage."""
 
     def __init__(self, fd: int, half_bytes: int) -> None:

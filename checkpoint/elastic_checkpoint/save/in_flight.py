@@ -20,7 +20,7 @@ from elastic_checkpoint.net.errors import error_from
 from elastic_checkpoint.save.arena import HALVES
 from elastic_checkpoint.save.commit import is_committed
 from elastic_checkpoint.save.handle import Saving
-from elastic_checkpoint.save.writer.messages import Done, Failed, FromWriter, Progress, TakeBack, TakenBack
+from elastic_checkpoint.save.writer.messages import CancelSave, Done, Failed, FromWriter, Progress, SaveCancelled
 from elastic_checkpoint.save.writer.process import WriterProcess
 from elastic_checkpoint.storage import Storage
 
@@ -149,7 +149,7 @@ class InFlightSaves:
             return
         younger = max(taken, key=lambda one: one.number)
         with contextlib.suppress(OSError):  # it died, and what it had is failing just now
-            younger.process.send(TakeBack(number=younger.number))
+            younger.process.send(CancelSave(number=younger.number))
         with self._changed:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
@@ -222,9 +222,9 @@ class InFlightSaves:
                 self._finish(number, None)
             case Failed(number=number, error=error):
                 self._finish(number, error_from(error))
-            case TakenBack(number=number, taken=True):
+            case SaveCancelled(number=number, cancelled=True):
                 self._drop(number, "a newer save took its place before it was begun")
-            case TakenBack(number=number):
+            case SaveCancelled(number=number):
                 with self._changed:
                     self._refused.add(number)
                     self._changed.notify_all()

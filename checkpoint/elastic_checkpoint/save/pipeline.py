@@ -38,7 +38,7 @@ from elastic_checkpoint.save.copying import Copying, Filling, changed, versions_
 from elastic_checkpoint.save.handle import Saving
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from elastic_checkpoint.save.planner import Save
-from elastic_checkpoint.save.ranks import Asked, Context, SavingRanks
+from elastic_checkpoint.save.ranks import Context, SaveRequest, SavingRanks
 from elastic_checkpoint.save.readiness import Readiness, text_bytes
 from elastic_checkpoint.save.resources import Unavailable, WriterResources, on_gpu
 from elastic_checkpoint.save.writer.messages import GiveUp, Staged
@@ -72,7 +72,7 @@ class SavePipeline:
         Raises as `SavingRanks` does.
         """
         self.settle()
-        asked = Asked(step, state, meta, context, "blocking=True")
+        asked = SaveRequest(step, state, meta, context, "blocking=True")
         try:
             return self._saved(asked)
         except TornManifest as torn:  # the first save of a run has none before it, and nobody tries it again
@@ -83,7 +83,7 @@ class SavePipeline:
         """Plan, then start the process and make the arena, in a thread. Collective as far as the plan goes."""
         self.staged()
         with self._ranks.reporting_errors():
-            save = self._ranks.plan(Asked(0, state, {}, context, "warm()"), dict, _nothing)
+            save = self._ranks.plan(SaveRequest(0, state, {}, context, "warm()"), dict, _nothing)
         assert isinstance(save, Save)
         self._resources.warm(functools.partial(self._prepare, save))
 
@@ -120,7 +120,9 @@ class SavePipeline:
             saving = Saving(step)
             with self._ranks.reporting_errors():
                 save = self._ranks.plan(
-                    Asked(step, state, meta, context, "blocking=False"), self._readiness.say, self._readiness.decide
+                    SaveRequest(step, state, meta, context, "blocking=False"),
+                    self._readiness.say,
+                    self._readiness.decide,
                 )
                 if not isinstance(save, Save):
                     saving.fail(dropped(step, save["stop"]))
@@ -195,11 +197,11 @@ class SavePipeline:
 
     # In the foreground
 
-    def _saved(self, asked: Asked) -> Commit:
+    def _saved(self, asked: SaveRequest) -> Commit:
         with self._ranks.reporting_errors():
             save = self._ranks.plan(asked, dict, _nothing)
             assert isinstance(save, Save)
-            with asked.context.sparing(save.draft.id):
+            with asked.context.protecting(save.draft.id):
                 self._ranks.write(self._storage, save)
         return save.commit
 

@@ -35,17 +35,17 @@ class Context:
 
     claim, now_s  are called on rank 0
     committed     is called there after the commit, before a save in the background counts as done; must not block
-    sparing       while its block lasts no sweep takes the save for the remains of one that failed
+    protecting    while its block lasts no sweep takes the save for the remains of one that failed
     """
 
     claim: Callable[[], Claim]
     now_s: Callable[[], float]
     committed: Callable[[Draft], None]
-    sparing: Callable[[CommitId], contextlib.AbstractContextManager[None]]
+    protecting: Callable[[CommitId], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SaveRequest:
     """A save that was asked for; how: with which call, for people, and the same on all ranks."""
 
     step: int
@@ -71,7 +71,7 @@ class SavingRanks(Protocol):
     @property
     def planned(self) -> Plan | None: ...
 
-    def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+    def plan(self, asked: SaveRequest, say: Say, decide: Decide) -> Save | Message:
         """Return the save to be made; or the answer of `decide`, where that has "stop" in it. Collective.
 
         say     makes what this rank says beside its state
@@ -105,7 +105,7 @@ class OneRank:
     def planned(self) -> Plan | None:
         return self._planner.plan
 
-    def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+    def plan(self, asked: SaveRequest, say: Say, decide: Decide) -> Save | Message:
         check_step(asked.step)
         claim, now_s = asked.context.claim(), asked.context.now_s()
         save = self._planner.save(claim=claim, step=asked.step, state=asked.state, meta=asked.meta, now_s=now_s)

@@ -8,7 +8,7 @@ from elastic_checkpoint.save.in_flight import InFlightSaves, Rules
 from elastic_checkpoint.save.planner import Save
 from elastic_checkpoint.save.ranks import SavingRanks
 from elastic_checkpoint.save.resources import Unavailable, WriterResources, on_gpu
-from elastic_checkpoint.save.writer.messages import Meet, Serve
+from elastic_checkpoint.save.writer.messages import Connect, Serve
 
 
 class Readiness:
@@ -62,7 +62,7 @@ class Readiness:
             self._resources.fitting(save.plan, text_bytes(save.draft), pinned=on_gpu(save.tensors))
             endpoint = save.decided["endpoint"]
             if self._resources.met != endpoint:
-                self._resources.meet(Meet(rank=self._ranks.rank, size=self._ranks.size, endpoint=endpoint))
+                self._resources.meet(Connect(rank=self._ranks.rank, size=self._ranks.size, endpoint=endpoint))
         except Unavailable as error:
             mine = f"{self._named(self._ranks.rank)}{error}"
         except BaseException as error:  # whatever it is, the others must not wait for this rank

@@ -22,13 +22,13 @@ from elastic_checkpoint.save.staging import CannotPin, Stage
 from elastic_checkpoint.save.writer import messages
 from elastic_checkpoint.save.writer.messages import (
     ArenaDropped,
+    Connect,
+    Connected,
+    Disconnected,
     DropArena,
     FromWriter,
-    Meet,
-    Met,
-    NotMet,
+    NotConnected,
     Open,
-    Parted,
     Ready,
     Serve,
     Unusable,
@@ -79,7 +79,7 @@ class WriterResources:
         self._warming: threading.Thread | None = None
         self._changed = threading.Condition()  # guards everything below
         self._ready: WriterProcess | None = None
-        self._answered: Met | NotMet | ArenaDropped | None = None  # by the process, to what was asked last
+        self._answered: Connected | NotConnected | ArenaDropped | None = None  # by the process, to what was asked last
         self._met: Message | None = None
         self._unusable = opening if isinstance(opening, str) else None
         self._last_words = ""
@@ -176,18 +176,18 @@ class WriterResources:
         """Return where the writers of the group meet that the process is among; None where it is in none."""
         return self._met if self.process is not None else None
 
-    def meet(self, question: Serve | Meet) -> Message:
+    def meet(self, question: Serve | Connect) -> Message:
         """Have the process join the writers of a group, and return where they meet. Raises `Unavailable`."""
-        answer = self._ask(question, (Met, NotMet), _MEET_S)
-        if isinstance(answer, Met):
+        answer = self._ask(question, (Connected, NotConnected), _MEET_S)
+        if isinstance(answer, Connected):
             return answer.endpoint
-        if isinstance(answer, NotMet):
+        if isinstance(answer, NotConnected):
             raise Unavailable(f"this writer process and others cannot be connected: {answer.why}")
         raise Unavailable(self._last_words or "the writer process does not answer")
 
     def _ask(
-        self, question: Serve | Meet | DropArena, kinds: tuple[type, ...], within_s: float
-    ) -> Met | NotMet | ArenaDropped | None:
+        self, question: Serve | Connect | DropArena, kinds: tuple[type, ...], within_s: float
+    ) -> Connected | NotConnected | ArenaDropped | None:
         """Ask the process, and return its answer, of one of these kinds; None where it died, or does not give one."""
         process = self._process
         if process is None:
@@ -201,7 +201,7 @@ class WriterResources:
                 self._changed.wait_for(lambda: self._answer_of(kinds) is not None or not process.alive, within_s)
         return self._answer_of(kinds)
 
-    def _answer_of(self, kinds: tuple[type, ...]) -> Met | NotMet | ArenaDropped | None:
+    def _answer_of(self, kinds: tuple[type, ...]) -> Connected | NotConnected | ArenaDropped | None:
         return self._answered if isinstance(self._answered, kinds) else None
 
     def _hear(self, process: WriterProcess, said: FromWriter) -> None:
@@ -211,11 +211,11 @@ class WriterResources:
                     self._ready = process
                 case Unusable(why=why):
                     self._unusable = f"the writer process cannot open the storage: {why}"
-                case Met(endpoint=endpoint):
+                case Connected(endpoint=endpoint):
                     self._answered, self._met = said, endpoint
-                case NotMet() | ArenaDropped():
+                case NotConnected() | ArenaDropped():
                     self._answered = said
-                case Parted():
+                case Disconnected():
                     self._met = None
             self._changed.notify_all()
         self._in_flight.hear(said)

@@ -60,7 +60,7 @@ class OtherHubSearch:
                 return
 
             def heard(message: Message) -> None:
-                self._port.knows(connection)
+                self._port.identified(connection)
                 connection.close()
                 message.pop("to", None)
                 said = None
@@ -70,7 +70,7 @@ class OtherHubSearch:
                     self._yields_to((said.address, said.port))
 
             connection = Connection(self._loop, sock, heard, lambda why: None, client_side(self._this_node.secret))
-            self._port.meets(connection, address[0])
+            self._port.add_pending(connection, address[0])
             connection.say(as_message(WhereIsTheHub(run=self._this_node.run)))
 
         self._dials.begin(address, done)

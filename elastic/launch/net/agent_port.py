@@ -85,7 +85,7 @@ class AgentPort(Port):
             try:
                 hello = self._introduced(message)
             except WireError as wrong:
-                self.knows(connection)
+                self.identified(connection)
                 connection.say(as_message(Refusal(why=str(wrong))))
                 connection.close()
                 return
@@ -93,11 +93,11 @@ class AgentPort(Port):
                 said.clear()  # it stays a stranger, whose time runs out, and may ask again until then
                 connection.say(self._where())
                 return
-            self.knows(connection)
+            self.identified(connection)
             self._came(Caller(hello, connection, known, said, time.monotonic()))
 
         def ended(_why: str | None) -> None:
-            self.knows(connection)
+            self.identified(connection)
             if connection.refused:
                 self._tell_refused(host, connection.refused)
             self._ended(connection)

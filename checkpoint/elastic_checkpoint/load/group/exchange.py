@@ -30,7 +30,7 @@ from elastic_checkpoint.format.hashing import to_json
 from elastic_checkpoint.format.manifest import Manifest
 from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.format.pieces import Table
-from elastic_checkpoint.load.group.ranges import Wanted
+from elastic_checkpoint.load.group.ranges import TensorBuffers
 from elastic_checkpoint.load.objects import Run, check_run, read_run, run_range
 from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.rank_bytes import Sent
@@ -72,7 +72,9 @@ def _run(numbers: Any) -> Run:
     return object, first, count
 
 
-def exchange(channel: RankChannel, storage: Storage, manifest: Manifest, wanted: Wanted, share: ReadPlan) -> None:
+def exchange(
+    channel: RankChannel, storage: Storage, manifest: Manifest, wanted: TensorBuffers, share: ReadPlan
+) -> None:
     """Fill `wanted`. Collective.
 
     Raises what this rank failed of. When another one did, returns early: what that one says comes next.
@@ -117,7 +119,7 @@ class _Round:
     failure  the first one
     """
 
-    def __init__(self, channel: RankChannel, manifest: Manifest, wanted: Wanted) -> None:
+    def __init__(self, channel: RankChannel, manifest: Manifest, wanted: TensorBuffers) -> None:
         self._channel, self._manifest, self._wanted = channel, manifest, wanted
         self.failure: BaseException | None = None
 

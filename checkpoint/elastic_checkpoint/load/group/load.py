@@ -29,7 +29,7 @@ from elastic_checkpoint.format.pieces import StoredTensor
 from elastic_checkpoint.format.tensors import like, torch_dtype
 from elastic_checkpoint.load.apply import apply, match
 from elastic_checkpoint.load.group.exchange import ReadPlan, exchange, packed, unpacked
-from elastic_checkpoint.load.group.ranges import Wanted
+from elastic_checkpoint.load.group.ranges import TensorBuffers
 from elastic_checkpoint.load.into_state import LoadRules
 from elastic_checkpoint.load.loaded import Loaded, Skipped
 from elastic_checkpoint.load.objects import Chunk, Run, check_sizes, chunks_of, run_range
@@ -129,7 +129,7 @@ def _try(channel: RankChannel, storage: Storage, state: Tree, manifest: Manifest
     mine: Message | BaseException
     try:
         names, sharded, values_decide = _wants(channel, state, manifest, rules)
-        wanted = Wanted(manifest, names, sharded)
+        wanted = TensorBuffers(manifest, names, sharded)
         mine = {"damage": None, "runs": wanted.runs}
     except CorruptCheckpoint as error:
         mine = {"damage": str(error)}
@@ -181,7 +181,7 @@ def _resolved(
     return resolver.resolve(decode(manifest.tree, tensors, arrays=arrays)), resolver.kept
 
 
-def _as_here(manifest: Manifest, sharded: dict[str, torch.Tensor], wanted: Wanted) -> dict[str, torch.Tensor]:
+def _as_here(manifest: Manifest, sharded: dict[str, torch.Tensor], wanted: TensorBuffers) -> dict[str, torch.Tensor]:
     """Return all tensors: those read, as DTensors where only this rank's part is wanted, and the rest without data."""
     read = {name: like(sharded[name], part) if name in sharded else part for name, part in wanted.tensors.items()}
     return {name: read[name] if name in read else _empty(stored) for name, stored in manifest.tensors.items()}

@@ -22,7 +22,7 @@ from elastic_checkpoint.load.objects import Chunk, Run, chunks_of, run_range
 from elastic_checkpoint.storage import Buffer
 
 
-class Wanted:
+class TensorBuffers:
     """Memory for those tensors of a checkpoint that one rank loads, of some only this rank's part, and what fills it.
 
     tensors  contiguous CPU tensors; without meaning until all of `runs` was given to `fill`

@@ -25,10 +25,10 @@ from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.save.group.differences import BUFFERS, Log, Replica, buffers_differ, compare, differ
 from elastic_checkpoint.save.group.layout import (
-    Holding,
+    GlobalLayout,
     Layout,
+    LocalTensors,
     Signer,
-    Whole,
     assign_boxes,
     kinds_of,
     layout,
@@ -36,7 +36,7 @@ from elastic_checkpoint.save.group.layout import (
     whole,
 )
 from elastic_checkpoint.save.planner import Save, documents
-from elastic_checkpoint.save.ranks import Asked, Decide, Say
+from elastic_checkpoint.save.ranks import Decide, SaveRequest, Say
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Agreement:
         self._said_of_buffers = False  # that they differ; on rank 0
         self._signer = Signer()
         self._signatures: list[str] | None = None  # of all ranks, and
-        self._whole: Whole | None = None  # the plan that they led to; both on rank 0
+        self._whole: GlobalLayout | None = None  # the plan that they led to; both on rank 0
         self._proposed: list[str] | None = None
 
-    def reach(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+    def reach(self, asked: SaveRequest, say: Say, decide: Decide) -> Save | Message:
         """Agree on a save, as `SavingRanks.plan` says."""
         doing = f"the save of step {asked.step}"
         drafting = _Drafting(asked)
@@ -159,7 +159,7 @@ class Agreement:
         self.layout = None
         mine: Message | BaseException
         try:
-            holding = Holding(tensors, marks)
+            holding = LocalTensors(tensors, marks)
             mine = holding.described(self._channel.size, self._shard_bytes)
         except BaseException as error:
             mine = error
@@ -191,7 +191,7 @@ class _Drafting:
     draft       once the plan is known
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: SaveRequest) -> None:
         self._step, self._context = asked.step, asked.context
         self.tree: Document = None
         self.meta: Document = None
@@ -207,7 +207,7 @@ class _Drafting:
         self._under, self.saved_at = self._context.claim(), self._context.now_s()
         self.id = CommitId(self._under.number, self._step, new_nonce(self.saved_at))
 
-    def finish(self, plan: Whole) -> None:
+    def finish(self, plan: GlobalLayout) -> None:
         self.draft = manifest.draft(
             self.id,
             claim_nonce=self._under.nonce,

@@ -74,7 +74,7 @@ def _signature(tensors: dict[str, torch.Tensor]) -> str:
     return xxh3(repr(kinds).encode("utf-8", "surrogatepass"))
 
 
-class Holding:
+class LocalTensors:
     """What this rank holds of the tensors, by torch's planner."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], marks: Marks) -> None:
@@ -176,7 +176,7 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class GlobalLayout:
     """All objects of the save, for its manifest. On rank 0.
 
     counts  objects per rank
@@ -187,14 +187,14 @@ class Whole:
     table: bytes
 
 
-def whole(parts: Sequence[Boxes], tensors: dict[str, torch.Tensor], shard_bytes: int) -> Whole:
+def whole(parts: Sequence[Boxes], tensors: dict[str, torch.Tensor], shard_bytes: int) -> GlobalLayout:
     """Return the objects of all ranks. Of `tensors` dtypes and shapes are looked at."""
     shards = [into_shards(_pieces(boxes, tensors), tensors, shard_bytes) for boxes in parts]
     objects = [shard for mine in shards for shard in mine]
-    return Whole(tuple(s.size for s in objects), tuple(map(len, shards)), manifest.table(tensors, objects))
+    return GlobalLayout(tuple(s.size for s in objects), tuple(map(len, shards)), manifest.table(tensors, objects))
 
 
-def layout(part: Held, holding: Holding, tensors: dict[str, torch.Tensor], shard_bytes: int) -> Layout:
+def layout(part: Held, holding: LocalTensors, tensors: dict[str, torch.Tensor], shard_bytes: int) -> Layout:
     """Return this rank's objects, the same as `whole` plans for it; part: rank 0's answer, with the boxes it writes."""
     boxes: Boxes = part["boxes"]
     shards = tuple(

@@ -19,7 +19,7 @@ from elastic_checkpoint.net.rank_channel import RankChannel
 from elastic_checkpoint.save.commit import commit
 from elastic_checkpoint.save.group.agreement import Agreement
 from elastic_checkpoint.save.planner import Plan, Save
-from elastic_checkpoint.save.ranks import Asked, Decide, Say, write_all
+from elastic_checkpoint.save.ranks import Decide, SaveRequest, Say, write_all
 from elastic_checkpoint.storage import Storage
 
 
@@ -47,7 +47,7 @@ class GroupRanks:
         layout = self._agreement.layout
         return None if layout is None else layout.plan
 
-    def plan(self, asked: Asked, say: Say, decide: Decide) -> Save | Message:
+    def plan(self, asked: SaveRequest, say: Say, decide: Decide) -> Save | Message:
         return self._agreement.reach(replace(asked, meta={"world_size": self.size, **asked.meta}), say, decide)
 
     def first_reason(self, what: str, mine: str | BaseException | None) -> str | None:

@@ -1,8 +1,8 @@
 """What a training process and its writer process say to each other, as types.
 
     Open -> Ready | Unusable      Arena (with its descriptor)      DropArena -> ArenaDropped
-    Serve | Meet -> Met | NotMet, and Parted once rank 0's writer is gone
-    Staged -> Progress, again and again -> Done | Failed       TakeBack -> TakenBack            GiveUp
+    Serve | Connect -> Connected | NotConnected, and Disconnected once rank 0's writer is gone
+    Staged -> Progress, again and again -> Done | Failed       CancelSave -> SaveCancelled      GiveUp
 
 What arrives is one of these, whole, or is refused (net/codec.py). How it travels is link.py's.
 """
@@ -55,7 +55,7 @@ class Staged(Tagged):
     first: Int
 
 
-class TakeBack(Tagged):
+class CancelSave(Tagged):
     """Drop a save, unless it is begun by now."""
 
     number: Int
@@ -74,7 +74,7 @@ class Serve(Tagged):
     size: Int
 
 
-class Meet(Tagged):
+class Connect(Tagged):
     """Meet the writers of a group at rank 0's; to another rank's."""
 
     rank: Int
@@ -99,17 +99,17 @@ class ArenaDropped(Tagged, tag="dropped_arena"):
     """Nothing of it is mapped any more."""
 
 
-class Met(Tagged):
+class Connected(Tagged):
     """The writers have met, at this endpoint."""
 
     endpoint: dict[str, Any]
 
 
-class NotMet(Tagged):
+class NotConnected(Tagged):
     why: str
 
 
-class Parted(Tagged):
+class Disconnected(Tagged):
     """Rank 0's writer is gone."""
 
 
@@ -132,15 +132,17 @@ class Failed(Tagged):
     error: ErrorDocument
 
 
-class TakenBack(Tagged):
-    """The answer to TakeBack; taken: the save was not begun."""
+class SaveCancelled(Tagged):
+    """The answer to CancelSave; cancelled: the save was not begun."""
 
     number: Int
-    taken: bool
+    cancelled: bool
 
 
-ToWriter = Open | Arena | DropArena | Staged | TakeBack | GiveUp | Serve | Meet
-FromWriter = Ready | Unusable | ArenaDropped | Met | NotMet | Parted | Progress | Done | Failed | TakenBack
+ToWriter = Open | Arena | DropArena | Staged | CancelSave | GiveUp | Serve | Connect
+FromWriter = (
+    Ready | Unusable | ArenaDropped | Connected | NotConnected | Disconnected | Progress | Done | Failed | SaveCancelled
+)
 
 TO_WRITER = by_word(ToWriter)
 FROM_WRITER = by_word(FromWriter)

@@ -32,29 +32,29 @@ from elastic_checkpoint.format.names import CommitId
 from elastic_checkpoint.net.codec import as_message, parse
 from elastic_checkpoint.net.errors import error_document
 from elastic_checkpoint.runs.orphans import announce
-from elastic_checkpoint.save.arena import Attached
+from elastic_checkpoint.save.arena import AttachedArena
 from elastic_checkpoint.save.commit import write_object
 from elastic_checkpoint.save.writer.link import Link
 from elastic_checkpoint.save.writer.messages import (
     TO_WRITER,
     Arena,
     ArenaDropped,
+    CancelSave,
+    Connect,
+    Connected,
+    Disconnected,
     Done,
     DropArena,
     Failed,
     FromWriter,
     GiveUp,
-    Meet,
-    Met,
-    NotMet,
+    NotConnected,
     Open,
-    Parted,
     Progress,
     Ready,
+    SaveCancelled,
     Serve,
     Staged,
-    TakeBack,
-    TakenBack,
     ToWriter,
     Unusable,
 )
@@ -92,7 +92,7 @@ class WriterServer:
         self._scrub = Scrubber("", {})
         self._budget_bytes = 0
         self._finish_s = 0.0
-        self._arena: Attached | None = None
+        self._arena: AttachedArena | None = None
         self._role: Role = Local()
         self._name: socket.socket | None = None
         self._staged: deque[StagedSave] = deque()
@@ -144,13 +144,13 @@ class WriterServer:
             case Open():
                 self._open(said)
             case Arena(half_bytes=half_bytes):
-                self._arena = Attached(fds[0], half_bytes)
+                self._arena = AttachedArena(fds[0], half_bytes)
                 os.close(fds[0])
             case DropArena():
                 self._arena = None
                 gc.collect()  # errors hold on to the frames that they went through, and those to views
                 self._say(ArenaDropped())
-            case Serve() | Meet():
+            case Serve() | Connect():
                 self._meet(said)
             case Staged():
                 staged = self._found(said)
@@ -159,7 +159,7 @@ class WriterServer:
                     self._staged.append(staged)
                     self._changed.notify_all()
                 self._drop_failed(staged.name)  # it may have failed elsewhere by now
-            case TakeBack(number=number):
+            case CancelSave(number=number):
                 self._take_back(number)
             case GiveUp(id=id, error=error):
                 self._role.give_up(id, error)
@@ -179,7 +179,7 @@ class WriterServer:
         else:
             self._say(Ready())
 
-    def _meet(self, said: Serve | Meet) -> None:
+    def _meet(self, said: Serve | Connect) -> None:
         """Join the writers of a group."""
         self._role.close()
         self._role = Local()
@@ -195,12 +195,12 @@ class WriterServer:
                     said.size,
                     self._finish_s,
                     failed=self._drop_failed,
-                    parted=lambda: self._say(Parted()),
+                    parted=lambda: self._say(Disconnected()),
                 )
         except OSError as error:
-            self._say(NotMet(why=str(error)))
+            self._say(NotConnected(why=str(error)))
         else:
-            self._say(Met(endpoint=endpoint))
+            self._say(Connected(endpoint=endpoint))
 
     def _found(self, said: Staged) -> StagedSave:
         assert self._arena is not None, "the arena is sent before anything is staged in it"
@@ -213,7 +213,7 @@ class WriterServer:
         if staged is not None:
             why = "a newer save took its place before it was begun"
             staged.role.give_up(staged.name, dropped(staged.draft.id.step, why))
-        self._say(TakenBack(number=number, taken=staged is not None))
+        self._say(SaveCancelled(number=number, cancelled=staged is not None))
 
     def _drop_failed(self, name: str) -> None:
         """Drop a save that has ended elsewhere, before it was begun here: it need not wait for its turn."""
@@ -239,12 +239,12 @@ class WriterServer:
             del staged  # and with it the views into the arena, which may be dropped next
             self._say(said)
 
-    def _write(self, staged: StagedSave) -> Done | Failed | TakenBack:
+    def _write(self, staged: StagedSave) -> Done | Failed | SaveCancelled:
         """Write it, and return what is to be said of it."""
         try:
             self._store_and_finish(staged)
         except SaveDropped:
-            return TakenBack(number=staged.number, taken=True)
+            return SaveCancelled(number=staged.number, cancelled=True)
         except Exception as error:  # whatever it is, training has to hear of it
             document = error_document(error, self._scrub)
             staged.role.give_up(staged.name, document)
