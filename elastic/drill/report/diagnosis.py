@@ -148,7 +148,8 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
     getitem = _getitem(file, line)
     asks = source_hints.rank(file) if file else []
     changed = source_hints.counters(file, line) if file else []
-    if agreed and steps > 1 and (asks or not changed):  # by the rank
+    # A run that was refused in its first step has too few reads to tell the rank from the time: its source may.
+    if agreed and ((asks or not changed) if steps > 1 else (asks and not changed)):  # by the rank
         return Diagnosis(
             f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
             seen + "; worker 0 always read what the run without faults did, the others did not",
