@@ -216,7 +216,7 @@ def _of_epoch(records: Sequence[Record], epoch: int) -> Iterator[Finding]:
 def _read_twice(seen: _Epoch) -> Iterator[Finding]:
     """Yield findings of examples that are read twice, by several ranks or by one."""
     epoch, read, own = seen.number, seen.read, seen.own
-    twins, shared = _twins(read), seen.everything[seen.times > 1]
+    twins, shared = _same_reads(read), seen.everything[seen.times > 1]
     if twins:
         yield Finding(
             kind="same_data",
@@ -300,7 +300,7 @@ def _same_contents(records: Sequence[Record]) -> Iterator[Finding]:
     contents = [record.contents for record in records if record.contents is not None]
     if len(contents) < len(records):
         return
-    if twins := [rank for rank in _twins(contents) if len(contents[rank])]:
+    if twins := [rank for rank in _same_reads(contents) if len(contents[rank])]:
         yield Finding(
             kind="same_data",
             message=f"ranks {_listed(twins)} of {len(records)} read the same first {len(contents[twins[0]])} examples, "
@@ -346,7 +346,7 @@ def _length(records: Sequence[Record]) -> int | None:
     return len(np.unique(np.concatenate(parts)))
 
 
-def _twins(read: Sequence[NDArray[np.int64]]) -> list[int]:
+def _same_reads(read: Sequence[NDArray[np.int64]]) -> list[int]:
     """Return the largest group of ranks that read the same in the same order; empty: no two do."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for rank, examples in enumerate(read):

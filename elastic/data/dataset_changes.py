@@ -30,14 +30,14 @@ class DatasetChanges:
     """The attributes of the data set and the collate function, the `roots`, noted to see whether they change."""
 
     def __init__(self, *roots: Any) -> None:
-        self._noted = [_Noted(vars(holder)) for holder in _holders(roots)]
+        self._noted = [_Snapshot(vars(holder)) for holder in _holders(roots)]
 
     def any(self) -> bool:
         """Return whether an attribute has changed since this was made."""
         return any(noted.changed() for noted in self._noted)
 
 
-class _Noted:
+class _Snapshot:
     """Attributes of one object as they are now."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:

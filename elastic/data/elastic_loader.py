@@ -119,11 +119,11 @@ class ElasticLoader:
         self._read_ahead = read_ahead
         self._step = 0
         self._counted = False
-        self._pass = _Pass(0, 0)
+        self._iteration = _Iteration(0, 0)
         if options.get("num_workers"):
             options.setdefault("timeout", TIMEOUT_S)
         self.drop_last = last_batch == "drop"
-        self.data_loader = TorchLoader(dataset, self._awaited, batch_sampler=_Parts(self._requests), **options)
+        self.data_loader = TorchLoader(dataset, self._awaited, batch_sampler=_BatchSampler(self._requests), **options)
         _loaders.add(self)
 
     @property
@@ -144,7 +144,7 @@ class ElasticLoader:
         the whole batch. It is 1 where the ranks divide the batch, and 0 where this rank has no part: it then gets a
         copy of rank 0's, which must not count.
         """
-        current = self._pass
+        current = self._iteration
         held = current.first + max(current.held(self._read_ahead) - 1, 0)
         step = self._plan.step(held)
         low, high = _part(step.count, current.rank, current.world_size)
@@ -155,7 +155,7 @@ class ElasticLoader:
 
         Call it after each update that no `torch.optim.Optimizer` makes: a replayed CUDA graph, an engine of its own.
         """
-        current = self._pass
+        current = self._iteration
         if current.given:
             self._step = current.first + current.held(self._read_ahead)
             self._counted = True
@@ -168,7 +168,7 @@ class ElasticLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the data stands: the same on every rank, and good for any number of them."""
-        if self._pass.held(self._read_ahead) > 1 and not self._counted:
+        if self._iteration.held(self._read_ahead) > 1 and not self._counted:
             warnings.warn(
                 f"no optimizer has stepped since this loader began at step {self._step}, and it gave batches: its "
                 "state counts none of them as trained on\n"
@@ -186,7 +186,7 @@ class ElasticLoader:
         """
         self._step = _checked(state, self._identity)
         self._counted = False
-        self._pass = _Pass(self._step, self._step)
+        self._iteration = _Iteration(self._step, self._step)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: scripts and Trainers call it on samplers, and the loader knows its epoch."""
@@ -198,31 +198,31 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         begin = self._beginning
         end = self._plan.first_step_of(self._plan.step(begin).epoch + 1)
-        self._pass = _Pass(begin, end, *_rank_and_world_size(*self._asked))
-        return self._give(self._pass)
+        self._iteration = _Iteration(begin, end, *_rank_and_world_size(*self._asked))
+        return self._give(self._iteration)
 
     @property
-    def sampler(self) -> _Dealt:
+    def sampler(self) -> _SamplerStandIn:
         """Return a stand-in to read: its length, and `set_epoch`, which does nothing. The indices are in `shares`."""
         first, batches = self._plan.first_step_of(self.epoch), len(self)
         last = self._own_of(first + batches - 1) if batches else 0
-        return _Dealt(self._own_of(first) * (batches - 1) + last, self._own_of(first))
+        return _SamplerStandIn(self._own_of(first) * (batches - 1) + last, self._own_of(first))
 
     @property
-    def batch_sampler(self) -> _Dealt:
+    def batch_sampler(self) -> _SamplerStandIn:
         """Return another to read: its length counts batches, its `batch_size` this rank's examples in a full one."""
-        return _Dealt(len(self), self.sampler.batch_size)
+        return _SamplerStandIn(len(self), self.sampler.batch_size)
 
     def _own_of(self, step: int) -> int:
         """Count this rank's examples in a step."""
         low, high = _part(self._plan.step(step).count, *_rank_and_world_size(*self._asked))
         return high - low
 
-    def _give(self, current: _Pass) -> Iterator[Any]:
+    def _give(self, current: _Iteration) -> Iterator[Any]:
         """Yield one iteration's batches, and count them. Raises RuntimeError once a newer iteration has begun."""
         batches: Iterator[Any] | None = None
         while True:
-            if self._pass is not current:
+            if self._iteration is not current:
                 raise RuntimeError(
                     "this iteration is over: a newer one of the same loader has begun, or a state was loaded\n"
                     "  next   iterate over one at a time; a loader of its own for each loop"
@@ -239,12 +239,12 @@ class ElasticLoader:
 
     def _awaited(self) -> list[int]:
         """Return the request that is given next."""
-        return self._request(self._pass, self._pass.first + self._pass.given)
+        return self._request(self._iteration, self._iteration.first + self._iteration.given)
 
     @property
     def _beginning(self) -> int:
         """Return the first step of the next iteration."""
-        return self._pass.end if self._pass.ended else max(self._step, self._pass.first)
+        return self._iteration.end if self._iteration.ended else max(self._step, self._iteration.first)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -260,18 +260,18 @@ class ElasticLoader:
 
     def _requests(self) -> Iterator[list[int]]:
         """Yield the requests of the iteration that begins."""
-        current = self._pass
+        current = self._iteration
         for step in range(current.first, current.end):
             yield self._request(current, step)
 
-    def _request(self, current: _Pass, step: int) -> list[int]:
+    def _request(self, current: _Iteration, step: int) -> list[int]:
         plan = self._plan.step(step)
         # Whoever has no part computes with rank 0's, at weight 0: DDP needs a backward pass of it.
         return _part_of(plan, current.rank, current.world_size) or _part_of(plan, 0, current.world_size)
 
 
 @dataclass
-class _Pass:
+class _Iteration:
     """One iteration, and how far the loop has come in it.
 
     first, end  its steps
@@ -291,7 +291,7 @@ class _Pass:
         return self.given - (read_ahead and not self.ended and self.given > 0)
 
 
-class _Parts:
+class _BatchSampler:
     """The batch sampler of the DataLoader within; it asks anew at the beginning of each iteration."""
 
     def __init__(self, requests: Callable[[], Iterator[list[int]]]) -> None:
@@ -301,7 +301,7 @@ class _Parts:
         return self._requests()
 
 
-class _Dealt:
+class _SamplerStandIn:
     """A stand-in for the sampler of an ElasticLoader: it has a length, and gives no indices.
 
     batch_size  this rank's examples in a full batch

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from elastic.data.loader_process import JOIN_S, Birth
+from elastic.data.loader_process import JOIN_S, ChildSetup
 from elastic.errors import LoaderError
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ def in_a_fork(function: Callable[[], _T], *, within_s: float) -> _T:
     """
     places = _places_in_files()
     here, there = multiprocessing.Pipe(duplex=False)
-    copy = multiprocessing.get_context("fork").Process(target=_call, args=(function, there, Birth()))
+    copy = multiprocessing.get_context("fork").Process(target=_call, args=(function, there, ChildSetup()))
     copy.start()
     there.close()
     try:
@@ -61,9 +61,9 @@ def in_a_fork(function: Callable[[], _T], *, within_s: float) -> _T:
     return result
 
 
-def _call(function: Callable[[], object], there: Connection, birth: Birth) -> None:
+def _call(function: Callable[[], object], there: Connection, set_up: ChildSetup) -> None:
     """Send (what `function` returned, what it raised, where)."""
-    birth(0)
+    set_up(0)
     torch.set_num_threads(1)  # the others were not forked, and would be waited for
     try:
         there.send((function(), None, ""))

@@ -10,7 +10,7 @@ Promises  a child is gone when its worker is, however the worker ends: it is kil
           They live until `end`, however many sequences of requests they are given; or until a result cannot be
           handed over, by a pickle or for want of a thread or descriptor: it would be waited for in vain.
 Leaves    what is read, and in which order results are wanted, to loader.py and ahead.py; one thread per child to
-          DataLoader, which sets it before `Birth` runs.
+          DataLoader, which sets it before `ChildSetup` runs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LoaderProcesses:
         self._at_exit = multiprocessing.util.Finalize(self, _end, args=(self._processes, scratch), exitpriority=100)
         self._outbox = _Outbox()
         self._abandoned = memoryview(mmap.mmap(-1, 8 * _SLOTS)).cast("q")  # shared with the children
-        ticketed: Any = _Ticketed(
+        ticketed: Any = _TicketedReader(
             reader, self._abandoned
         )  # a data set to DataLoader, by what it can do and not by its type
         loader: DataLoader[Any] = DataLoader(
@@ -85,10 +85,10 @@ class LoaderProcesses:
             pin_memory=pin_memory,
             timeout=POLL_S,
             generator=torch.Generator(),  # DataLoader draws a seed; it must not come from the run's own stream
-            worker_init_fn=Birth(),
+            worker_init_fn=ChildSetup(),
             multiprocessing_context="fork",
         )
-        # A child that has not come to `Birth` would leave at a signal, or do what its worker does at one.
+        # A child that has not come to `ChildSetup` would leave at a signal, or do what its worker does at one.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, _LEAVE_SIGNALS)
         try:
             with scratch.for_children():
@@ -179,7 +179,7 @@ def ended_by_deaths(iterator: Any, processes: Sequence[Any]) -> Iterator[None]:
         signal_handling._remove_worker_pids(id(iterator))
 
 
-class _Ticketed:
+class _TicketedReader:
     """A reader whose results say which request they belong to."""
 
     def __init__(self, reader: Reader, abandoned: memoryview[int]) -> None:
@@ -203,7 +203,7 @@ class _Outbox(deque[tuple[int, Any]]):
         return self.popleft()
 
 
-class Birth:
+class ChildSetup:
     """The first thing that a loader process does. Made in the worker, called in the child.
 
     The kernel's death signal is tied to the *thread* that forks: start loader processes from a thread that
@@ -254,7 +254,7 @@ def hang_up_inherited_connections() -> None:
             known.detach()
 
 
-class EndsUnsent:
+class WorkerInit:
     """A loader process's `worker_init_fn`: `end_where_unsent`, and then its own."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:

@@ -111,7 +111,7 @@ class Sequential:
         return _Sequential(sizes)
 
 
-class _Every:
+class _EachOnce:
     """The common part of orders whose epochs visit every example once."""
 
     each: Each = "once"
@@ -121,7 +121,7 @@ class _Every:
         self._seed = sizes.seed
 
 
-class _Shuffled(_Every):
+class _Shuffled(_EachOnce):
     @property
     def identity(self) -> dict[str, Any]:
         return {"kind": "shuffled", "version": VERSION}
@@ -130,7 +130,7 @@ class _Shuffled(_Every):
         return np.full_like(positions, epoch), permutation(self.length, "epoch order", self._seed, epoch).at(positions)
 
 
-class _Sequential(_Every):
+class _Sequential(_EachOnce):
     @property
     def identity(self) -> dict[str, Any]:
         return {"kind": "sequential", "version": 1}

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from elastic.data.loader_process import (
     DYING_S,
     JOIN_S,
-    EndsUnsent,
+    WorkerInit,
     deaths,
     ended_by_deaths,
     leave_deaths_to_the_waits,
@@ -55,7 +55,7 @@ class TorchLoader(DataLoader[Any]):
 
 class _Processes(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: TorchLoader) -> None:
-        own, loader.worker_init_fn = loader.worker_init_fn, EndsUnsent(loader.worker_init_fn)
+        own, loader.worker_init_fn = loader.worker_init_fn, WorkerInit(loader.worker_init_fn)
         try:
             super().__init__(loader)
         finally:

@@ -76,11 +76,11 @@ class Weighted:
             "replacement": self._replacement,
             "weights": hashlib.sha256(self._weights.astype("<f8").tobytes()).hexdigest()[:16],
         }
-        drawn = _Drawn if self._replacement else _Sampled
+        drawn = _WithReplacement if self._replacement else _WithoutReplacement
         return drawn(self._weights, self._per_epoch, sizes.seed, identity)
 
 
-class _Drawn:
+class _WithReplacement:
     """Draws with replacement."""
 
     each: Each = "any"
@@ -98,7 +98,7 @@ class _Drawn:
         return epoch * self.length + positions, indices.astype(np.int64, copy=False)
 
 
-class _Sampled:
+class _WithoutReplacement:
     """Draws without replacement."""
 
     each: Each = "at most once"

@@ -12,7 +12,7 @@ from typing import Any
 
 from elastic.events.compaction import Compaction
 from elastic.events.event import Event
-from elastic.events.segments import SEGMENT_BYTES, Past, encoded
+from elastic.events.segments import SEGMENT_BYTES, PastSegments, encoded
 from elastic.events.sinks import log
 
 UPLOAD_S = 60.0
@@ -29,7 +29,7 @@ class RemoteSink:
         self._worker_id = worker_id
         self._lock = threading.Lock()
         self._uploading = threading.Lock()
-        self._past = Past()
+        self._past = PastSegments()
         self._overflow: Compaction | None = None
         self._bounded = True
         self._lines: list[bytes] = []  # of the newest segment

@@ -48,7 +48,7 @@ def encoded(record: Mapping[str, Any]) -> bytes:
     return _encode(record).encode() + b"\n"
 
 
-class Past:
+class PastSegments:
     """Full segments and what is before them, for a sink that removes the oldest."""
 
     def __init__(self) -> None:

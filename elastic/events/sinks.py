@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.events.event import Event
-from elastic.events.segments import SEGMENT_BYTES, Past
+from elastic.events.segments import SEGMENT_BYTES, PastSegments
 
 log = logging.getLogger("elastic.events")
 
@@ -33,7 +33,7 @@ class FileSink:
         self._folder = folder
         self._worker_id = worker_id
         self._lock = threading.Lock()
-        self._past = Past()
+        self._past = PastSegments()
         self._bounded = True
         self._number = 0
         self._size = 0

@@ -10,7 +10,7 @@ from elastic.plan.cadence import AT_RISK_MAX_S, Interval, Losses, decide, waste
 from elastic.plan.figures import Figures
 from elastic.plan.job import Job
 from elastic.plan.policies import OURS, policies
-from elastic.plan.scaling import Shares, Size, knee, sizes
+from elastic.plan.scaling import Candidate, Size, knee, sizes
 from elastic.plan.simulation import Outcome, simulate
 from elastic.plan.trace import Trace
 
@@ -43,7 +43,7 @@ class Estimate:
     fleet: Trace
     sizes: tuple[Size, ...]
     knee: Size
-    shares: tuple[Shares, ...]
+    shares: tuple[Candidate, ...]
     interval: Interval
     waste: float
     outcome: Outcome
@@ -54,7 +54,7 @@ class Estimate:
 def estimate(
     job: Job,
     fleet: Trace,
-    shares: list[Shares],
+    shares: list[Candidate],
     figures: Figures,
     *,
     steps: int,

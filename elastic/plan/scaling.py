@@ -69,7 +69,7 @@ def table_rows(found: Sequence[Size], per_node: int) -> list[Size]:
 
 
 @dataclass(frozen=True)
-class Shares:
+class Candidate:
     """A candidate for V. balance: the mean over the fleet's time; worst: of a size that it has for long."""
 
     virtual_workers: int
@@ -77,7 +77,7 @@ class Shares:
     worst: float
 
 
-def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> list[Shares]:
+def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> list[Candidate]:
     """Return, for each multiple of the most workers, the V near it that suits the fleet best, in mean over its time.
 
     seconds_by_workers  how long the fleet has so many
@@ -86,9 +86,9 @@ def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> lis
     total_s = sum(visited.values())
     often = [workers for workers, seconds in visited.items() if seconds >= 0.02 * total_s]
 
-    def of(shares: int) -> Shares:
+    def of(shares: int) -> Candidate:
         mean = sum(seconds * balance(shares, workers) for workers, seconds in visited.items()) / total_s
-        return Shares(shares, mean, min(balance(shares, workers) for workers in often or visited))
+        return Candidate(shares, mean, min(balance(shares, workers) for workers in often or visited))
 
     found = []
     for multiple in range(1, _MULTIPLES + 1):
@@ -98,7 +98,7 @@ def candidates(seconds_by_workers: Mapping[int, float], workers_max: int) -> lis
     return sorted({one.virtual_workers: one for one in found}.values(), key=lambda shares: shares.virtual_workers)
 
 
-def suggest(found: Sequence[Shares], workers_max: int) -> Shares:
+def suggest(found: Sequence[Candidate], workers_max: int) -> Candidate:
     """Return the smallest V, of some three times the most workers on, that is within a hundredth of the best."""
     # V is chosen once, and the next fleet is another one; but each share is a forward and a backward pass of its own.
     enough = [one for one in found if one.virtual_workers >= _ENOUGH * workers_max] or list(found)

@@ -118,7 +118,7 @@ def job_on(given: argparse.Namespace, figures: Figures, fleet: Trace) -> Job:
     return arguments.job_of(given, figures, virtual_workers=shares)
 
 
-def of_fleet(fleet: Trace, nodes_max: int, per_node: int) -> list[scaling.Shares]:
+def of_fleet(fleet: Trace, nodes_max: int, per_node: int) -> list[scaling.Candidate]:
     """Return candidates for V over the sizes that a fleet visits. Raises ConfigError."""
     if nodes_max < 1 or per_node < 1:
         raise ConfigError(f"--nodes {nodes_max} --per-node {per_node}; expected 1 or more of each")

@@ -104,7 +104,7 @@ def simulate(trace: Trace, policy: Policy, step_s: StepTime) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Mark:
+class _SavePoint:
     """A save: what a restart would go back to from `durable_t` on."""
 
     durable_t: float
@@ -123,11 +123,11 @@ class _Run:
     nodes: dict[str, None] = field(default_factory=dict)
     spares: dict[str, None] = field(default_factory=dict)
     running: bool = False
-    owed_s: float = 0.0
-    owed_as: str = "starting"
+    overhead_s: float = 0.0
+    overhead_kind: str = "starting"
     steps: int = 0
     computed_s: float = 0.0
-    marks: list[_Mark] = field(default_factory=lambda: [_Mark(0.0, 0, 0.0)])
+    marks: list[_SavePoint] = field(default_factory=lambda: [_SavePoint(0.0, 0, 0.0)])
     saved_t: float = 0.0
     in_flight_s: float = 0.0
     restarts: int = 0
@@ -167,10 +167,10 @@ class _Run:
         while self.t < until_t - _EPSILON:
             if len(self.nodes) < self.policy.nodes_min:
                 self._spend("waiting", until_t)
-            elif self.owed_s > _EPSILON:
-                self.owed_s -= self._spend(self.owed_as, min(until_t, self.t + self.owed_s))
+            elif self.overhead_s > _EPSILON:
+                self.overhead_s -= self._spend(self.overhead_kind, min(until_t, self.t + self.overhead_s))
             else:
-                self.owed_s = 0.0
+                self.overhead_s = 0.0
                 self._compute(until_t)
         self.t = until_t
 
@@ -198,14 +198,17 @@ class _Run:
     def _save(self, until_t: float) -> None:
         """Save, and take in whoever waits for that; then the interval may become another."""
         self.saves += 1
-        self.marks.append(_Mark(self.t + self.policy.durable_s, self.steps, self.computed_s))
-        self.owed_s, self.owed_as = self.policy.stall_s, "saving"
-        self.owed_s -= self._spend("saving", min(until_t, self.t + self.owed_s))
-        self.saved_t = self.t + self.owed_s
+        self.marks.append(_SavePoint(self.t + self.policy.durable_s, self.steps, self.computed_s))
+        self.overhead_s, self.overhead_kind = self.policy.stall_s, "saving"
+        self.overhead_s -= self._spend("saving", min(until_t, self.t + self.overhead_s))
+        self.saved_t = self.t + self.overhead_s
         if self.spares:
             self._take_in()
             self.running = False
-            self.owed_s, self.owed_as = self.owed_s + self.policy.durable_s + self.policy.start_s, "starting"
+            self.overhead_s, self.overhead_kind = (
+                self.overhead_s + self.policy.durable_s + self.policy.start_s,
+                "starting",
+            )
         self.seen = Losses(self.seen.count, self.t)
         self.interval_s = self._interval_s()
 
@@ -241,21 +244,21 @@ class _Run:
 
     def _start(self) -> None:
         begun_s = self.policy.arrive_s if self.policy.survives and self.t > 0 else 0.0  # while they arrived
-        self.owed_s, self.owed_as = max(0.0, self.policy.start_s - begun_s), "starting"
+        self.overhead_s, self.overhead_kind = max(0.0, self.policy.start_s - begun_s), "starting"
 
     def _owe(self, seconds: float, *, redo: bool) -> None:
         """Have the survivors stand still for so long. redo: the step in flight is computed again."""
         if redo:
             self.parts["lost"] += self.in_flight_s
             self.in_flight_s = 0.0
-        if self.owed_as == "starting" and self.owed_s > _EPSILON:
+        if self.overhead_kind == "starting" and self.overhead_s > _EPSILON:
             return  # nobody trains yet, and whoever is left starts
-        self.owed_s, self.owed_as = max(self.owed_s, seconds), "recovering"
+        self.overhead_s, self.overhead_kind = max(self.overhead_s, seconds), "recovering"
 
     def _lose_all(self, *, saved: bool) -> None:
         """Go back to the newest save. saved: one was made in time."""
         if saved:
-            self.marks = [_Mark(self.t, self.steps, self.computed_s)]
+            self.marks = [_SavePoint(self.t, self.steps, self.computed_s)]
         back = max((mark for mark in self.marks if mark.durable_t <= self.t + _EPSILON), key=lambda mark: mark.steps)
         self.parts["lost"] += self.in_flight_s + self.computed_s - back.computed_s
         self.steps, self.computed_s, self.in_flight_s = back.steps, back.computed_s, 0.0
@@ -263,7 +266,7 @@ class _Run:
         self.restarts += self.running
         self.seen = Losses(self.seen.count + (self.running and not saved), self.t)
         self.running = False
-        self.owed_s = 0.0
+        self.overhead_s = 0.0
 
     def _spend(self, part: str, until_t: float) -> float:
         """Let the time until then pass as a part of the trace's; return how long it was."""

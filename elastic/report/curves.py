@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from statistics import median
 
 from elastic.events.event import Event
-from elastic.report.ledger import Counting
+from elastic.report.ledger import CountedSteps
 
 
-def values_by_step(events: Iterable[Event], counting: Counting) -> dict[str, dict[int, float]]:
+def values_by_step(events: Iterable[Event], counting: CountedSteps) -> dict[str, dict[int, float]]:
     """Return name -> step -> what was summed, divided by the step's count."""
     curves: dict[str, dict[int, float]] = {}
     for event in events:

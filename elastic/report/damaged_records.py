@@ -63,7 +63,7 @@ def is_sound(event: Mapping[str, Any]) -> bool:
         return False
     if not all(matches(value, kinds[key]) and _sane(value) for key, value in event.items() if key in kinds):
         return False
-    t, age_s, deeper = float(event["t"]), float(event.get("age_s") or 0.0), _DEEPER.get(name)
+    t, age_s, deeper = float(event["t"]), float(event.get("age_s") or 0.0), _FACT_CHECKS.get(name)
     return 0 <= t - age_s <= t <= _LATEST_S and (deeper is None or deeper(event))
 
 
@@ -106,7 +106,7 @@ def _are_values(values: Mapping[str, Any]) -> bool:
     return all(value in ("nan", "inf", "-inf") or matches(value, "float") for value in values.values())
 
 
-_DEEPER: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+_FACT_CHECKS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "view_formed": _view,
     "step_applied": _applied,
     "passed_over": _passed_over,

@@ -47,9 +47,9 @@ class Ledger:
         return self.parts["productive"] / self.whole if self.whole > 0 else 0.0
 
 
-def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
+def ledger(events: Sequence[Event], counting: CountedSteps | None = None) -> Ledger:
     """Return the account of all workers of a run, over all its launches; events: as read_events gives them."""
-    counts = counting or Counting(events)
+    counts = counting or CountedSteps(events)
     faults = Faults(events)
     stalls = _stalls(events)
     by_worker: dict[str, list[Event]] = defaultdict(list)
@@ -59,7 +59,7 @@ def ledger(events: Sequence[Event], counting: Counting | None = None) -> Ledger:
     return Ledger({account.worker: account for account in sorted(accounts, key=lambda a: a.begin_s)})
 
 
-class Counting:
+class CountedSteps:
     """Says which applied steps count.
 
     Of one step, those in the newest view of the newest launch that the run is of, if they were not taken back.
@@ -169,7 +169,7 @@ def _stalls(events: Iterable[Event]) -> dict[tuple[int, int], float]:
 
 
 def _account(
-    own: Sequence[Event], counts: Counting, faults: Faults, stalls: Mapping[tuple[int, int], float]
+    own: Sequence[Event], counts: CountedSteps, faults: Faults, stalls: Mapping[tuple[int, int], float]
 ) -> Account:
     """Return one worker's account, from its own records in order."""
     ages = (float(event["t"]) - event["age_s"] for event in own if event.get("age_s"))  # a drill notes things before

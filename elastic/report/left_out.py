@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elastic.events.event import Event
-from elastic.report.ledger import Counting
+from elastic.report.ledger import CountedSteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class PassedOver:
     examples_count: int
 
 
-def left_out(events: Iterable[Event], counting: Counting) -> tuple[LeftOut, ...]:
+def left_out(events: Iterable[Event], counting: CountedSteps) -> tuple[LeftOut, ...]:
     """Return those of the steps that the run consists of, in order: as the view read them that applied the step."""
     found = {
         LeftOut(step=event["step"], epoch=event["epoch"], index=event["index"], error=event["error"])
@@ -45,7 +45,7 @@ def left_out(events: Iterable[Event], counting: Counting) -> tuple[LeftOut, ...]
     return tuple(sorted(found, key=lambda one: (one.step, one.index)))
 
 
-def passed_over(counting: Counting) -> tuple[PassedOver, ...]:
+def passed_over(counting: CountedSteps) -> tuple[PassedOver, ...]:
     """Return those of the steps that the run consists of, in order."""
     records = {event["step"]: event for _, event in sorted(counting.passed_over.items())}
     return tuple(

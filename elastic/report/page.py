@@ -15,7 +15,7 @@ from elastic.events.event import Event
 from elastic.pages import render
 from elastic.report import charts, sentences
 from elastic.report.curves import values_by_step
-from elastic.report.ledger import Counting
+from elastic.report.ledger import CountedSteps
 from elastic.report.report import Report, report
 from elastic.report.summary import facts, known_as_sums
 from elastic.report.view_changes import ViewChange, recoveries
@@ -54,7 +54,9 @@ def page(name: str, events: Sequence[Event], found: Report | None = None) -> str
         left_out=[sentences.example_left_out(one) for one in found.left_out],
         workers=charts.over_time(found, events, end_t),
         parts=list(_parts(found)),
-        curves=[charts.by_step(*one) for one in list(values_by_step(events, Counting(events)).items())[:_CURVES_MAX]],
+        curves=[
+            charts.by_step(*one) for one in list(values_by_step(events, CountedSteps(events)).items())[:_CURVES_MAX]
+        ],
         losses=_losses(found.view_changes),
         changes=list(_changes(found)),
         facts=list(facts(found)),

@@ -16,7 +16,7 @@ from typing import Any
 
 from elastic.events.event import Event
 from elastic.report.curves import step_seconds, values_by_step
-from elastic.report.ledger import Counting, Ledger, ledger
+from elastic.report.ledger import CountedSteps, Ledger, ledger
 from elastic.report.left_out import LeftOut, PassedOver, left_out, passed_over
 from elastic.report.view_changes import ViewChange, view_changes
 from elastic.report.views import views
@@ -141,7 +141,7 @@ def report(events: Sequence[Event]) -> Report:
         of_kind[event["event"]].append(event)
     folded, saved = of_kind["folded"], of_kind["saved"]
     seen = views(events)
-    counting = Counting(events)
+    counting = CountedSteps(events)
     restarts = {event.get("claim") for event in of_kind["peer_lost"] if not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
     finished, departed = ([e for e in of_kind[end] if (e.get("claim") or 0) == newest] for end in ("finished", "left"))
@@ -239,7 +239,7 @@ def _redone(applied: Iterable[Event], lost: Iterable[Event]) -> int:
     return begun + given_up - len(done)
 
 
-def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:
+def _redone_and_folded(folded: Iterable[Event], counting: CountedSteps) -> int:
     """Return the same of folded records: of each view the greatest number that any of its workers knows."""
     of_worker: dict[tuple[int, int, str], int] = defaultdict(int)
     most: dict[tuple[int, int], int] = defaultdict(int)
@@ -251,7 +251,7 @@ def _redone_and_folded(folded: Iterable[Event], counting: Counting) -> int:
     return sum(most.values())
 
 
-def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
+def _counted(of_kind: dict[str, list[Event]], counting: CountedSteps) -> int:
     """Return what was counted, each step once: as any worker tells it, else its share of rank 0's folded records."""
     counts: dict[int, int] = {e["step"]: e.get("count", 0) for e in of_kind["step_applied"] if counting.counts(e)}
     total = float(sum(counts.values()))
@@ -265,7 +265,7 @@ def _counted(of_kind: dict[str, list[Event]], counting: Counting) -> int:
     return round(total)
 
 
-def _last_values(events: Sequence[Event], counting: Counting) -> dict[str, float | None]:
+def _last_values(events: Sequence[Event], counting: CountedSteps) -> dict[str, float | None]:
     """Return name -> last value of each curve; None: not finite."""
     curves = values_by_step((event for event in events if "values" in event or event["event"] == "folded"), counting)
     last = {name: curve[max(curve)] for name, curve in curves.items()}

@@ -121,7 +121,7 @@ def recoveries(changes: Sequence[ViewChange]) -> list[Recovery]:
 _PROGRESS = frozenset({"view_formed", "loaded", "transfer", "step_applied", "passed_over", "folded"})
 
 
-class _Gathered:
+class _ViewRecords:
     """Gathers what the events say that belong to one view."""
 
     def __init__(self, view: ViewSeen) -> None:
@@ -194,9 +194,9 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     faults = Faults(events)
     signal_of = {event["worker"]: event["signal"] for event in events if event["event"] == "notice" and event["signal"]}
     signal_of |= {event["worker"]: AGENT_LOST for event in events if event["event"] == "agent_lost"}
-    gathered = [_Gathered(view) for view in seen]
-    at: dict[tuple[str, int], _Gathered] = {}  # (worker, generation) -> its view
-    in_view: dict[tuple[int, tuple[str, ...]], list[_Gathered]] = {}
+    gathered = [_ViewRecords(view) for view in seen]
+    at: dict[tuple[str, int], _ViewRecords] = {}  # (worker, generation) -> its view
+    in_view: dict[tuple[int, tuple[str, ...]], list[_ViewRecords]] = {}
     for one in gathered:
         in_view.setdefault((one.view.generation, one.view.workers), []).append(one)
     for event in events:
@@ -212,7 +212,7 @@ def view_changes(events: Sequence[Event]) -> list[ViewChange]:
     ]
 
 
-def _change(one: _Gathered, before: _Gathered | None, faults: Faults, signal_of: Mapping[str, str]) -> ViewChange:
+def _change(one: _ViewRecords, before: _ViewRecords | None, faults: Faults, signal_of: Mapping[str, str]) -> ViewChange:
     """Return how a view came out of the one before, and what that cost."""
     view = one.view
     formed_t = float(view.record["t"])
@@ -265,7 +265,7 @@ def _latest(times: Mapping[str, float], lost: Collection[str], *, default: float
     return max([t for worker, t in times.items() if worker not in lost] or times.values(), default=default)
 
 
-def _step_after(view: _Gathered | None) -> int | None:
+def _step_after(view: _ViewRecords | None) -> int | None:
     """Return how many steps were applied at a view's end, as far as its records tell."""
     if view is None:
         return None

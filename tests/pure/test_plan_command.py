@@ -80,7 +80,7 @@ def test_the_suggested_v_suits_the_sizes_that_the_fleet_visits() -> None:
     """Eight workers at times, and six at others: 24 shares are even on both."""
     found = scaling.candidates({8: 1000.0, 6: 1000.0, 5: 0.0, 0: 50.0}, 8)
     assert [one.virtual_workers for one in found] == sorted({one.virtual_workers for one in found})
-    assert scaling.suggest(found, 8) == scaling.Shares(24, 1.0, 1.0)
+    assert scaling.suggest(found, 8) == scaling.Candidate(24, 1.0, 1.0)
 
 
 def test_a_plan_says_how_often_to_save_what_it_takes_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
