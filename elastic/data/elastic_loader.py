@@ -145,6 +145,7 @@ class ElasticLoader:
         copy of rank 0's, which must not count.
         """
         current = self._iteration
+        # Before the loop has a batch, the weight is that of the first.
         held = current.first + max(current.held(self._read_ahead) - 1, 0)
         step = self._plan.step(held)
         low, high = _part(step.count, current.rank, current.world_size)
@@ -168,6 +169,7 @@ class ElasticLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the data stands: the same on every rank, and good for any number of them."""
+        # One batch may wait for its update; with a second one in hand somebody forgot to count the first.
         if self._iteration.held(self._read_ahead) > 1 and not self._counted:
             warnings.warn(
                 f"no optimizer has stepped since this loader began at step {self._step}, and it gave batches: its "
@@ -186,6 +188,7 @@ class ElasticLoader:
         """
         self._step = _checked(state, self._identity)
         self._counted = False
+        # An empty one: whoever still iterates over the one before is told that it is over.
         self._iteration = _Iteration(self._step, self._step)
 
     def set_epoch(self, epoch: int) -> None:
@@ -205,6 +208,7 @@ class ElasticLoader:
     def sampler(self) -> _SamplerStandIn:
         """Return a stand-in to read: its length, and `set_epoch`, which does nothing. The indices are in `shares`."""
         first, batches = self._plan.first_step_of(self.epoch), len(self)
+        # All batches of an epoch are full but the last.
         last = self._own_of(first + batches - 1) if batches else 0
         return _SamplerStandIn(self._own_of(first) * (batches - 1) + last, self._own_of(first))
 
@@ -244,6 +248,7 @@ class ElasticLoader:
     @property
     def _beginning(self) -> int:
         """Return the first step of the next iteration."""
+        # A loop that was left goes on behind what was trained on, and not behind what was read.
         return self._iteration.end if self._iteration.ended else max(self._step, self._iteration.first)
 
     @property
@@ -441,6 +446,7 @@ _loaders: WeakSet[ElasticLoader] = WeakSet()
 
 
 def _stepped(*_: Any) -> None:
+    # Of any optimizer: a second one in the same body sets the same place, and adds nothing.
     for loader in list(_loaders):
         loader.trained()
 

@@ -87,6 +87,7 @@ class MDSDataset(Dataset[Any]):
         transform: Callable[[dict[str, Any]], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        # A loader process that is spawned opens the shards by itself: no descriptor is pickled.
         self._again = partial(MDSDataset, url, transform=transform, storage_options=storage_options)
         self._folder = os.fspath(url).rstrip("/")
         self._transform = transform
@@ -106,6 +107,7 @@ class MDSDataset(Dataset[Any]):
             raise IndexError(f"sample {index} of {len(self)}, counted from 0")
         number = bisect_right(self._ends, index)
         shard, file = self._shards[number], self._opened(number)
+        # Behind the number of samples a shard has where each begins, and where the last one ends.
         sample_number = index - self._ends[number] + shard.samples
         begin, end = map(int, np.frombuffer(file.read(_U32.itemsize * (1 + sample_number), 2 * _U32.itemsize), _U32))
         data = file.read(begin, max(0, end - begin))
@@ -179,6 +181,7 @@ def _shard(index: DataFile, described: Mapping[str, Any]) -> _Shard:
             raise index.error(f"column {name!r} is {encoding}, {_why_not(encoding)}", "write it as bytes, str or json")
         columns.append(_Column(name, None if size is None else _count(size), decode))
     file, size = str(described["raw_data"]["basename"]), _count(described["raw_data"]["bytes"])
+    # An index from anywhere must not make us read what lies elsewhere on this machine.
     if file.startswith("/") or "://" in file or ".." in file.split("/"):
         raise index.error(f"its shard {file} lies outside of the folder", "keep index and shards in one folder")
     return _Shard(file, size, _count(described["samples"]), tuple(columns))
@@ -199,6 +202,7 @@ def _why_not(encoding: str) -> str:
 
 def _sample(columns: tuple[_Column, ...], data: bytes) -> dict[str, Any]:
     """Return a sample's columns by name. Raises ValueError."""
+    # Sizes of the values that have their own stand before all values.
     own = sum(column.size is None for column in columns)
     sizes = iter(np.frombuffer(data, _U32, own).tolist())
     begin, sample = own * _U32.itemsize, {}

@@ -71,6 +71,7 @@ class RecordDataset(Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         options = {"transform": transform, "cache": cache, "storage_options": storage_options}
+        # A loader process that is spawned opens the file by itself: neither descriptor nor index is pickled.
         self._again = partial(type(self), url, kind, **options)  # type: ignore[arg-type]
         self._kind = kind
         self._transform = transform
@@ -186,6 +187,7 @@ class FixedLength:
                 f"{self.record_bytes:,}",
                 "correct record_bytes or skip_bytes, or copy it again if it was cut short",
             )
+        # A range: the offsets of a billion records need no memory. Nor is the file read, so samples are digested.
         return range(self.skip_bytes, file.size + 1, self.record_bytes), file.sampled_digest()
 
     def decode(self, data: bytes) -> bytes:
@@ -268,6 +270,7 @@ def _samples(chunks: Iterator[bytes]) -> Iterator[Offsets]:
                 over.add(this)
                 yield np.array([member.offset])
             end = member.offset_data + -(-member.size // TAR_BLOCK) * TAR_BLOCK
+    # A whole tar goes on behind its last file, with blocks of zeros.
     if stream.at == end:
         raise tarfile.TarError("its end is missing")
     yield np.array([end])

@@ -79,6 +79,7 @@ class Account:
         rest_s = until_s - self.end_s
         if rest_s <= 0.0:
             return
+        # As far as the time goes: parts sum to it, whatever a worker's own counts say.
         for part, seconds in split:
             took = min(rest_s, max(0.0, seconds))
             self.parts[part] += took
@@ -156,6 +157,7 @@ class Account:
         if not counts:
             self.take(t, ("save_stall", saving), rest="redone")
             return
+        # Its own stall is counted already.
         of_others = max(0.0, stalled_s - saving)
         # While the coordinator stands still for a save, the others wait in the exchange.
         for_save = min(waiting, of_others)

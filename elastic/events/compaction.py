@@ -37,6 +37,7 @@ class Compaction:
         if record["event"] not in FOLDS:
             self.items.append(dict(record))
         else:
+            # What happens between two steps stays a record of its own, so a folded one stands on either side of it.
             if not self.items or self.items[-1]["event"] != "folded":
                 self.items.append(_blank(record, t if self.until is None else self.until))
                 self._stride = 1

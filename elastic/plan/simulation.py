@@ -138,6 +138,7 @@ class _Run:
         """Go through the trace, change by change, and return what became of the run."""
         self.parts = dict.fromkeys(PARTS, 0.0)
         policy, length_s = self.policy, self.trace.length_s
+        # The run has a node once that can take part; `ideal` below has it from its coming.
         seen = self.trace.delayed(policy.arrive_s) if policy.arrive_s else self.trace
         self.interval_s = first_s = self._interval_s()
         for change in seen.changes:
@@ -181,12 +182,15 @@ class _Run:
             self.running, self.saved_t = True, self.t
         begun_t = self.t - self.in_flight_s
         finishes_t = max(self.t, begun_t + step_s)
+        # The fleet changes within the step.
         if finishes_t > until_t + _EPSILON:
             self.in_flight_s += until_t - self.t
             self.t = until_t
             return
+        # In steps behind the one in flight.
         due = ceil((self.saved_t + self.interval_s - finishes_t) / step_s - _EPSILON) if self.interval_s < inf else inf
         room = floor((until_t - finishes_t) / step_s + _EPSILON)
+        # All in one go: up to the next save or change nothing else happens.
         count = 1 + max(0, min(due, room))
         self.steps += int(count)
         self.t = finishes_t + (count - 1) * step_s
@@ -202,6 +206,7 @@ class _Run:
         self.overhead_s, self.overhead_kind = self.policy.stall_s, "saving"
         self.overhead_s -= self._spend("saving", min(until_t, self.t + self.overhead_s))
         self.saved_t = self.t + self.overhead_s
+        # Of those who were not taken in at once: everything starts again with them, and loses no step behind a save.
         if self.spares:
             self._take_in()
             self.running = False
@@ -220,6 +225,7 @@ class _Run:
             self.nodes.pop(node, None)
             self.spares.pop(node, None)
         noticed = policy.notice_s > 0
+        # Nobody who is left holds the state.
         if lost and not (policy.survives and self.nodes):
             self._lose_all(saved=noticed and self.running and policy.stall_s + policy.durable_s <= policy.notice_s)
         elif lost and self.running:
@@ -263,6 +269,7 @@ class _Run:
         self.parts["lost"] += self.in_flight_s + self.computed_s - back.computed_s
         self.steps, self.computed_s, self.in_flight_s = back.steps, back.computed_s, 0.0
         self.marks = [back]
+        # What had not begun to train again is no second restart.
         self.restarts += self.running
         self.seen = Losses(self.seen.count + (self.running and not saved), self.t)
         self.running = False

@@ -231,6 +231,7 @@ def draw(*, seed: int, nodes: int, lifetime_s: float, replaced_s: float, length_
             if t_s < length_s:
                 moves.append((t_s, "remove", node))
                 t_s += chance.expovariate(1 / replaced_s) if replaced_s > 0 else 0.0
+    # Of one moment: who goes before who comes, as a Change has it.
     moves.sort(key=lambda move: (move[0], move[1] == "add"))
     name = f"drawn with seed {seed}"
     return Trace(name, tuple(_changes(moves)), length_s)

@@ -106,6 +106,7 @@ class MetadataService:
             self._aborted = True
             if self._socket is not None:
                 try:
+                    # Not close(): that would leave the thread that waits in recv where it is.
                     self._socket.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     return
@@ -129,6 +130,7 @@ def _received(connected: socket.socket, deadline_s: float) -> bytes:
     """Read until an answer is whole. Raises TimeoutError, or ValueError for one that is too long."""
     data = bytearray()
     while not _is_whole(data):
+        # Of all of it, and not of each part: a byte now and then would hold us for good.
         if (left_s := deadline_s - time.monotonic()) <= 0:
             raise TimeoutError
         connected.settimeout(left_s)
@@ -136,6 +138,7 @@ def _received(connected: socket.socket, deadline_s: float) -> bytes:
         if not part:
             break
         data += part
+        # Whoever answers need not be the cloud's service.
         if len(data) > BYTES_MAX:
             raise ValueError(f"more than {BYTES_MAX:,} bytes")
     return bytes(data)

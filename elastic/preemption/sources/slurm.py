@@ -71,8 +71,10 @@ class Slurm(Source):
             self.every_s = _EVERY_S
             return []
         if left_s > self._lead_s:
+            # Not only when it is time: a limit may be changed meanwhile.
             self.every_s = min(_EVERY_S, left_s - self._lead_s)
             return []
+        # Often from now on: a limit that is raised withdraws the notice.
         self.every_s = 30.0
         again = f", which was started again {self._starts} times before" if self._starts.isdigit() else ""
         why = f"Slurm's job {self._job} ends{again}"

@@ -40,6 +40,7 @@ class TensorBuffers:
             into = self.tensors[name] = torch.empty(box[1], dtype=torch_dtype(stored.dtype))
             for transfer in _transfers(stored, box, into):
                 size = manifest.objects[transfer.object].chunk_bytes
+                # A part may reach over several chunks, and a chunk may hold parts of several tensors.
                 for number in range(transfer.start // size, (transfer.start + transfer.bytes - 1) // size + 1):
                     self._waiting.setdefault((transfer.object, number), []).append(transfer)
         self.runs = list(_runs(sorted(self._waiting)))
@@ -87,6 +88,7 @@ class _Transfer:
         span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, self._strides, strict=True))
         self.start, self.bytes = start + first * itemsize, span * itemsize
         self._into = into
+        # Where the part's elements lie side by side, in the object and in memory, bytes go where they belong.
         self._direct = span == math.prod(sizes) and into.is_contiguous()
         self._memory: NDArray[np.uint8] | None = writable_bytes(into) if self._direct else None
         self._missing = self.bytes
@@ -115,6 +117,7 @@ def _transfers(stored: StoredTensor, box: Box, into: torch.Tensor) -> Iterator[_
     begin = np.array(box[0], np.int64)
     low = np.maximum(stored.offsets, begin)
     high = np.minimum(stored.offsets + stored.sizes, begin + np.array(box[1], np.int64))
+    # By the array: a tensor may have many thousands of pieces, and most lie outside of the box.
     rows = np.flatnonzero((high > low).all(axis=1))
     columns = (stored.objects, stored.starts, stored.sizes, low - stored.offsets, low - begin, high - low)
     for object, start, whole, offsets, into_offsets, lengths in zip(*(c[rows].tolist() for c in columns), strict=True):

@@ -42,6 +42,7 @@ class Replica:
         """Take this rank's tensors; trusted: no tensor is hashed."""
         self._document, self._marks, self._trusted = document, marks, trusted
         alike = {n: t for n, t in tensors.items() if not is_sharded(t) and n not in marks.own_tensors}
+        # Apart from parameters: under DDP buffers do differ between two forward passes, which is no error.
         self._buffers = {n: alike[n] for n in alike if n in marks.buffers}
         self._tensors = {n: t for n, t in alike.items() if n not in marks.rank0 and n not in marks.buffers}
         self._parts = {} if trusted else held_twice(tensors, ranks)
@@ -79,6 +80,7 @@ def differ(said: Sequence[Message]) -> bool:
     if any(one[what] != said[0][what] for one in said for what in ("values", "tensors")):
         return True
     found = {(part, digest) for one in said for part, digest in one["parts"].items()}
+    # More digests than parts: two ranks hold one part otherwise.
     return len(found) > len({part for part, _ in found})
 
 
