@@ -14,7 +14,7 @@ from elastic.events.event import Event
 from elastic.events.timing import SPENT
 
 FOLDS = frozenset({"step_applied", "save_begun", "staged", "saved", "reads", "weights"})
-_COMMON = ("worker", "generation", "rank", "world_size", "claim")
+_COMMON = ("worker", "generation", "rank", "world_size", "claim", "replica")
 _POINTS = 32  # of a curve, in what was folded at once
 _POINTS_MAX = 512
 _SAVES_MAX = 128

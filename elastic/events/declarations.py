@@ -60,7 +60,7 @@ def problems(event: Mapping[str, Any]) -> list[str]:
 def table() -> str:
     """Return the table of events, as Markdown."""
     lines = [
-        "Every record is a line of JSON. All of them have these facts, the last four once they are known:",
+        "Every record is a line of JSON. All of them have these facts, those from `generation` on once they are known:",
         "",
         *_rows(COMMON),
     ]

@@ -14,7 +14,7 @@ from elastic.events.event import ABSENT, TypedEvent
 
 
 class Common:
-    """The facts of every record; it has the last four once they are known."""
+    """The facts of every record; it has those from `generation` on once they are known."""
 
     t: Annotated[float, "unix seconds, by the worker's clock"]
     worker: Annotated[str, "the worker's id: host, process id and a token"]
@@ -23,6 +23,7 @@ class Common:
     rank: Annotated[int, "the worker's rank in that view"] = ABSENT
     world_size: Annotated[int, "workers in that view"] = ABSENT
     claim: Annotated[int, "the number under which the run writes its storage, once it is known"] = ABSENT
+    replica: Annotated[str, "the worker's replica, if that has several workers; a new name at each start"] = ABSENT
 
 
 class EndOfStretch(TypedEvent):

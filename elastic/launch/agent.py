@@ -8,6 +8,8 @@
 
 Promises  a worker's death is reported at once, after everything that it had said before: one that is killed or crashes
           before the kernel is done with it (workers/death_watch.py), else at SIGCHLD.
+          The workers of one replica are started together; where one of them ends otherwise than in order, the others
+          are killed at once.
           A worker that is stuck, as the hub finds, shows the stacks of its threads, is killed and reported as hung; one
           that somebody has stopped is killed.
           SIGTERM, SIGUSR1, Ctrl-C, and a cloud's notice make this node's workers leave in order, and then the agent
@@ -55,6 +57,7 @@ from elastic.membership.messages.messages import (
     Figures,
     Finished,
     KillHung,
+    Leaving,
     MovedOn,
     Ready,
     RunIsOver,
@@ -294,8 +297,14 @@ class Agent:
                     worker.tell(self._departure.message())
                 self._hints.is_ready(worker, self._workers.values())
             case Finished():
-                self._end.finished = True
+                worker.finished = self._end.finished = True
+            case Leaving():
+                worker.leaves = True
             case Failed():
+                if worker.with_replica or self._lost_a_mate(worker):
+                    worker.with_replica = True  # its error says no more than that
+                    return
+                self._end_mates(worker)
                 self._failures.show(worker.called, said, worker.streams)
         self._hub.tell(signed)
 
@@ -424,8 +433,12 @@ class Agent:
 
     def _reap(self) -> None:
         """Reap what has ended, and start the workers whose slots waited for that."""
-        for worker in list(self._workers.values()):
-            if worker.pid and (ended := children.ended(worker.pid)) is not None:
+        found = [(worker, children.ended(worker.pid)) for worker in self._workers.values() if worker.pid]
+        ended_now = [(worker, ended) for worker, ended in found if ended is not None]
+        if self._rules.replica_size > 1:  # that one was killed is why another of its replica has failed
+            ended_now.sort(key=lambda one: one[1].signal is None)
+        for worker, ended in ended_now:
+            if worker.token in self._workers:
                 if ended.code != 0:
                     worker.kill()  # its children: its group keeps its number until it is reaped
                 self._exited(worker, ended, peak_bytes=children.reap(worker.pid))
@@ -456,17 +469,18 @@ class Agent:
         worker.close()
         if self._metrics is not None:
             self._metrics.ended(worker.id, lost=not worker.expected and (ended.code != 0 or stuck is not None))
-        killed = ended.signal == KILLED and not (stuck or worker.late)
+        killed = ended.signal == KILLED and not (stuck or worker.late or worker.with_replica)
         kernel, out_of_memory = worker.memory(peak_bytes) if killed else (None, False)
-        if not worker.expected and (ended.code != 0 or stuck):
+        if not (worker.expected or worker.with_replica) and (ended.code != 0 or stuck):
             at = f", at step {step}" if step is not None else ""
+            at += ", and its replica with it" if worker.world is not None else ""
             self._say(f"{worker.called} ended: {ended.text}{at}" + (f"\n  kernel  {kernel}" if out_of_memory else ""))
         if (
             worker.expected
             and ended.code not in (0, CUT_SHORT)
             and worker.ready
             and self._end.run is None
-            and not worker.useless
+            and not (worker.useless or worker.with_replica)
         ):
             self._end.ended_otherwise(taken=killed)
             self._say(f"{worker.called} was told to leave and ended otherwise: {ended.text}")
@@ -474,7 +488,7 @@ class Agent:
             worker=worker.id,
             code=ended.code,
             signal=ended.signal,
-            hung=stuck is not None and stuck.hung,
+            hung=stuck is not None and stuck.hung and not worker.with_replica,
             expected=worker.expected,
             step=step,
             t=time.time(),
@@ -482,8 +496,41 @@ class Agent:
             stopped=stuck is not None and not stuck.hung,
             kernel=kernel,
             out_of_memory=out_of_memory,
+            with_replica=worker.with_replica,
         )
         self._hub.tell(as_message(exited))
+        if worker.with_replica:
+            return
+        if ended.code != 0 or (worker.ready and not worker.finished):
+            self._end_mates(worker, but_leavers=ended.code == 0 and worker.leaves)
+
+    # replicas of several
+
+    def _mates(self, worker: NodeWorker) -> list[NodeWorker]:
+        """Return the other workers of this one's replica that are here."""
+        here = self._workers.values() if worker.world is not None else ()
+        return [one for one in here if one.world is worker.world and one is not worker]
+
+    def _lost_a_mate(self, worker: NodeWorker) -> bool:
+        """Return whether one of its replica has been killed, or has crashed, and was not told of yet."""
+        ends = [children.ending(mate.pid) for mate in self._mates(worker) if mate.pid]
+        return any(end is not None and end.signal is not None for end in ends)
+
+    def _end_mates(self, worker: NodeWorker, *, but_leavers: bool = False) -> None:
+        """Kill the others of its replica, which are of no use without it, and tell of their ends at once.
+
+        but_leavers  it has left in order, and some may be about to
+        """
+        mates = [one for one in self._mates(worker) if not (but_leavers and (one.leaves or one.finished))]
+        for token in self._starter.cancel([mate.token for mate in mates]):
+            mate = self._workers.pop(token)
+            mate.close()
+            self._hub.tell(as_message(Unstarted(local_rank=mate.local_rank)))
+        for mate in [mate for mate in mates if mate.pid]:
+            mate.with_replica = True
+            mate.kill()
+            self._dying.begins(mate.local_rank, mate.pid)
+            self._exited(mate, children.Ended(None, KILLED), peak_bytes=mate.peak_bytes)
 
     def _clear_away(self) -> None:
         """End all that is left of this node's processes, and close its connections."""

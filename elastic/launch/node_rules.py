@@ -53,10 +53,12 @@ class ThisNode:
     node     its name
     address  under which others find it
     run      what agents of this run know
+    replica_size  see NodeRules
     secret   what only they know, for TLS between them; None: what they say goes in the clear
     """
 
     node: str
     address: str | None
     run: str
+    replica_size: int = 1
     secret: str | None = field(default=None, repr=False)

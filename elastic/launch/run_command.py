@@ -187,6 +187,7 @@ def _run(
             node=node,
             address=meeting.address if meeting else None,
             run=meeting.nonce if meeting else token_hex(16),
+            replica_size=arguments.replica_size,
             secret=secret,
         )
         hub = HubLink(
@@ -334,6 +335,7 @@ def _hub(arguments: Arguments, meeting: Meeting | None, beacon: LivenessServer, 
     return Hub(
         nodes_min=arguments.nodes_min,
         nodes_max=arguments.nodes_max,
+        replica_size=arguments.replica_size,
         restarts_max=arguments.restarts_max,
         beacon={"nonce": beacon.nonce, "endpoint": beacon.endpoint(), "hub": hub},
         below_min_s=arguments.wait_s,

@@ -92,7 +92,12 @@ class ViewGroup:
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
         context.console.quiet = rank != 0  # but for bad news
         context.progress.at(Phase.WAITING, generation=view.generation, step=step)
-        context.events.context(rank=rank, world_size=view.world_size, generation=view.generation)
+        context.events.context(
+            rank=rank,
+            world_size=view.world_size,
+            generation=view.generation,
+            replica=context.launch.replica or None,
+        )
         context.moment("form")
         self.claim, self.nodes = details.claim, details.nodes
         self.witness, self.begun_elsewhere = details.witness, details.begun_elsewhere

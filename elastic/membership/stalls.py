@@ -10,7 +10,7 @@ would only lose what they hold, so they are waited for, up to a bound that ends 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic.membership.progress import LIMITED, Phase
@@ -119,12 +119,22 @@ class Stall:
         return f"{self.standing}: {blame} Nobody is killed for it; the run ends if it lasts {self.bound_s:.0f} s"
 
 
+def of_replica(seen: Iterable[Sighting | None]) -> Sighting | None:
+    """Return the sighting that counts of a replica's workers: that of the one for which the others most likely wait.
+
+    They wait for each other inside a pass, too, where each seems to compute.
+    """
+    quiet = [one for one in seen if one is not None]
+    return max(quiet, key=lambda one: (not one.waits, one.phase in STORAGE, one.quiet_s), default=None)
+
+
 def judge(
     sightings: Mapping[str, Sighting | None], *, killed_at: Collection[PhaseOfStep], stall_s: float
 ) -> Hung | Stall | None:
     """Return who is at fault, or at which place all stand still; None: nobody is quiet for longer than it may.
 
-    sightings  of all workers of the view; None for one of whom nothing was told lately, since it gives signs
+    sightings  of all replicas of the view, by the first worker of each; None for one of whom nothing was told lately,
+               since it gives signs
     killed_at  places where somebody was killed before, for the same
     stall_s    how long a stall may last, at least
     """

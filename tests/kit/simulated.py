@@ -49,6 +49,7 @@ class World:
         self.hub = Hub(**hub)
         self.hub.have_met([[node, "10.0.0.1", 1] for node in list(slots)[:met]])
         self._rules = hub
+        self.replica_size: int = hub.get("replica_size", 1)
         self.hub_at = "node0"
         self.hubs = 1
         self.gone: set[str] = set()
@@ -86,7 +87,7 @@ class World:
         node = self.nodes[name] = Node(name)
         self.gone.discard(name)
         node.slots = slots
-        node.up.append({"say": "hello", "node": name, "slots": slots, "address": name, "port": 1})
+        node.up.append(self._hello(name, slots))
         node.requests.extend(range(slots))
 
     def hub_moves(self) -> None:
@@ -128,9 +129,12 @@ class World:
 
     def _says_hello(self, node: Node) -> None:
         """To a hub that it comes to from another one, or once more."""
-        slots = 0 if node.leaving else node.slots
-        hello = {"say": "hello", "node": node.name, "slots": slots, "address": node.name, "port": 1}
+        hello = self._hello(node.name, 0 if node.leaving else node.slots)
         node.up.append({**hello, "starting": list(node.requests), "report": node.report.document()})
+
+    def _hello(self, name: str, slots: int) -> Message:
+        size = self.replica_size
+        return {"say": "hello", "node": name, "slots": slots, "address": name, "port": 1, "replica_size": size}
 
     def _moved_on(self, node: Node) -> None:
         """What its workers hold is of no use any more: it comes again, with others. If it has the hub, that ends."""
@@ -258,6 +262,33 @@ class World:
         code, signal = worker.exit
         how = {"code": code, "signal": signal, "hung": worker.hung, "expected": worker.expected}
         node.tells("exited", worker=worker.id, step=worker.at_step, **how)
+        in_order = code == 0 and (worker.id in {id for _, id in self.leaving_in} or worker.finished)
+        if in_order or (code == 0 and not worker.is_ready):
+            return
+        self._ends_replica(node, worker)
+
+    def _ends_replica(self, node: Node, lost: Worker) -> None:
+        """What is left of it is killed, and told of at once; its slots that are to be filled are not."""
+        slots = [slot for slot in node.requests if slot // self.replica_size == lost.replica]
+        for slot in slots if self.replica_size > 1 else ():
+            node.requests.remove(slot)
+            node.tells("unstarted", local_rank=slot)
+        for mate in [one for one in node.workers.values() if one.replica == lost.replica]:
+            mate.departed |= lost.departed
+            for message in mate.up:
+                node.tells(**{**message, "worker": mate.id})
+            mate.ends(None, "SIGKILL") if mate.alive else None
+            del node.workers[mate.id]
+            node.tells(
+                "exited",
+                worker=mate.id,
+                step=mate.at_step,
+                code=None,
+                signal="SIGKILL",
+                hung=False,
+                expected=mate.expected,
+                with_replica=True,
+            )
 
     def _ordered(self, node: Node, order: Order) -> None:
         node.report.note_ordered(order.worker, parse(TO_AGENT if order.worker is None else TO_WORKER, order.message))
@@ -266,10 +297,12 @@ class World:
             if order.worker in node.workers:
                 node.workers[order.worker].down.append(order.message)
         elif order.message["say"] == "start":
-            if node.leaving or node.over is not None:
-                node.tells("unstarted", local_rank=order.message["local_rank"])
-            else:
-                node.requests.append(order.message["local_rank"])
+            first = order.message["local_rank"]
+            for local_rank in range(first, first + self.replica_size):
+                if node.leaving or node.over is not None:
+                    node.tells("unstarted", local_rank=local_rank)
+                else:
+                    node.requests.append(local_rank)
         elif order.message["say"] == "take_note":
             node.tells("noted", number=order.message["number"])
         elif order.message["say"] == "full" and node.over is None and not node.leaving:

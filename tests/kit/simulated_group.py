@@ -19,6 +19,7 @@ class Group:
         self.hung_up: set[str] = set()
         self.rounds: list[tuple[str, dict[str, Any]]] = []
         self.stands: dict[str, object] = {}  # once it has formed
+        self.votes: dict[tuple[int, object], bool] = {}  # of a collective and a replica: whether it has come through
 
     def give(self, at: int, name: str, worker: str, value: Any) -> dict[str, Any]:
         if at == len(self.rounds):

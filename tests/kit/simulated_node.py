@@ -45,12 +45,14 @@ class Surroundings(Protocol):
     bug_at      the step at which the script fails, whoever runs it
     strands     how likely a state cannot be rewound
     storage     the newest step that is saved
+    replica_size  so many workers of a node hold one copy of the state together
     over_at     where a worker has left the view of a generation
     leaving_in  who has said so, in which generation
     """
 
     random: Random
     shares: int
+    replica_size: int
     has_run: bool
     bug_at: int | None
     strands: float
@@ -143,17 +145,23 @@ class Worker:
         group, at = self.group, self.round
         assert group is not None
         self.round += 1
-        if self.id in group.hung_up:
+        vote = at, (self.node.name, self.replica)
+        if self.id in group.hung_up and vote not in group.votes:
+            group.votes[vote] = False
+        if group.votes.get(vote) is False:
             raise Lost
         given = group.give(at, name, self.id, value)
         while True:
             yield
-            if self.id in group.hung_up:
-                raise Lost
             whole, lost = len(given) == len(group.members), bool(group.hung_up)
-            if lost and (not whole or self.world.chance(0.5)):
+            if vote not in group.votes:  # a replica comes through as one: its members have asked each other
+                if self.id in group.hung_up or (lost and (not whole or self.world.chance(0.5))):
+                    group.votes[vote] = False
+                elif whole:
+                    group.votes[vote] = True
+            if group.votes.get(vote) is False:
                 raise Lost
-            if whole:
+            if vote in group.votes:
                 self.world.springs(name, group)
                 return [given[member] for member in group.members]
 
@@ -169,6 +177,15 @@ class Worker:
     def ends(self, code: int | None, signal: str | None = None) -> None:
         self.alive, self.exit = False, (code, signal)
         self.sever()
+
+    @property
+    def replica(self) -> int:
+        return self.local_rank // self.world.replica_size
+
+    def mates(self) -> list[Worker]:
+        """The other workers of its replica that live."""
+        others = self.node.workers.values()
+        return [one for one in others if one is not self and one.replica == self.replica and one.alive]
 
     @property
     def at_step(self) -> int | None:

@@ -20,6 +20,7 @@ class Stage:
         """met: nodes, before there was a hub"""
         self.hub = Hub(nodes_max=max(nodes, rules.pop("nodes_max", 1)), **rules)
         self.hub.have_met([[node, f"10.0.0.{ord(node)}", 1] for node in met])
+        self.replica_size = rules.get("replica_size", 1)
         self.now_s = 0.0
         self.shares = shares
         self.orders: list[Order] = []
@@ -49,7 +50,7 @@ class Stage:
         return self
 
     def comes(self, node: str, slots: int) -> Stage:
-        return self.told(node, "hello", slots=slots)
+        return self.told(node, "hello", slots=slots, replica_size=self.replica_size)
 
     def started(self, slot: str) -> str:
         """Returns the id: A0 at first, A0', A0'' for those that come in its place."""

@@ -69,6 +69,7 @@ class Judge:
         then it answers or ends.
         """
         asked = [before for before in self.saving if before != (id, True) or waits]
+        asked = [before for before in asked if not is_mate(world, before[0], id)]  # of a replica all save a part
         saving = [id for id, _ in asked if id not in world.told_exited and world.every[id].step > world.storage]
         assert not saving, f"{id} is asked to save while {saving} may still do so"
         self.saving.append((id, waits))
@@ -87,7 +88,13 @@ class Judge:
         assert generation == self.generation + 1 or (world.hubs > 1 and generation > self.generation)
         assert all(order.message == orders[0].message for order in orders)
         assert [order.worker for order in orders] == view
-        assert 0 < len(view) <= world.shares
+        assert 0 < len(view) <= world.shares * world.replica_size
+        for first in range(0, len(view), world.replica_size):
+            members = [world.every[id] for id in view[first : first + world.replica_size]]
+            slots = [(one.node.name, one.local_rank) for one in members]
+            first_slot = members[0].local_rank
+            assert first_slot % world.replica_size == 0, "an incomplete replica is let in"
+            assert slots == [(slots[0][0], first_slot + place) for place in range(world.replica_size)], slots
         nodes = [world.every[id].node.name for id in view]
         assert nodes == orders[0].message["nodes"]
         assert len(list(dict.fromkeys(nodes))) == sum(a != b for a, b in zip([None, *nodes], nodes, strict=False))
@@ -101,7 +108,8 @@ class Judge:
             assert done or not world.every[id].alive, f"{id} of view {self.generation} is still in it"
         survivors = [id for id in self.view if said[id] is not None and id not in world.told_exited]
         survivors = [id for id in survivors if id in view or id not in leaving]  # some stay that wanted to leave
-        holders = [id for id in survivors if world.every[id].step >= 0]
+        survivors = whole(world, survivors)
+        holders = whole(world, [id for id in survivors if world.every[id].step >= 0])
         again = set(survivors).difference(holders) if holders else set()  # they had not received the state yet
         survivors = holders or survivors
         assert set(survivors) <= set(view)
@@ -113,6 +121,17 @@ class Judge:
         self.view, self.listed, self.generation = view, view, generation
 
 
+def is_mate(world: World, id: str, other: str) -> bool:
+    one, another = world.every[id], world.every[other]
+    return id != other and one.node is another.node and one.replica == another.replica
+
+
+def whole(world: World, ids: list[str]) -> list[str]:
+    """Those whose replica is among them with all its workers."""
+    places = Counter((world.every[id].node.name, world.every[id].replica) for id in ids)
+    return [id for id in ids if places[world.every[id].node.name, world.every[id].replica] == world.replica_size]
+
+
 def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
     workers = [worker for worker in world.workers() if worker.alive and not worker.stopped]
     others = [node for name, node in world.nodes.items() if name != world.hub_at and not node.leaving]
@@ -120,7 +139,7 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
     if kind == "comes":
         missing = [f"node{i}" for i in range(1, 4) if f"node{i}" not in world.nodes]
         if missing and not world.verdicts:
-            world.comes(chance.choice(missing), chance.randrange(1, 3))
+            world.comes(chance.choice(missing), world.replica_size * chance.randrange(1, 3))
     elif kind == "trap":
         world.trap = chance.choice((*COLLECTIVES, SAVING))
     elif kind == "lost":
@@ -154,14 +173,18 @@ def fault(world: World, chance: random.Random, allowed: list[str]) -> None:
                 worker.raises = True
             case "leave":
                 if worker.generation > 0:
-                    worker.leave = True
+                    for one in (worker, *worker.mates()):
+                        one.leave = True
                 else:
                     worker.departed = True
                     worker.ends(None, "SIGTERM")
             case "leave, and a trap":  # where those who stay may be a step behind
-                worker.leave, world.trap = worker.generation > 0, "exchange"
+                world.trap = "exchange"
+                for one in (worker, *worker.mates()):
+                    one.leave = one.generation > 0
             case "break":
-                worker.breaks = True
+                for one in (worker, *worker.mates()):
+                    one.breaks = True
             case "quit":
                 worker.quits = True
             case "cannot save":
@@ -175,20 +198,21 @@ def drain(world: World, node: Node | None) -> None:
     world.leaves(node)
 
 
-def simulate(seed: int) -> World:
+def simulate(seed: int, replica_size: int = 1) -> World:
     chance = random.Random(f"plan {seed}")
     count = chance.choice([1, 1, 2, 3])
     nodes_min = chance.randrange(1, count + 1)
     judge = Judge()
     world = World(
         seed,
-        {f"node{i}": chance.randrange(1, 5 - count) for i in range(count)},
+        {f"node{i}": replica_size * chance.randrange(1, 5 - count) for i in range(count)},
         shares=chance.choice([2, 3, 4, 8]),
         watch=judge,
         moved=judge.moved,
         nodes_min=nodes_min,
         nodes_max=3,
         met=chance.choice([1, count]),
+        replica_size=replica_size,
         restarts_max=10**6,
         start_s=5.0,
         below_min_s=BELOW_MIN_S,
@@ -221,13 +245,14 @@ def simulate(seed: int) -> World:
         if chance.random() < rate:
             fault(world, chance, allowed)
         world.moment()
-    hubs, patience = world.hubs, world.moments + PATIENCE
+    most = PATIENCE * replica_size**2  # so many more take part in each moment's collective
+    hubs, patience = world.hubs, world.moments + most
     while not world.over:
         if world.hubs > hubs:  # a hub that ended the run may be lost before all have heard so: the next one ends it
-            hubs, patience = world.hubs, world.moments + PATIENCE
+            hubs, patience = world.hubs, world.moments + most
         assert world.moments < patience, "somebody waits for ever"
         world.moment()
-        if world.moments == patience - PATIENCE // 2:
+        if world.moments == patience - most // 2:
             world.now_s += 2 * BELOW_MIN_S  # those that wait for nodes give up
     judge_end(world)
     return world
@@ -242,7 +267,9 @@ def judge_end(world: World) -> None:
         last = {(worker.node.name, worker.local_rank): worker for worker in world.every.values()}
         here = [worker for worker in last.values() if not worker.node.leaving and worker.node.admitted]
         willing = {id for _, id in world.leaving_in}
-        unwilling = [one.id for one in here if not (one.departed or one.id in willing or one.exit[1] == "SIGTERM")]
+        went = [one for one in here if one.departed or one.id in willing or one.exit[1] == "SIGTERM"]
+        gone = {(one.node.name, one.replica) for one in went}  # who goes takes its replica along
+        unwilling = [one.id for one in here if (one.node.name, one.replica) not in gone]
         assert not unwilling, f"the run ended before its end, and nobody told {unwilling} to leave"
 
 
@@ -256,6 +283,26 @@ def test_views_are_agreed_on_and_runs_end_whatever_happens() -> None:
             print(f"simulate({seed})")
             raise
     assert max(generations) > 10
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_replicas_of_several_workers_are_let_in_whole_and_runs_end_whatever_happens(size: int) -> None:
+    generations: Counter[int] = Counter()
+    for seed in seeds(1000, sample=120):
+        try:
+            generations[simulate(seed, size).hub.generation] += 1
+        except Exception:
+            print(f"simulate({seed}, {size})")
+            raise
+    assert max(generations) > 6
+
+
+def test_a_hub_that_lets_in_incomplete_replicas_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the judge; or by the view itself, where its length gives it away."""
+    for room in ("rules.next_view", "hub.workers"):
+        monkeypatch.setattr(f"elastic.membership.{room}.whole", lambda workers, size: list(workers))
+    with pytest.raises((AssertionError, ValueError), match=r"incomplete replica|in replicas of 2"):
+        [simulate(seed, 2) for seed in range(100)]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby, product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic.errors import CollectiveMismatch, Evicted, SavesFailed
 from elastic.membership.rules.endings import Failure, repeated
@@ -62,6 +65,54 @@ def test_a_newcomer_that_counts_fewer_shares_puts_nobody_out() -> None:
     survivors = candidates("aaa", at=BOUNDARY, prefix="old")
     newcomer = candidates("b", at=None, prefix="new", shares=1)
     assert next_view(survivors, newcomer)[:3] == survivors
+
+
+def members_of(nodes: str, size: int, *, at: str | None, prefix: str, shares: int = 8) -> list[Candidate]:
+    """A replica for each of these nodes, in the slots from 0 on."""
+    slots = Counter[str]()
+    found = []
+    for node in nodes:
+        for local_rank in range(slots[node], slots[node] + size):
+            name = f"{prefix}{node}{local_rank}"
+            found.append(Candidate(worker=name, node=node, shares=shares, at=at, local_rank=local_rank))
+        slots[node] += size
+    return found
+
+
+@given(
+    size=st.integers(1, 4),
+    old=st.text("ab", max_size=4),
+    new=st.text("abc", max_size=4),
+    at=st.sampled_from([BOUNDARY, STEP]),
+    shares=st.integers(1, 8),
+    lost=st.sets(st.integers(0, 31)),
+    data=st.data(),
+)
+def test_replicas_are_in_a_view_whole_or_not_at_all_and_stand_together(
+    size: int, old: str, new: str, at: str, shares: int, lost: set[int], data: st.DataObject
+) -> None:
+    """A replica that lacks a member waits for it in its next forward pass, for good."""
+    everyone = members_of(old, size, at=at, prefix="old", shares=max(shares, len(old)))
+    coming = members_of(new, size, at=None, prefix="new", shares=shares)
+    here = [one for number, one in enumerate(everyone) if number not in lost]
+    newcomers = data.draw(st.permutations([one for number, one in enumerate(coming) if number not in lost]))
+
+    view = next_view(here, newcomers, replica_size=size)
+    blocks = [view[first : first + size] for first in range(0, len(view), size)]
+    for block in blocks:
+        first = block[0]
+        assert first.local_rank % size == 0
+        assert [(one.node, one.local_rank) for one in block] == [
+            (first.node, first.local_rank + place) for place in range(size)
+        ]
+        assert len({one.worker[:3] for one in block}) == 1, "one that goes on, and one that comes"
+    survivors = {block[0].worker for block in blocks if block[0].at is not None}
+    assert survivors == {
+        everyone[first].worker for first in range(0, len(everyone), size) if lost.isdisjoint(range(first, first + size))
+    }
+    assert len(blocks) <= max(len(survivors), shares if not survivors else max(shares, len(old)))
+    nodes = [node for node, _ in groupby(candidate.node for candidate in view)]
+    assert len(nodes) == len(set(nodes))
 
 
 def failure(what: str = "ValueError: bad", step: int | None = 7, at_s: float = 0.0) -> Failure:

@@ -319,6 +319,7 @@ class HubLink:
                 address=this_node.address,
                 port=self._port.number,
                 slots=slots,
+                replica_size=this_node.replica_size,
                 starting=starting,
                 run=this_node.run,
                 report=report,

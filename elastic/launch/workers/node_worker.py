@@ -43,6 +43,8 @@ class NodeWorker:
     expected  it was told to end
     useless   what it holds does not count: the run has gone on without it, or has no place for it
     late      it has not ended when it had to
+    leaves, finished  as it has said: its end is one in order
+    with_replica  it is ended because another of its replica has ended, or fails
     world     of its replica; None: it is one by itself
     peak_bytes  the most memory that it had when it was looked at
     """
@@ -70,6 +72,7 @@ class NodeWorker:
         )
         self.pid, self.id = 0, ""
         self.ready = self.expected = self.useless = self.late = False
+        self.leaves = self.finished = self.with_replica = False
         self.peak_bytes: int | None = None
         self._looked_s = -math.inf
         self._kill_at_s: float | None = None

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from elastic.launch.processes import children, early_signals
@@ -113,10 +113,11 @@ class Starter:
         self._waiting.append(request)
         self._go_on()
 
-    def cancel(self) -> list[str]:
-        """Forget the requests that are no processes yet; return their tokens."""
-        waiting, self._waiting = self._waiting, []
-        return [request.token for request in waiting]
+    def cancel(self, which: Collection[str] | None = None) -> list[str]:
+        """Forget the requests that are no processes yet; return their tokens. which: of these alone."""
+        waiting = [request.token for request in self._waiting if which is None or request.token in which]
+        self._waiting = [request for request in self._waiting if request.token not in waiting]
+        return waiting
 
     def tick(self, now_s: float) -> None:
         """Kill a warm process that does not fork, so that `reap` does the rest; else ask for a spare when it is due."""

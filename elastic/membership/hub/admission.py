@@ -1,6 +1,7 @@
 """Lets in a node that says hello, or tells it why not; and tells all nodes of each other.
 
 its run is over, or goes on elsewhere   it is told so
+its replicas are of another size        it ends, with the run's in its last line
 the run has gone on without it          it was moved on from, and may come again with other workers
 the run has its most nodes              it waits for a place
 else                                    it is in, and each of its slots has a worker, or gets one
@@ -18,6 +19,11 @@ from elastic.membership.messages.messages import Full, Hello, HubIs, MovedOn, Ro
 from elastic.membership.succession.going_on import GoingOn
 from elastic.membership.succession.node_report import NodeReport
 
+_OTHER_SIZE = (
+    "the run is in replicas of {here} workers, and {node} was started with --replica-size={its}\n"
+    "  state  the run goes on without this node, and nothing was trained here\n"
+    "  next   start it with --replica-size={here}, as the other nodes"
+)
 WITHOUT = "the run has gone on without this node, of which nothing was heard"
 
 
@@ -56,6 +62,9 @@ class Admission:
             self._out.tell(node, MovedOn(why=self._end.moved_on))
         elif self._end.is_over:
             self._out.tell(node, RunIsOver(failed=self._end.failed, why=OVER))
+        elif said.slots and said.replica_size != self._workers.replica_size:
+            why = _OTHER_SIZE.format(node=node, its=said.replica_size, here=self._workers.replica_size)
+            self._out.tell(node, RunIsOver(failed=True, why=why))
         elif report is not None and not self._reports.may_come_back(node, report):
             self._out.tell(node, MovedOn(why=WITHOUT))
         elif node not in self._nodes:
@@ -97,7 +106,8 @@ class Admission:
         for local_rank in on_its_way:
             self._nodes.awaits((node, local_rank))
         here = {worker.local_rank for worker in report.workers.values()} if report is not None else set()
-        for local_rank in range(said.slots):
-            if local_rank not in (*here, *on_its_way):
-                self._replacements.start((node, local_rank))
+        size = self._workers.replica_size
+        for first in range(0, said.slots, size):
+            if not {*here, *on_its_way}.intersection(range(first, first + size)):
+                self._replacements.start((node, first))
         self._nodes.changed = True

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from elastic.membership.stalls import FRESH_S, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge
+from elastic.membership.stalls import FRESH_S, STORAGE, Hung, PhaseOfStep, Sighting, Stall, judge, of_replica
 
 _KILLED_MAX = 64  # of which it is remembered where they stood
 _VIEWS = 3  # that broke alike, and another one would, too
@@ -65,16 +65,25 @@ class HangWatch:
         """Drop the sighting of a worker that is gone."""
         self._sightings.pop(worker, None)
 
-    def look(self, now_s: float, members: Sequence[str], *, ending: bool) -> Iterator[Finding]:
-        """Yield what is to be done by the newest sightings. members: of the view; ending: the run is to end."""
+    def look(self, now_s: float, members: Sequence[Sequence[str]], *, ending: bool) -> Iterator[Finding]:
+        """Yield what is to be done by the newest sightings.
+
+        members  of the view, replica by replica
+        ending   the run is to end
+        """
         recent = {
             id: replace(one, quiet_s=one.quiet_s + now_s - at_s)  # KillHung acquits one that has given a sign since
             for id, (at_s, one) in self._sightings.items()
             if now_s - at_s <= FRESH_S
         }
-        groups = [members, *([id] for id in recent if id not in members)]
+        inside = {id for replica in members for id in replica}
+        groups = [members, *([[id]] for id in recent if id not in inside)]
         for group in groups:
-            verdict = judge({id: recent.get(id) for id in group}, killed_at=self._killed_at, stall_s=self._stall_s)
+            seen = {
+                first: of_replica(map(recent.get, (first, *mates))) if mates else recent.get(first)
+                for first, *mates in group
+            }
+            verdict = judge(seen, killed_at=self._killed_at, stall_s=self._stall_s)
             if isinstance(verdict, Hung) and not self._just_stalled(now_s, verdict.sighting):
                 yield KillIt(verdict.sighting, str(verdict.sighting))
                 if verdict.sighting.phase in STORAGE:

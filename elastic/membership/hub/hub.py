@@ -62,7 +62,7 @@ from elastic.membership.messages.messages import (
 )
 from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.rules.endings import Endings
-from elastic.membership.rules.next_view import next_view
+from elastic.membership.rules.next_view import next_view, replicas
 from elastic.membership.succession.going_on import GoingOn
 from elastic.membership.succession.node_report import number_of
 
@@ -77,6 +77,7 @@ class Hub:
 
     nodes_min     below it, those included who wait to join, no view is formed: the run waits, then ends
     nodes_max     how many nodes the run has at once; one more waits for a place
+    replica_size  so many workers of a node hold one copy of the state together
     restarts_max  see endings.py; window_s: for how long a restart counts
     beacon        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
@@ -92,6 +93,7 @@ class Hub:
         *,
         nodes_min: int = 1,
         nodes_max: int = 1,
+        replica_size: int = 1,
         restarts_max: int = 3,
         window_s: float = 3600.0,
         beacon: Message | None = None,
@@ -108,7 +110,7 @@ class Hub:
         self._restarts_max, self._window_s = restarts_max, window_s
         self._beacon = beacon
         self._nodes = Nodes(nodes_max)
-        self._workers = Workers()
+        self._workers = Workers(replica_size)
         self._out = Outbox(self._nodes)
         self._runs = Runs()
         self._complained = 0  # in which generation
@@ -309,8 +311,9 @@ class Hub:
     def _on_sighted(self, now_s: float, node: str, said: Sighted) -> None:
         """Note what an agent has seen of its workers, and do what the watch for hangs finds by it."""
         self._hangs.saw(now_s, [one for one in said.workers if self._workers.is_of(node, one.worker)])
-        members = [worker.id for worker in self._workers.members()]
-        self._act_on(now_s, self._hangs.look(now_s, members, ending=self._end.why is not None))
+        members = replicas(self._workers.members(), self._workers.replica_size)
+        groups = [[worker.id for worker in replica] for replica in members]
+        self._act_on(now_s, self._hangs.look(now_s, groups, ending=self._end.why is not None))
 
     def _act_on(self, now_s: float, findings: Iterable[Finding]) -> None:
         """Act on what the watch for hangs has found."""
@@ -415,14 +418,21 @@ class Hub:
         """Return whether no node is awaited any more, and nobody may train elsewhere who would be in our way."""
         return not self._reports.awaits_others(now_s) and self._claiming.may_go_on(now_s, self._next_generation)
 
+    def _holders(self, survivors: Sequence[Worker]) -> list[Worker]:
+        """Return those that have received the state, with all of their replica."""
+        return self._workers.whole([worker for worker in survivors if worker.has_a_step])
+
     def _chosen(self, survivors: Sequence[Worker], newcomers: Sequence[Worker]) -> list[Worker]:
         """Return the workers of the next view in rank order, as next_view.py has it."""
-        holders = [worker for worker in survivors if worker.has_a_step]
+        holders = self._holders(survivors)
         if holders and len(holders) < len(survivors):
             # who had not received the state from the others before the last view broke is a newcomer
-            newcomers = self._joining.newcomers([worker for worker in survivors if not worker.has_a_step])
+            holding = {worker.id for worker in holders}
+            newcomers = self._joining.newcomers([worker for worker in survivors if worker.id not in holding])
         going_on = [worker.candidate() for worker in holders or survivors]
-        chosen = next_view(going_on, [worker.candidate() for worker in newcomers])
+        chosen = next_view(
+            going_on, [worker.candidate() for worker in newcomers], replica_size=self._workers.replica_size
+        )
         return [self._workers[candidate.worker] for candidate in chosen]
 
     def _form(self, now_s: float, survivors: list[Worker], newcomers: list[Worker]) -> None:
@@ -444,9 +454,10 @@ class Hub:
         if self._stands_still(now_s, survivors):
             self._decide(now_s)
             return
-        if any(worker.has_a_step for worker in survivors):
-            for worker in survivors:
-                worker.status = worker.status if worker.has_a_step else WorkerStatus.READY
+        holders = {worker.id for worker in self._holders(survivors)}
+        for worker in survivors:
+            if holders and worker.id not in holders:
+                worker.status, worker.step = WorkerStatus.READY, -1
         self._publish(now_s, chosen)
         self._decide(now_s)
 
@@ -485,6 +496,7 @@ class Hub:
             begun_elsewhere=self._begun_elsewhere,
             unanswered=unanswered,
             run=newest_of(chosen[0].runs),
+            replica_size=self._workers.replica_size,
         )
         self._out.say_all(chosen, view)
         self._runs.present = view.run

@@ -71,8 +71,11 @@ class Joining:
         self._going_on.is_here(worker.node, said.newest)
 
     def newcomers(self, others: Sequence[Worker] = ()) -> list[Worker]:
-        """Return those that are ready to join, node by node; a finished run needs none. others: who join, too."""
-        ready = [] if self._end.finished else self._ready_for(Place.PRESENT)
+        """Return those that are ready to join, node by node; a finished run needs none. others: who join, too.
+
+        Of a replica all are ready, or it waits.
+        """
+        ready = [] if self._end.finished else self._workers.whole(self._ready_for(Place.PRESENT))
         ready += others
         position = {node: index for index, node in enumerate(self._nodes)}
         return sorted(ready, key=lambda worker: (position[worker.node], worker.local_rank))
@@ -103,7 +106,7 @@ class Joining:
     def ask_to_regroup(self, now_s: float, running: Sequence[Worker], newcomers: Sequence[Worker]) -> None:
         """Ask members, once per view, to leave it at a boundary that they agree on."""
         shares = min(worker.shares for worker in running)
-        room = shares > len(self._workers.members())
+        room = shares * self._workers.replica_size > len(self._workers.members())
         self._tell_of_left_over(0 if room else len(newcomers), shares)
         short = self._shortage.is_short(running)
         waits = newcomers and room and (short or self.gathered(now_s, newcomers, self._gather_s))
@@ -115,9 +118,10 @@ class Joining:
         """Tell people that newcomers find no room, once for so many, whoever they are."""
         if count > self._left_over:
             # that may be meant, or machines are paid for and do nothing
+            whole = "worker" if self._workers.replica_size == 1 else "replica"
             who = "1 worker waits as a spare" if count == 1 else f"{count} workers wait as spares"
             self._out.tell_people(
-                f"{who} until others are lost: a step has virtual_workers={shares} shares, and each worker that takes "
+                f"{who} until others are lost: a step has virtual_workers={shares} shares, and each {whole} that takes "
                 "part needs one; a new run with more of them has room for all"
             )
         self._left_over = max(count, self._left_over)
@@ -127,7 +131,7 @@ class Joining:
         self._asked = False
         if self._identity is None:
             self._identity = chosen[0].identity
-            for worker in self.newcomers():
+            for worker in self._ready_for(Place.PRESENT):
                 self._compare(worker)
 
     def _compare(self, worker: Worker) -> None:

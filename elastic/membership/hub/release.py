@@ -1,11 +1,11 @@
 """Workers that wait to leave get their answer: they are released, asked to save first, or take part in one more view.
 
-Which of these is leaving.py's to say. Here it is said to them, each once.
+Which of these is leaving.py's to say. Here it is said to them, each once; to the members of a replica alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.run_end import RunEnd, Shortage
@@ -38,7 +38,7 @@ class Release:
 
     def saves_at_the_end(self) -> bool:
         """Ask one of those who are left to save, before all go; return whether one has to."""
-        holdings = [worker.holding() for worker in (*self._workers.leavers(), *self._workers.survivors())]
+        holdings = self._workers.holdings((*self._workers.leavers(), *self._workers.survivors()))
         parting = see_off(holdings, [], go_on=False, saved=self._end.saved)
         if parting.saves is not None:
             self._ask_to_save(parting.saves)
@@ -46,47 +46,54 @@ class Release:
 
     def save_for_the_wait(self, survivors: Sequence[Worker]) -> None:
         """Have the next coordinator save, before a wait for nodes: those here may be all that hold the state."""
-        parting = see_off([worker.holding() for worker in survivors], [], go_on=False, saved=self._end.saved)
+        parting = see_off(self._workers.holdings(survivors), [], go_on=False, saved=self._end.saved)
         # it goes on saving; where others are ahead of it, nobody is asked
         if survivors and parting.saves == survivors[0].id:
             self._ask_to_save(parting.saves, waits=True)
 
     def at_the_end(self) -> None:
         """Release all that wait, as safe where what they hold is saved: what could be is by now."""
-        leavers = self._workers.leavers()
-        self._release([worker.id for worker in leavers if worker.step <= self._end.saved], safe=True)
-        self._release([worker.id for worker in leavers if worker.step > self._end.saved], safe=False)
+        leavers = self._workers.to_release()
+        self._release([worker for worker in leavers if worker.step <= self._end.saved], safe=True)
+        self._release([worker for worker in leavers if worker.step > self._end.saved], safe=False)
 
     def _answer(self, newcomers: Sequence[Worker], *, go_on: bool) -> bool:
         """Answer each worker that leaves; return whether all wait for one of them that saves first."""
         while leavers := self._workers.leavers():
             survivors = self._workers.survivors()
             parting = see_off(
-                [worker.holding() for worker in leavers],
-                [worker.holding() for worker in survivors],
+                self._workers.holdings(leavers),
+                self._workers.holdings(survivors),
                 go_on=go_on and self._shortage.enough((*survivors, *newcomers)),
                 saved=self._end.saved,
             )
-            self._release(parting.go, safe=True)
-            self._release(parting.lost, safe=False)
+            self._release(self._those_of(parting.go, leavers), safe=True)
+            self._release(self._those_of(parting.lost, leavers), safe=False)
             if parting.stays is not None:
-                self._workers[parting.stays].status = WorkerStatus.BETWEEN_VIEWS
+                for member in self._workers.replica(self._workers[parting.stays]):
+                    member.status = WorkerStatus.BETWEEN_VIEWS
             elif parting.saves is not None:
                 self._ask_to_save(parting.saves)
                 return True
         return False
 
-    def _ask_to_save(self, id: str, *, waits: bool = False) -> None:
-        """Ask a worker to save what it holds, unless it was asked so in this view."""
-        worker, generation = self._workers[id], self._workers.generation
-        if worker.asked_to_save != (generation, waits):
-            worker.asked_to_save = generation, waits
-            # it may have been cut off before it was told of the present view
-            self._out.say(worker, Save(generation=worker.within, claim=self._going_on.claim, waits=waits))
+    def _those_of(self, ids: Collection[str], leavers: Iterable[Worker]) -> list[Worker]:
+        """Return the leavers of the replicas that these workers are of."""
+        named = {member.id for id in ids for member in self._workers.replica(self._workers[id])}
+        return [leaver for leaver in leavers if leaver.id in named]
 
-    def _release(self, ids: Iterable[str], *, safe: bool) -> None:
+    def _ask_to_save(self, id: str, *, waits: bool = False) -> None:
+        """Ask the workers of this one's replica to save what they hold, unless they were asked so in this view."""
+        generation = self._workers.generation
+        for worker in self._workers.replica(self._workers[id]):
+            if worker.asked_to_save != (generation, waits):
+                worker.asked_to_save = generation, waits
+                # it may have been cut off before it was told of the present view
+                self._out.say(worker, Save(generation=worker.within, claim=self._going_on.claim, waits=waits))
+
+    def _release(self, workers: Iterable[Worker], *, safe: bool) -> None:
         """Release workers; safe: what they hold is not lost with them."""
-        for worker in [self._workers[id] for id in ids]:
+        for worker in workers:
             worker.released, worker.safe = True, safe
             self._out.say(worker, Released(safe=safe))
             if safe:

@@ -32,7 +32,7 @@ class Replacements:
         self._workers = workers
         self._end = end
         self._out = out
-        self._later: dict[Slot, float] = {}  # slots whose worker is started then
+        self._later: dict[Slot, float] = {}  # the first slots of replicas that are started then
         self.ended_after: list[tuple[Worker, Exited]] = []  # the run was finished, and not at their script's end
         self._at_its_end = False  # a script has come to it
 
@@ -46,6 +46,9 @@ class Replacements:
         if exited.code == CUT_SHORT:  # it has put on record what is lost with it
             why = "told to leave, it came to no boundary before its machine was to go"
             self._workers.note_gone(worker, why, exited)
+            return
+        if exited.with_replica:  # what follows, follows from the end of the first
+            self._workers.note_gone(worker, "it ended with its replica", exited)
             return
         what = what_failed(exited, worker.failed)
         if exited.expected or worker.status == WorkerStatus.LEAVING or exited.signal in LEAVES:
@@ -74,8 +77,7 @@ class Replacements:
 
     def is_lost(self, now_s: float, worker: Worker, exited: Exited) -> None:
         """Replace a worker that was not to end, unless that is a bug; worker: is not known any more."""
-        slot = worker.node, worker.local_rank
-        one = ended(exited, worker.failed, slot=slot, lived_s=now_s - worker.started_s)
+        one = ended(exited, worker.failed, slot=self._slot(worker), lived_s=now_s - worker.started_s)
         follows = self._endings.follows(now_s, one)
         if isinstance(follows, Replace):
             self._replace(now_s, worker, follows.after_s)
@@ -83,14 +85,15 @@ class Replacements:
             self._bug(now_s, worker, one, follows)
 
     def start(self, slot: Slot) -> None:
-        """Order another worker for this slot, if the run needs one."""
-        node, local_rank = slot
+        """Order another replica from this slot on, if the run needs one."""
+        node, first = slot
         if node in self._nodes and not self._end.finished and self._end.why is None:
-            self._nodes.awaits(slot)
-            self._out.tell(node, Start(local_rank=local_rank))
+            for local_rank in range(first, first + self._workers.replica_size):
+                self._nodes.awaits((node, local_rank))
+            self._out.tell(node, Start(local_rank=first))
 
     def start_due(self, now_s: float) -> None:
-        """Order the workers whose time has come."""
+        """Order the replicas whose time has come."""
         for slot in [slot for slot, at_s in self._later.items() if now_s >= at_s]:
             del self._later[slot]
             self.start(slot)
@@ -100,13 +103,17 @@ class Replacements:
         self._later = {slot: at_s for slot, at_s in self._later.items() if slot[0] != node}
 
     def _replace(self, now_s: float, worker: Worker, after_s: float) -> None:
-        """Start another worker in this one's place, at once or later."""
+        """Start another worker in this one's place, with all of its replica, at once or later."""
         if after_s == 0:
-            self.start((worker.node, worker.local_rank))
+            self.start(self._slot(worker))
             return
-        self._later[worker.node, worker.local_rank] = now_s + after_s
+        self._later[self._slot(worker)] = now_s + after_s
         text = f"another worker takes the place of {worker.id} in {after_s:.0f} s: it was killed as the last ones there"
         self._out.tell(worker.node, Status(text=text))
+
+    def _slot(self, worker: Worker) -> Slot:
+        """Return the first slot of the worker's replica: what happens to one of its members happens to all."""
+        return worker.node, worker.local_rank - worker.local_rank % self._workers.replica_size
 
     def _bug(self, now_s: float, worker: Worker, ended: Ended, bug: Bug) -> None:
         """End the run, or go on without this worker, as a restart does not help."""

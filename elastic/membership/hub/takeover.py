@@ -147,7 +147,7 @@ class Reports:
             for said in one.said.values():
                 self._said_before(now_s, worker, said)
         for one_before in report.ended:
-            self._endings.happened(now_s, one_before.at(node), age_s=one_before.at_s)
+            self._endings.happened(now_s, one_before.at(node, self._workers.replica_size), age_s=one_before.at_s)
         self._fresh = True
         coordinator = self._workers.coordinator()
         if coordinator is not None and coordinator.node == node and self._beacon is not None:

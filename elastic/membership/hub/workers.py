@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from elastic.membership.messages.messages import Exited, Failed, Leaving, NewView, Ready, ViewIsOver
 from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.rules.leaving import Holding
-from elastic.membership.rules.next_view import BOUNDARY, Candidate
+from elastic.membership.rules.next_view import BOUNDARY, Candidate, replicas, whole
 from elastic.membership.succession.node_report import number_of
 
 _GONE_MAX = 64  # that a view tells of
@@ -91,17 +91,16 @@ class Worker:
         """Note how many steps it has applied, and whether its state is whole or torn."""
         self.step, self.whole, self.torn = said.step, said.whole, said.torn
 
-    def holding(self) -> Holding:
-        return Holding(worker=self.id, step=self.step, whole=self.whole, torn=self.torn, joins=self.joins)
-
     def candidate(self) -> Candidate:
         at = self.at if self.status == WorkerStatus.BETWEEN_VIEWS else None
-        return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at)
+        return Candidate(worker=self.id, node=self.node, shares=self.shares, at=at, local_rank=self.local_rank)
 
 
 class Workers:
     """The workers that live, as far as is known, and the present view.
 
+    replica_size  how many of a node hold one copy of the state together: by their local ranks, as an agent starts them
+                  together, and none of them while it has not told the end of one that had its slot
     generation  of the present view
     view        its workers in rank order, those that are gone among them
     view_nodes  of each of them
@@ -110,7 +109,8 @@ class Workers:
     broken      the present view has to be left, though none of its workers may be gone
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replica_size: int = 1) -> None:
+        self.replica_size = replica_size
         self.generation = 0
         self.view: tuple[str, ...] = ()
         self.view_nodes: dict[str, str] = {}
@@ -118,6 +118,7 @@ class Workers:
         self.claim: int | None = None
         self.broken = False
         self._known: dict[str, Worker] = {}
+        self._replicas: dict[tuple[str, int], list[Worker]] = {}
         self._gone: list[Message] = []  # since the last view, and why
         self._went: set[str] = set()  # since then, in order
         self._lost: set[str] = set()  # and all who did not
@@ -136,9 +137,11 @@ class Workers:
 
     def add(self, worker: Worker) -> None:
         self._known[worker.id] = worker
+        self._replicas.setdefault(self._replica_of(worker), []).append(worker)
 
     def remove(self, id: str) -> Worker:
         worker = self._known.pop(id)
+        self.replica(worker).remove(worker)
         if worker.in_order:
             self._went.add(id)
         return worker
@@ -169,12 +172,46 @@ class Workers:
         return [worker for worker in self.members() if worker.status == WorkerStatus.MEMBER]
 
     def survivors(self) -> list[Worker]:
-        """Return the members that have left the present view, and wait for the next one."""
-        return [worker for worker in self.members() if worker.status == WorkerStatus.BETWEEN_VIEWS]
+        """Return the members that have left the present view, and wait for the next one; of whole replicas alone."""
+        return self.whole([worker for worker in self.members() if worker.status == WorkerStatus.BETWEEN_VIEWS])
 
-    def leavers(self) -> list[Worker]:
+    def whole(self, workers: Sequence[Worker]) -> list[Worker]:
+        """Return those of these workers whose whole replica is among them."""
+        return whole(workers, self.replica_size)
+
+    def replica(self, worker: Worker) -> list[Worker]:
+        """Return the living workers of this one's replica."""
+        return self._replicas[self._replica_of(worker)]
+
+    def _replica_of(self, worker: Worker) -> tuple[str, int]:
+        return worker.node, worker.local_rank // self.replica_size
+
+    def holdings(self, workers: Iterable[Worker]) -> list[Holding]:
+        """Return what the replicas of these workers hold, by the first of each; of no use in a broken one."""
+        found = []
+        for members in replicas(workers, self.replica_size):
+            living = self.replica(members[0])
+            broken = len(living) < self.replica_size
+            found.append(
+                Holding(
+                    worker=members[0].id,
+                    step=min(one.step for one in living),
+                    whole=not broken and all(one.whole for one in living),
+                    torn=any(one.torn for one in living),
+                    joins=not broken and all(one.joins for one in living),
+                )
+            )
+        return found
+
+    def to_release(self) -> list[Worker]:
         """Return the members that wait to be released."""
         return [worker for worker in self.members() if worker.status == WorkerStatus.LEAVING and not worker.released]
+
+    def leavers(self) -> list[Worker]:
+        """Return those of them that can be answered: of whose replica nobody trains."""
+        return [
+            one for one in self.to_release() if all(mate.status != WorkerStatus.MEMBER for mate in self.replica(one))
+        ]
 
     def view_is_over(self, said: ViewIsOver) -> bool:
         """Note that a worker has left the view that it was told of last; return whether it was in it.

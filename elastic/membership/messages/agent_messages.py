@@ -20,6 +20,7 @@ class Hello(Tagged):
     run     what only agents of this run know
     port    where this agent listens for others, should the hub come to be here
     slots   how many workers the node has; 0: it leaves
+    replica_size  so many of them, one after the other, are one replica
     starting  the slots, by local rank, whose worker is on its way
     report  what the node knows of the run, see node_report.py; None: nothing, it is new
     knows   hashes of the lists that it has, see known_lists.py
@@ -29,6 +30,7 @@ class Hello(Tagged):
     address: Name | None = None
     port: Port | None = None
     slots: Slot = 0
+    replica_size: Positive = 1
     starting: Slots = field(default_factory=list)
     run: str | None = None
     report: dict[str, Any] | None = None
@@ -44,6 +46,8 @@ class Unstarted(Tagged):
 
 
 class Exited(OfWorker):
+    """A worker's process has ended; with_replica: its agent ended it, since another of its replica had ended."""
+
     code: Int | None = None
     signal: str | None = None
     hung: bool = False
@@ -54,6 +58,7 @@ class Exited(OfWorker):
     stopped: bool = False
     kernel: str | None = None
     out_of_memory: bool = False
+    with_replica: bool = False
 
 
 class Sighted(Tagged):

@@ -34,10 +34,10 @@ class EndedBefore(Facts):
     out_of_memory: bool
     at_s: Float
 
-    def at(self, node: str) -> Ended:
+    def at(self, node: str, replica_size: int) -> Ended:
         """Return it for the hub, as the end of a worker on this node."""
         facts = {name: value for name, value in asdict(self).items() if name not in ("local_rank", "at_s")}
-        return Ended(slot=(node, self.local_rank), **facts)
+        return Ended(slot=(node, self.local_rank - self.local_rank % replica_size), **facts)
 
 
 def with_exit(
@@ -52,7 +52,7 @@ def with_exit(
     """Return the ends that are known, and this one if it counts; last_words: by kind, see node_report.py."""
     failed, parting = last_words.get("failed"), last_words.get("stands")
     failed = failed if isinstance(failed, Failed) else None
-    in_order = said.expected or said.signal in LEAVES or isinstance(parting, Leaving)
+    in_order = said.expected or said.with_replica or said.signal in LEAVES or isinstance(parting, Leaving)
     if in_order or (said.code == 0 and failed is None):
         return tuple(known)
     slot: Slot = ("", local_rank)
