@@ -13,6 +13,7 @@ body             what the body of a loop may not do; clipping: what it may, wher
 staging          a save's copy is waited for before anything writes to what is copied
 
 on_bad           which steps are bad; health: the losses and norms that say so; finite: are these finite numbers?
+exact_norm       of what lies in pieces: the same bits however it is cut
 identity         what must be equal for equal bits; settings: what optimizers are set to, on all ranks alike
 replica          whether all ranks still hold the same state; normal_form: of an object, to compare it by; bits: of
                  tensors
