@@ -236,7 +236,7 @@ class Checkpointer:
             claim: As the other process had it.
         """
         self._own_claim.adopt(claim)
-        self._goes_on_under(claim)
+        self._set_claim(claim)
 
     def succeed(
         self,
@@ -264,7 +264,7 @@ class Checkpointer:
         """
         self._check_open()
         claim = self._own_claim.succeed(to, answers=answers, world=world, ours=ours)
-        self._goes_on_under(claim)
+        self._set_claim(claim)
         return claim
 
     def move_liveness(self, claim: Claim, *, answers: tuple[str, dict[str, Any]]) -> None:
@@ -600,9 +600,9 @@ class Checkpointer:
         for saves in self._saves():
             saves.settle()
 
-    def _goes_on_under(self, claim: Claim) -> None:
+    def _set_claim(self, claim: Claim) -> None:
         for saves in self._saves():
-            saves.goes_on_under(claim.number)
+            saves.set_claim(claim.number)
 
     def _saves(self) -> Sequence[SavePipeline]:
         return [one.saves for one in (self._local, self._distributed) if one is not None and one.saves is not None]
@@ -632,7 +632,7 @@ class Checkpointer:
         before = self._own_claim.number
         claim = self._own_claim.for_step(step)
         if before not in (None, claim.number):
-            self._goes_on_under(claim)
+            self._set_claim(claim)
         return claim
 
     def _save_time_s(self) -> float:

@@ -16,7 +16,7 @@ import torch
 from elastic_checkpoint import Checkpointer, ClaimHeld
 from elastic_checkpoint.net.machine import only_near
 from elastic_checkpoint.net.transport import client_side
-from elastic_checkpoint.runs.liveness import Alive, Gone, LivenessServer, Refused, Unknown, ask, gone_for_certain
+from elastic_checkpoint.runs.liveness import Alive, Gone, LivenessServer, Refused, Unknown, ask, proven_dead
 from elastic_checkpoint.storage import open_storage
 
 Make = Callable[..., Checkpointer]
@@ -50,7 +50,7 @@ def test_one_address_that_refuses_proves_nothing(beacon: LivenessServer, monkeyp
     with socket.create_server(("127.0.0.3", beacon.port)):  # takes connections, and says nothing
         assert isinstance(ask(here, NONCE, timeout_s=0.3), Unknown)
     assert isinstance(ask(here, NONCE, timeout_s=5), Refused)  # which a firewall may say as well
-    assert gone_for_certain(here, NONCE) is None
+    assert proven_dead(here, NONCE) is None
 
 
 def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: LivenessServer) -> None:
@@ -59,7 +59,7 @@ def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: L
         assert isinstance(ask(elsewhere(beacon.endpoint(), address), NONCE, timeout_s=5), Unknown)
     assert not only_near("172.17.0.1")
     assert isinstance(ask(beacon.endpoint(), NONCE, timeout_s=5), Alive)
-    assert gone_for_certain(beacon.endpoint(), NONCE) is None
+    assert proven_dead(beacon.endpoint(), NONCE) is None
 
 
 def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_lives(

@@ -16,7 +16,7 @@ import torch
 
 from elastic_checkpoint import Checkpointer, SaveDropped, Saving, StateChanged, WriterDied, digest
 from elastic_checkpoint.save import copying
-from elastic_checkpoint.save.copying import PIECE_BYTES, Copying, Remainder
+from elastic_checkpoint.save.copying import PIECE_BYTES, BackgroundCopy, Remainder
 from tests.storage.beside import WITHIN_S, Make, writers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -66,7 +66,7 @@ def test_a_copy_is_whole_whoever_makes_its_pieces() -> None:
     source = torch.randint(0, 256, (3 * PIECE_BYTES + 5,), dtype=torch.uint8)
     into = torch.zeros_like(source)
     to, start = into.data_ptr(), source.data_ptr()
-    one = Copying(Remainder([(to, start, 7), (to + 7, start + 7, len(source) - 7)]), keeps=None)
+    one = BackgroundCopy(Remainder([(to, start, 7), (to + 7, start + 7, len(source) - 7)]), keeps=None)
     one.finish()
     assert one.done
     assert torch.equal(into, source)
@@ -75,7 +75,7 @@ def test_a_copy_is_whole_whoever_makes_its_pieces() -> None:
 def test_a_piece_that_an_exception_cuts_off_is_missed(no_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come between two pieces, when one is taken and not copied."""
     source, into = torch.ones(2 * PIECE_BYTES, dtype=torch.uint8), torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
-    one = Copying(Remainder([(into.data_ptr(), source.data_ptr(), len(source))]), keeps=None)
+    one = BackgroundCopy(Remainder([(into.data_ptr(), source.data_ptr(), len(source))]), keeps=None)
 
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt

@@ -74,7 +74,7 @@ def take(
                 ends then need not call it
     raises      RunMovedOn where the newest is not what `origin` says; ClaimHeld, StorageError. Nothing is claimed then
     """
-    taking = _Taking(storage, free, log, deadline_s)
+    taking = _ClaimAttempt(storage, free, log, deadline_s)
     try:
         while True:
             history = taking.look()
@@ -99,7 +99,7 @@ def take(
         raise
 
 
-class _Taking:
+class _ClaimAttempt:
     """One attempt: what it has asked, and what it has created so far."""
 
     def __init__(self, storage: Storage, free: Free, log: Log, deadline_s: float) -> None:

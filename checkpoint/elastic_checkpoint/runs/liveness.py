@@ -160,7 +160,7 @@ def ask(endpoint: dict[str, Any], nonce: str, *, timeout_s: float) -> Answer:
     return (alive or silent or answers)[0]
 
 
-def gone_for_certain(endpoint: dict[str, Any], nonce: str) -> str | None:
+def proven_dead(endpoint: dict[str, Any], nonce: str) -> str | None:
     """Return why the holder is gone, where this machine itself can tell; else None. Asks nobody elsewhere."""
     if endpoint.get("boot_id") != boot_id():
         return None
@@ -245,12 +245,12 @@ def ask_both(
     return min(own, ask(dict(moved.endpoint), moved.nonce, timeout_s=timeout_s), key=_certainty)
 
 
-def both_gone_for_certain(endpoint: Mapping[str, Any], nonce: str, moved: LivenessEndpoint | None) -> str | None:
-    """Return why both are gone, as `gone_for_certain` says; else None."""
-    why = gone_for_certain(dict(endpoint), nonce)
+def both_proven_dead(endpoint: Mapping[str, Any], nonce: str, moved: LivenessEndpoint | None) -> str | None:
+    """Return why both are gone, as `proven_dead` says; else None."""
+    why = proven_dead(dict(endpoint), nonce)
     if why is None or moved is None:
         return why
-    return gone_for_certain(dict(moved.endpoint), moved.nonce)
+    return proven_dead(dict(moved.endpoint), moved.nonce)
 
 
 def _certainty(answer: Answer) -> int:

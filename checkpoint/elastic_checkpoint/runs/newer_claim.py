@@ -26,7 +26,7 @@ from elastic_checkpoint.format.names import (
     withdrawn_key,
     withdrawn_number,
 )
-from elastic_checkpoint.runs.liveness import both_gone_for_certain, read_moved
+from elastic_checkpoint.runs.liveness import both_proven_dead, read_moved
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded
 from elastic_checkpoint.storage.reads import read_again
 
@@ -138,7 +138,7 @@ def _stands(storage: Storage, claim: int) -> bool:
     endpoint, nonce = body.get("endpoint"), body.get("nonce")
     if type(endpoint) is not dict or type(nonce) is not str:
         return True
-    why = both_gone_for_certain(endpoint, nonce, read_moved(storage, claim))
+    why = both_proven_dead(endpoint, nonce, read_moved(storage, claim))
     if why is None or _has_commits(storage, claim):
         return True
     withdraw(storage, claim, f"its taker had committed nothing, and is gone: {why}")

@@ -46,8 +46,8 @@ def move(moves: list[Move]) -> None:
         _memmove(to, source, size)
 
 
-class Streamed:
-    """What a stream of a GPU was given to copy, within `with Streamed.on(stream) as streamed`."""
+class StreamCopy:
+    """What a stream of a GPU was given to copy, within `with StreamCopy.on(stream) as streamed`."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -56,7 +56,7 @@ class Streamed:
 
     @classmethod
     @contextlib.contextmanager
-    def on(cls, stream: torch.cuda.Stream) -> Iterator[Streamed]:
+    def on(cls, stream: torch.cuda.Stream) -> Iterator[StreamCopy]:
         streamed = cls(stream)
         streamed._begun.record(stream)
         yield streamed
@@ -75,7 +75,7 @@ class Streamed:
         """Return for how many seconds it has copied."""
         return float(self._begun.elapsed_time(self._ended)) / 1e3
 
-    def comes_before_what_follows(self) -> None:
+    def order_before_current_stream(self) -> None:
         """Have what follows on the stream that the caller computes on wait for it."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._ended)
 
@@ -89,13 +89,13 @@ class Remainder:
     """What of a copy is not made yet: moves in this machine's memory, and what GPUs have begun."""
 
     moves: list[Move] = field(default_factory=list)
-    streamed: list[Streamed] = field(default_factory=list)
+    streamed: list[StreamCopy] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.moves or self.streamed)
 
 
-class Copying:
+class BackgroundCopy:
     """A copy in a thread, begun when this object is made; keeps: what owns the memory at both ends, so it stays."""
 
     def __init__(self, remainder: Remainder, keeps: object) -> None:
@@ -175,7 +175,7 @@ class Filling:
     save: Save
     saving: Saving
     context: Context
-    copying: Copying
+    copying: BackgroundCopy
     versions: Versions
 
     def written(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class InFlightSaves:
         self._newest: Saving | None = None
         self._failures: list[CheckpointError] = []
         self._lost: ClaimLost | None = None
-        self._under = 0  # this process goes on under that claim, which it or another of its job has taken
+        self._claim = 0  # this process goes on under that claim, which it or another of its job has taken
         self._refused: set[int] = set()
         self._given_up: set[int] = set()
 
@@ -99,20 +99,20 @@ class InFlightSaves:
             "  next   repair the storage; catch this error to train on without, until as many saves failed again"
         ) from failures[-1]
 
-    def goes_on_under(self, claim: int) -> None:
+    def set_claim(self, claim: int) -> None:
         """Go on under this claim: saves under way of an older one count if they were committed before it was taken."""
         with self._changed:
-            self._under = claim
+            self._claim = claim
             self._lost = None if self._is_passed(self._lost) else self._lost
 
     def _is_passed(self, error: CheckpointError | None) -> bool:
         """Return whether a save has lost a claim that is this process's no more, since it has a newer one."""
-        return isinstance(error, ClaimLost) and error.ours < self._under
+        return isinstance(error, ClaimLost) and error.ours < self._claim
 
     def _dropped_if_passed(self, step: int, error: CheckpointError | None) -> CheckpointError | None:
         if error is None or not self._is_passed(error):
             return error
-        return dropped(step, f"it is of an older claim, and the job goes on under {self._under}")
+        return dropped(step, f"it is of an older claim, and the job goes on under {self._claim}")
 
     # Halves
 
@@ -126,8 +126,8 @@ class InFlightSaves:
         """Return whether a save is under way."""
         return len(self.free()) < HALVES
 
-    def claim_half(self) -> int | None:
-        """Take a half to fill, by the policy for when both are taken; None where this save is to be skipped."""
+    def next_half(self) -> int | None:
+        """Return a half that may be filled, by the policy for when both are taken; None: this save is skipped."""
         if not self.free() and self._rules.when_busy == "skip":
             return None
         if not self.free() and self._rules.when_busy == "replace":
@@ -153,17 +153,17 @@ class InFlightSaves:
         with self._changed:
             self._changed.wait_for(lambda: younger.saving.done or younger.number in self._refused, _ANSWER_S)
 
-    def occupy(
+    def occupy_half(
         self, half: int, saving: Saving, commit: Commit, committed: Callable[[], None], process: WriterProcess
     ) -> int:
-        """Count the half as taken, and return the save's number. Returns the save's number."""
+        """Count the half as taken; return the save's number."""
         with self._changed:
             self._number += 1
             self._halves[half] = InFlight(self._number, saving, commit, committed, process)
             self._newest = saving
             return self._number
 
-    def vacate(self, half: int, number: int) -> bool:
+    def release_half(self, half: int, number: int) -> bool:
         """Free the half; return False where its save has ended, and was reported, meanwhile."""
         with self._changed:
             one = self._halves[half]

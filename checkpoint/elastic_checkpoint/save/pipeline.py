@@ -34,7 +34,7 @@ from elastic_checkpoint.format.draft import Draft
 from elastic_checkpoint.format.manifest import Commit
 from elastic_checkpoint.net.codec import Message
 from elastic_checkpoint.net.errors import error_document
-from elastic_checkpoint.save.copying import Copying, Filling, changed, versions_of
+from elastic_checkpoint.save.copying import BackgroundCopy, Filling, changed, versions_of
 from elastic_checkpoint.save.handle import Saving
 from elastic_checkpoint.save.in_flight import InFlightSaves, Rules, dropped
 from elastic_checkpoint.save.planner import Save
@@ -162,9 +162,9 @@ class SavePipeline:
                 raise
         return True
 
-    def goes_on_under(self, claim: int) -> None:
+    def set_claim(self, claim: int) -> None:
         """Go on under this claim, as `InFlightSaves` says."""
-        self._in_flight.goes_on_under(claim)
+        self._in_flight.set_claim(claim)
 
     def settle(self) -> None:
         """Wait until no save is under way, whatever came of them."""
@@ -206,7 +206,7 @@ class SavePipeline:
         return save.commit
 
     def _in_foreground(self, why: str, save: Save, saving: Saving, context: Context) -> None:
-        self._resources.say_why_not(why)
+        self._resources.warn_no_writer(why)
         self._in_flight.in_foreground(saving)
         try:
             with self._ranks.reporting_errors():
@@ -236,7 +236,7 @@ class SavePipeline:
                     process.send(GiveUp(id=str(draft.id), error=said))
             raise
         if remainder:
-            self._filling = Filling(half, save, saving, context, Copying(remainder, (stage, save)), versions)
+            self._filling = Filling(half, save, saving, context, BackgroundCopy(remainder, (stage, save)), versions)
             saving.stages(functools.partial(self.staged, of=saving))
         else:
             self._hand_over(half, save, saving, context, whole=True)
@@ -283,11 +283,11 @@ class SavePipeline:
         process = self._resources.process
         if process is None:
             return False
-        number = self._in_flight.occupy(half, saving, save.commit, self._committed(save.draft, context), process)
+        number = self._in_flight.occupy_half(half, saving, save.commit, self._committed(save.draft, context), process)
         try:
             process.send(_staged(number, half, save))
         except OSError:
-            return not self._in_flight.vacate(half, number)
+            return not self._in_flight.release_half(half, number)
         return True
 
     def _committed(self, draft: Draft, context: Context) -> Callable[[], None]:

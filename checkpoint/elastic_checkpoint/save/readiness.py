@@ -47,7 +47,8 @@ class Readiness:
         busy = not all(one["free"] for one in said)
         half = everywhere[0] if everywhere else None
         if half is None and not (busy and self._rules.when_busy == "skip"):
-            half = self._in_flight.claim_half()  # where it is not free yet, it will be as soon as that rank hears of it
+            # Where it is not free yet, it will be as soon as that rank hears of it.
+            half = self._in_flight.next_half()
         if half is None:
             return {"stop": f"two saves are under way, and when_busy is {self._rules.when_busy!r}"}
         plan = self._ranks.planned

@@ -118,7 +118,7 @@ class WriterResources:
         if self._process is not None:
             self._process.let_go()
 
-    def say_why_not(self, why: str) -> None:
+    def warn_no_writer(self, why: str) -> None:
         """Log one line for each reason."""
         if why not in self._said:
             self._log(f"there is no saving in the background, so training waits for each commit: {why}")

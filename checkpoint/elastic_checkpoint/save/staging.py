@@ -23,7 +23,7 @@ import torch
 from elastic_checkpoint.format.shards import Piece, run_start
 from elastic_checkpoint.format.tensors import INTEGERS
 from elastic_checkpoint.save.arena import Arena, offsets
-from elastic_checkpoint.save.copying import Move, Remainder, Streamed, move
+from elastic_checkpoint.save.copying import Move, Remainder, StreamCopy, move
 from elastic_checkpoint.save.planner import Plan
 
 _THREADS_MAX = 4  # more do not copy faster than memory takes it
@@ -99,7 +99,7 @@ class Stage:
                 into.copy_(source)
         for one in streamed:
             if later:
-                one.comes_before_what_follows()
+                one.order_before_current_stream()
             else:
                 one.wait()
         return Remainder(remaining, streamed_later + streamed if later else [])
@@ -111,7 +111,7 @@ class Stage:
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(move, [moves[first :: self._threads] for first in range(self._threads)]))
 
-    def _begin_on_gpus(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Streamed]:
+    def _begin_on_gpus(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[StreamCopy]:
         """Queue the copies from GPUs."""
         begun = []
         for device in {source.device for _, source in pairs if source.is_cuda}:
@@ -119,7 +119,7 @@ class Stage:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream = self._streams[device]
             stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream), Streamed.on(stream) as streamed:
+            with torch.cuda.stream(stream), StreamCopy.on(stream) as streamed:
                 for into, source in pairs:
                     if source.device == device:
                         into.copy_(source, non_blocking=True)

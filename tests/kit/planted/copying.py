@@ -16,7 +16,7 @@ def _late(bug: Bug) -> Bug:
     bug.also("elastic.loop.storage.saver:_WARM_AFTER_S")(lambda right, act: 0.0)
     bug.also("elastic_checkpoint.save.copying:_SMALL_BYTES")(lambda right, act: 1)
     bug.also("elastic_checkpoint.save.copying:_WORTH_BYTES")(lambda right, act: 1)
-    bug.also("elastic_checkpoint.save.copying:Copying._work_aside")(lambda right, act: lambda self: None)
+    bug.also("elastic_checkpoint.save.copying:BackgroundCopy._work_aside")(lambda right, act: lambda self: None)
     return bug
 
 

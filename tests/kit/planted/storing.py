@@ -158,7 +158,7 @@ def leave_a_claim_behind(right: Any, act: Act) -> Any:
     return take
 
 
-@leave_a_claim_behind.also("elastic_checkpoint.runs.newer_claim:both_gone_for_certain")
+@leave_a_claim_behind.also("elastic_checkpoint.runs.newer_claim:both_proven_dead")
 def _(right: Any, act: Act) -> Any:
     return lambda endpoint, nonce, moved: None
 
