@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NoReturn, TypeVar
 
-from elastic.errors import CollectiveMismatch, Evicted, PeerLost, SavesFailed, StartFailed, StepError
+from elastic.errors import CollectiveMismatch, Evicted, PeerLost, SavesFailed, StartFailed, StepError, Stranded
 from elastic.events import schema
 from elastic.group.fingerprint import Kind
 from elastic.loop.between_steps.boundary import Boundary
@@ -100,6 +100,9 @@ class Loop:
             rank = session.view_group.rank
             context.console.warn(f"rank {rank} lost a peer while the run started: {lost}; its launcher starts it again")
             raise SystemExit(AGAIN) from lost
+        except Stranded as stranded:
+            session.close(abruptly=True)
+            raise SystemExit(AGAIN) from stranded
         except RunEnded as ended:
             self._recovery.departure.tell_end(ended)
             session.close(abruptly=True)

@@ -487,7 +487,14 @@ class StateRestorer:
             except Exception as refused:
                 failure = refused  # told to all before anyone raises, so that nobody waits in a collective
                 outcome = {"failure": f"{type(refused).__name__}: {refused}"}
+                if isinstance(refused, elastic_checkpoint.ClaimHeld) and self._is_of_this_run(refused):
+                    outcome["elsewhere"] = f"others of this run go on with it, and hold the state\n{refused}"
         answer = json.loads(gather_bytes(group, json.dumps(outcome).encode())[0])
+        if "elsewhere" in answer:
+            all_know(group)
+            if group.rank == 0:
+                self._tell_elsewhere(answer["elsewhere"])
+            raise Stranded(answer["elsewhere"]) from failure
         if "failure" in answer:
             all_know(group)
             raise failure or StartFailed(f"rank 0 could not start the run\n{answer['failure']}")
@@ -499,6 +506,16 @@ class StateRestorer:
         self._next_step = NextStep.of(answer["next_step"])
         self._events.context(claim=self.claim)
         return tree, answer["from_claim"]
+
+    def _is_of_this_run(self, held: elastic_checkpoint.ClaimHeld) -> bool:
+        """Return whether the claim is held by others of this run, with whom a node of this view may have been."""
+        launch = self._context.launch
+        return self._view_group.unanswered and launch.job is not None and held.job == launch.job
+
+    def _tell_elsewhere(self, why: str) -> None:
+        """Tell the hub that others go on with the run, of which nobody here holds the state."""
+        assert self._context.live is not None  # else no view has others elsewhere
+        self._context.live.claimed(self._view_group.generation, None, why=why, moved_on=True)
 
     def _coordinate(self) -> tuple[Tree, int | None]:
         """Claim the storage, read the newest state or commit the first one, and return it as `_claim_and_read` does."""

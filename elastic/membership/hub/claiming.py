@@ -123,7 +123,10 @@ class Claiming:
 
     def heard(self, now_s: float, said: Claimed) -> list[str]:
         """Take an answer about the claim; return nodes that the run has moved on from, while others here go on."""
-        if said.claim is None:
+        if said.claim is None and said.moved_on:
+            if said.generation == self._workers.generation:
+                self._moves_on(said.why)
+        elif said.claim is None:
             self._going_on.failed(now_s, said.worker)
             if said.why != self._storage_said:
                 self._storage_said = said.why
@@ -156,10 +159,14 @@ class Claiming:
         if may_ask is None or not holding:
             return []
         if may_ask.isdisjoint(holding):
-            self._end.moves_on(said.why)
-            self._out.tell_all(self._nodes.newest_first(), MovedOn(why=said.why))  # the hub's own last: it steps down
+            self._moves_on(said.why)
             return []
         return [node for node in self._nodes.newest_first() if node in holding - may_ask]
+
+    def _moves_on(self, why: str) -> None:
+        """Have all nodes that are here look for those who go on with the run."""
+        self._end.moves_on(why)
+        self._out.tell_all(self._nodes.newest_first(), MovedOn(why=why))  # the hub's own last: it steps down
 
     def _stay(self, now_s: float, why: str) -> None:
         """Tell people once that the run stands still; end it where that takes too long."""

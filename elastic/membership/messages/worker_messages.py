@@ -97,7 +97,7 @@ class HasRead(OfWorker):
 
 
 class Claimed(OfWorker):
-    """The answer to `claim`.
+    """The answer to `claim`; or, unasked and with `moved_on` alone, what came of beginning anew in the present view.
 
     claim     what was won; None: nothing, and why
     moved_on  others have gone on with the run; else the storage failed

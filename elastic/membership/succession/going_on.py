@@ -28,7 +28,7 @@ from elastic.membership.succession.succession import (
 # so long a side leaves the claim to the others
 LET_FIRST_S = {SideSize.MOST: 0.0, SideSize.HALF: 1.0, SideSize.FEW: 2.5}
 # the same where nobody of it holds the state: it is looked for with them once a second (launch/hub/step_down.py), and
-# who begins anew from a storage that is theirs fails after another 15 s
+# who begins anew from a storage that is theirs finds that out after another 15 s, and has its worker start once more
 LET_HOLDERS_S = 5.0
 _AGAIN_S = 1.0  # after a storage that failed
 _PATIENCE_S = 5.0  # with a worker that is at its storage, before another one is asked; then twice as long, and so on
