@@ -512,9 +512,9 @@ class Agent:
         return [one for one in here if one.world is worker.world and one is not worker]
 
     def _lost_a_mate(self, worker: NodeWorker) -> bool:
-        """Return whether one of its replica has been killed, or has crashed, and was not told of yet."""
+        """Return whether one of its replica has ended out of order, and was not told of yet: its exit was before."""
         ends = [children.ending(mate.pid) for mate in self._mates(worker) if mate.pid]
-        return any(end is not None and end.signal is not None for end in ends)
+        return any(end is not None and end.code != 0 for end in ends)
 
     def _end_mates(self, worker: NodeWorker, *, but_leavers: bool = False) -> None:
         """Kill the others of its replica, which are of no use without it, and tell of their ends at once.
