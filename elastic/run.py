@@ -24,6 +24,7 @@ from elastic.config.argument_groups import (
     check_groups,
     unknown_argument,
 )
+from elastic.config.check_sharding import check_sharding
 from elastic.config.checks import check_url, check_world, length_of, named
 from elastic.config.config import absolute, device_of, extra_of, order_of, save_rules
 from elastic.data.data_plan import DataPlan
@@ -44,6 +45,7 @@ from elastic.membership.progress import Progress
 from elastic.membership.worker.live import live
 from elastic.plan.save_rules import SaveEvery
 from elastic.state.on_bad import parse
+from elastic.state.sharding import sharding_of
 from elastic.state.torch_release import check_torch
 from elastic.status.console import Console
 from elastic.status.unread_output import drop_unread_output
@@ -184,7 +186,9 @@ class Run:
             cross_check=self._observer.cross_checks(checks.cross_check),
             accept=accept if isinstance(accept, str) else (*accept, *environment.accept()),  # type: ignore[arg-type]
             storage_options=dict(storage_options or {}),
+            sharding=sharding_of(models),
         ).with_streams()
+        check_sharding(config, self._launch)
         check_world(self._launch, virtual_workers, where)
         if compute.portable:
             pin_instruction_set()

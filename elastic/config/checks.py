@@ -18,14 +18,14 @@ from elastic.data.order import Order
 from elastic.errors import CANNOT_DO, ConfigError
 from elastic.membership.environment import Launch
 from elastic.state.on_bad import OnBad
+from elastic.state.sharding import is_unit
 from elastic_checkpoint.storage import redact
 from elastic_checkpoint.storage.urls import refusal
 
 _COMMUNICATES = {
     "DistributedDataParallel": "hand over the plain model: Run exchanges the gradients itself",
     "DataParallel": "hand over the plain model: Run exchanges the gradients itself",
-    "FullyShardedDataParallel": "hand over the plain model; sharded models are not carried yet",
-    "FSDPModule": "hand over the plain model; sharded models are not carried yet",
+    "FullyShardedDataParallel": "shard it by fully_shard(module, mesh=elastic.device_mesh()), torch's newer FSDP",
     "SyncBatchNorm": "use BatchNorm: each share has its own statistics, whatever the world size",
 }
 
@@ -172,8 +172,6 @@ def check_world(launch: Launch, virtual_workers: int, url: str | os.PathLike[str
             f"  next  start at most {virtual_workers} workers; virtual_workers is part of the run's identity and "
             "chosen once, three to six times the usual fleet"
         )
-    if launch.replica_size > 1:
-        raise ConfigError("elastic.Run does not train in replicas of several workers yet: leave out --replica-size")
     if (launch.world_size > 1 or launch.channel is not None) and str(url).startswith("memory:"):
         raise ConfigError(
             f"{redact(str(url))} lives in one process's memory and several share the run; use a folder or s3://"
@@ -207,11 +205,12 @@ def _check_model(name: str, model: torch.nn.Module) -> None:
             raise ConfigError(
                 f"{name}.{path} is not initialised yet; run one forward pass before handing the model over"
             )
-        if isinstance(parameter, DTensor):
+        if isinstance(parameter, DTensor) and not is_unit(model):
             raise ConfigError(
-                f"{name}.{path} is a DTensor; sharded models are not carried yet: hand over the plain model"
+                f"{name}.{path} is a DTensor, and the model is no unit of fully_shard\n"
+                "  next  fully_shard(model, mesh=elastic.device_mesh()), behind that of its parts"
             )
-        if type(parameter) not in (torch.Tensor, torch.nn.Parameter):
+        if type(parameter) not in (torch.Tensor, torch.nn.Parameter, DTensor):
             raise ConfigError(
                 f"{name}.{path} is a {type(parameter).__name__}, a tensor subclass, and a run carries plain tensors\n"
                 "  next  keep the weights plain, and quantize them in the forward pass, by torch.nn.utils.parametrize: "

@@ -31,6 +31,7 @@ from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
 from elastic.plan.save_rules import SaveEvery, SaveRules
 from elastic.state.on_bad import OnBad
+from elastic.state.sharding import Sharding
 
 
 class Loading(TypedDict):
@@ -47,7 +48,7 @@ class Config:
     """The arguments of `Run`, in one shape: single models and optimizers are dicts of one. See `Run` for meanings.
 
     What an argument of a group comes to on this worker stands beside the groups: `device`, `on_bad`, `cross_check`,
-    `accept` and `storage_options`.
+    `accept`, `storage_options`, and `sharding` where models are sharded.
     """
 
     url: str
@@ -67,6 +68,12 @@ class Config:
     cross_check: float | None
     accept: tuple[str, ...]
     storage_options: dict[str, Any] = field(repr=False)  # it may hold credentials
+    sharding: Sharding | None = None
+
+    @property
+    def replica_size(self) -> int:
+        """Return how many workers hold one copy of the state together."""
+        return 1 if self.sharding is None else self.sharding.size
 
     @property
     def streams(self) -> Streams | None:

@@ -49,6 +49,19 @@ def schedule(virtual_workers: int, shares: int, blocks: tuple[range, ...]) -> Sc
     return Schedule(parts=parts, merges=merges, joins=joins)
 
 
+@lru_cache(maxsize=256)
+def schedule_of_dealt(virtual_workers: int, shares: int, owned: tuple[range, ...]) -> Schedule:
+    """Return the sums of a step whose shares are dealt out: those of a rank are no neighbours, and it adds none alone.
+
+    owned  per rank its shares, in rising order; together 0..shares-1 once, and share 0 is the first rank's
+    """
+    assert 0 < shares <= virtual_workers
+    assert sorted(share for own in owned for share in own) == list(range(shares))
+    parts = tuple(tuple(range(share, share + 1) for share in own) for own in owned)
+    joins = _joins(virtual_workers, shares, [part for own in parts for part in own])
+    return Schedule(parts=parts, merges=tuple((0,) * len(own) for own in owned), joins=joins)
+
+
 def _parts(lo: int, hi: int, shares: int, block: range) -> list[range]:
     """Return the maximal nodes under (lo, hi) whose non-empty shares all lie in `block`."""
     end = min(hi, shares)

@@ -2,6 +2,9 @@
 
 In exact mode a rank computes its shares one by one and the tree orders every sum. In fast mode it computes
 them as one batch, the gradients are summed by plain all-reduces, and the tree stands over the ranks.
+
+Where a replica is of several ranks, it has a block of shares, as a rank has otherwise, and deals them out in rounds:
+all of its ranks pass one each at a time, for in each pass they hold the model together.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from elastic.config import Config
 from elastic.data.data_plan import Examples, StepPlan
-from elastic.group.tree import Schedule, schedule
+from elastic.group.tree import Schedule, schedule, schedule_of_dealt
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,33 @@ class IdleRanks:
 
 
 @dataclass(frozen=True)
+class ReplicaAssignment:
+    """What a replica of several ranks computes of a step.
+
+    block     its shares; in round i its rank at place c passes the share at i * size + c, where there is one
+    merges    per share, the merges of the replica's partial sums that follow it
+    schedule  the sums over all replicas
+    """
+
+    size: int
+    block: range
+    merges: tuple[int, ...]
+    schedule: Schedule
+
+    @property
+    def rounds(self) -> int:
+        return -(-len(self.block) // self.size)
+
+    def in_round(self, number: int) -> range:
+        """Return the shares of a round, in the order of places; the last round may have fewer than places."""
+        return self.block[number * self.size : (number + 1) * self.size]
+
+    def merges_in(self, number: int) -> tuple[int, ...]:
+        """Return the merges that follow the shares of a round."""
+        return self.merges[number * self.size : (number + 1) * self.size]
+
+
+@dataclass(frozen=True)
 class ShareAssignment:
     """What one rank computes of a step.
 
@@ -37,6 +67,7 @@ class ShareAssignment:
     batches   its shares as they are computed: each alone (exact), or all as one (fast)
     merges    per batch, the merges of partial sums that follow it
     schedule  the sums over all ranks
+    replica   what its replica computes, where that is of several ranks; None: each rank holds the whole model
     """
 
     blocks: tuple[range, ...]
@@ -44,11 +75,36 @@ class ShareAssignment:
     batches: tuple[range, ...]
     merges: tuple[int, ...]
     schedule: Schedule
+    replica: ReplicaAssignment | None = None
 
 
 def assign_shares(config: Config, shares: int, world_size: int, idle: Collection[int] = ()) -> list[ShareAssignment]:
     """Return what every rank computes of a step of `shares` non-empty shares, of which ranks in `idle` get none."""
+    size = config.replica_size
+    if size > 1:
+        return _dealt(size, config.plan.virtual_workers, shares, world_size, frozenset(idle))
     return _assigned(config.compute.mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
+
+
+@lru_cache(maxsize=64)
+def _dealt(
+    size: int, virtual_workers: int, shares: int, world_size: int, idle: frozenset[int]
+) -> list[ShareAssignment]:
+    replicas = tuple(blocks(shares, world_size // size, {rank // size for rank in idle}))
+    between = schedule(virtual_workers, shares, replicas)
+    owned = tuple(range(block.start + place, block.stop, size) for block in replicas for place in range(size))
+    plan = schedule_of_dealt(virtual_workers, shares, owned)
+    return [
+        ShareAssignment(
+            owned,
+            owned[rank],
+            tuple(range(share, share + 1) for share in owned[rank]),
+            plan.merges[rank],
+            plan,
+            ReplicaAssignment(size, replicas[rank // size], between.merges[rank // size], between),
+        )
+        for rank in range(world_size)
+    ]
 
 
 @lru_cache(maxsize=64)  # it is asked for at every step, and by the loader again
@@ -82,7 +138,14 @@ def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[ran
 def bodies(config: Config, step: StepPlan, rank: int, world_size: int) -> int:
     """Return how many batches a rank is handed in a step; without a share it gets one, which counts for nothing."""
     own = assign_shares(config, len(step.sizes), world_size)[rank]
+    if (replica := own.replica) is not None:
+        return sum(passes_in(step, replica.in_round(number)) for number in range(replica.rounds)) or 1
     return sum(pieces(config, step, shares, own.blocks) for shares in own.batches) or 1
+
+
+def passes_in(step: StepPlan, shares: range) -> int:
+    """Return how many passes a round of these shares takes: its ranks pass equally often."""
+    return max(step.pieces(share) for share in shares)
 
 
 def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> int:

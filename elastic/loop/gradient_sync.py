@@ -16,6 +16,8 @@ from elastic.group.buffers import Buffers
 from elastic.group.fingerprint import Alone, Announced, Kind, announce
 from elastic.group.form import Group, all_know, gather_bytes
 from elastic.group.gradients import GradientSum
+from elastic.group.replica_group import ReplicaGroup
+from elastic.group.sharded_gradients import ShardedGradientSum, ShardedUnits
 from elastic.group.sums import Agreed, ShareSums, StepSums, SubtreeSums
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import IdleRanks, ShareAssignment, assign_shares
@@ -34,6 +36,8 @@ class GradientSync:
     """Exchanges all that a step needs with the ranks of a view. One per view; `plan` sets it to a step.
 
     waiting  a context for what waits for other ranks in the middle of a backward pass
+    across   the workers at this one's place in all replicas: all of them, where a replica is of one worker
+    units, mates  of a sharded model, and of a replica of several workers
     background_send  what newcomers receive from this rank while it computes; these are `idle` in that step
     newcomers  ranks that have joined with this view
     memory   of the views before this one
@@ -41,12 +45,13 @@ class GradientSync:
     replicas  compares what the ranks hold
     """
 
-    gradients: GradientSum
+    gradients: GradientSum | ShardedGradientSum
 
     def __init__(
         self,
         config: Config,
         group: Group,
+        across: Group,
         trained: Trained,
         health: Health,
         waiting: Callable[[], AbstractContextManager[None]],
@@ -56,7 +61,12 @@ class GradientSync:
         background_send: BackgroundSend | None = None,
         idle: IdleRanks = _NOBODY,
         newcomers: Collection[int] = (),
+        units: ShardedUnits | None = None,
+        mates: ReplicaGroup | None = None,
     ) -> None:
+        self._across = across
+        self._units = units
+        self._mates = mates
         self._background_send = background_send
         self._idle = idle
         self._config = config
@@ -66,12 +76,12 @@ class GradientSync:
         self._trained = trained
         self._health = health
         self._set: TrainedSet | None = None
-        self._cached: dict[tuple[bool, ...], GradientSum] = {}
+        self._cached: dict[tuple[bool, ...], GradientSum | ShardedGradientSum] = {}
         one_share = config.plan.virtual_workers == 1
         self.buffers = Buffers(
             config.models, config.extra, config.update.buffers, group, config.device, one_share=one_share
         )
-        self.replicas = ReplicaCheck(config, group, trained, replica, self.buffers, newcomers, warn)
+        self.replicas = ReplicaCheck(config, across, trained, replica, self.buffers, newcomers, warn)
         self._sums = StepSums(group)
         self.assignment: ShareAssignment
         self.announced: Announced = Alone()
@@ -106,7 +116,9 @@ class GradientSync:
         # Newcomers are here when they have all: until then nothing waits for them, which a deadline would end.
         self.announced = announced() if self._background_send is None and not alone else Alone()
         self._announces = announced
-        self.gradients.begin(self.assignment.schedule, self._meet, self._waiting, seen=any(trained.hooks))
+        replica = self.assignment.replica
+        between = self.assignment.schedule if replica is None else replica.schedule
+        self.gradients.begin(between, self.meet, self._waiting, seen=any(trained.hooks))
         self.buffers.begin()
         self.replicas.begin(step, trained, noted)
         return trained
@@ -131,7 +143,7 @@ class GradientSync:
 
         Raises PeerLost, CollectiveMismatch, and StepError if nothing was counted anywhere.
         """
-        self._meet()
+        self.meet()
         self.gradients.flush()
         if sets_options:
             self.replicas.add_settings()
@@ -152,7 +164,7 @@ class GradientSync:
             replica=self.replicas.digest,
             checked=checked,
         )
-        if len(set(agreed.replicas)) > 1:  # some rank holds something else, or is set otherwise
+        if len(set(self._at_this_place(agreed.replicas))) > 1:  # some rank holds something else, or is set otherwise
             self.replicas.step_began_apart()
         if agreed.left_out == examples:
             raise nothing_to_read(position[1], examples)
@@ -171,6 +183,24 @@ class GradientSync:
         self._group.settle()
         self._memory.forget()
         return agreed
+
+    def all_hold(self, step: int) -> None:
+        """Wait for the word of each worker that it holds all of the step, and can update. Raises PeerLost.
+
+        Where a replica is of several workers it comes last: who has all words knows that nobody needs a state of
+        another one, which could not be given in the midst of a pass. Who lacks some completes the step once a peer is
+        known to have had them.
+        """
+        if self._mates is None:
+            return
+        words = torch.empty(self._group.world_size, dtype=torch.int64)
+        self._group.all_gather(words, torch.tensor([step])).wait()
+        assert set(words.tolist()) == {step}
+
+    def _at_this_place(self, of_ranks: Sequence[int]) -> Sequence[int]:
+        """Return what is of the ranks that hold the same part of the state as this one."""
+        size = self._config.replica_size
+        return of_ranks[self._group.rank % size :: size]
 
     def digest_of_gradients(self) -> int:
         """Return the digest of what the step has left in `.grad`, see bits.digest_of."""
@@ -198,7 +228,7 @@ class GradientSync:
         self._cached[trained.trained] = self.gradients
         self.gradients.open()
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Wait, before anything of the step leaves, until all ranks have begun it.
 
         All train the same by the same settings, and have passed over the same. Raises PeerLost, CollectiveMismatch.
@@ -239,9 +269,11 @@ class GradientSync:
             doing={number: f"trains set {digest:x}" for number, digest in enumerate(digests)},
         )
 
-    def _gradient_sum(self, trained: TrainedSet) -> GradientSum:
+    def _gradient_sum(self, trained: TrainedSet) -> GradientSum | ShardedGradientSum:
         names = [name for name, trains in zip(trained.names, trained.trained, strict=True) if trains]
         parameters = [p for p, trains in zip(trained.parameters, trained.trained, strict=True) if trains]
+        if self._units is not None:
+            return ShardedGradientSum(parameters, names, self._units, self._across, self._mates, memory=self._memory)
         return GradientSum(
             parameters,
             names,

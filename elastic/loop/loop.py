@@ -322,10 +322,13 @@ class Loop:
         self._state.stop_request = None
         recovery.check()
 
-        def saved() -> None:
-            self._context.moment("finish")
+        def alike() -> None:
             recovery.meet(Kind.FINISH)
             session.gradient_sync.replicas.before_save(self._state.step)
+
+        def saved() -> None:
+            self._context.moment("finish")
+            session.all_or_none(alike)
             recovery.save_unless_held(must=True, last=True)
             recovery.wait_for_all(Kind.FINISH, None)
 

@@ -58,6 +58,7 @@ class Recovery:
         while name not in self._state.agreements:
             try:
                 self._state.agreements[name] = ask()
+                self._session.mates_go_on(None)  # a mate that has lost a peer meanwhile learns of the answer
             except PeerLost as lost:
                 self.recover(lost, doing)
         return self._state.agreements[name]
@@ -144,6 +145,7 @@ class Recovery:
                 state.agreements[_ALL_BREAK] = True
                 state.stopped = "the script left the loop"
                 state.look_for_end()
+                self._session.mates_go_on(None)
             except PeerLost as lost:
                 self.recover(lost, f"waiting for others to leave the loop after step {state.step - 1}")
         return True
@@ -204,6 +206,7 @@ class Recovery:
         if self._context.live is None:
             self._give_up(lost, doing)
         self._tell_lost(lost)
+        session.mates_have_voted(lost)
         self.enter_next_view(at=doing, lost=True)
 
     def _go_back(self, lost: PeerWrong) -> None:
@@ -222,17 +225,23 @@ class Recovery:
         session.train_state.staging.join()  # nothing computes meanwhile, and this worker may be lost as it waits
         self._session.phases.enter(Phase.WAITING)
         while True:
+            state.learned = None
             applied = session.train_state.applied
-            summary = state.summary(rewinds=applied.known(), steady=applied.weights.steady)
+            steady = applied.weights.steady and self._context.config.sharding is None
+            summary = state.summary(rewinds=applied.known(), steady=steady)
             try:
                 restorer = session.restorer
                 own = state.side_state(restorer.claim_document(), restorer.losses().document())
                 whole = state.is_whole
                 side_state = session.change_view(summary, own, at=at, lost=lost, whole=whole)
+                if side_state is not None:
+                    state.take_side_state(side_state)
+                session.mates_go_on(None)
                 break
             except PeerLost as again:
                 lost = True
                 self._tell_lost(again)
+                session.mates_have_voted(again)
             except Stranded as stranded:
                 self._context.console.warn(str(stranded))
                 raise SystemExit(AGAIN) from stranded
@@ -249,9 +258,7 @@ class Recovery:
             except RunEnded as ended:
                 self.departure.tell_end(ended)
                 raise SystemExit(AGAIN) from ended
-        if side_state is not None:
-            state.take_side_state(side_state)
-        session.read_from(state.step)
+        session.read_from(state.step + (state.learned is not None))  # a step that is completed is read already
         if lost:
             self._save_again()
         self._session.phases.enter_script()

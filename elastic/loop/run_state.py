@@ -51,6 +51,10 @@ class RunState:
     in_loop      the script is in its outer loop
     looped       it has been
     attempt      how often the step in hand has come round again
+    held         what the exchange gave of the step in hand, all of which this worker holds: it lacks the word that all
+                 others do, too (see GradientSync.all_hold)
+    learned      that a peer had that word: the step is completed here; by whom it was exchanged, and the agreements
+                 made since
     joined       it has taken the state from others, and no step is applied yet that it has computed a part of
     foreseen     of what the loop has asked how many batches there are: an "epoch", the "run"; None: it has not asked
     saved        after so many steps all workers have begun a save, or taken the state from one
@@ -73,6 +77,8 @@ class RunState:
     looped: bool = False
     attempt: int = 0
     saved: int | None = None
+    held: Agreed | None = None
+    learned: tuple[tuple[str, ...], dict[str, Any]] | None = None
     joined: bool = False
     foreseen: str | None = None
 
@@ -113,6 +119,8 @@ class RunState:
         self.evaluations = self.calls = 0
         self.agreed, self.agreed_by = agreed, agreed_by
         self.agreements = {}  # until here they were kept for those who had missed them
+        if self.learned is not None:
+            (self.agreed_by, self.agreements), self.learned = self.learned, None
 
     def summary(self, *, rewinds: bool, steady: bool) -> StateSummary:
         """Return what this worker tells the others of a new view about its state; see StateSummary."""
@@ -120,6 +128,7 @@ class RunState:
             step=self.step,
             agreements=len(self.agreements),
             torn=self.updating,
+            holds_step=self.held is not None,
             rewinds=rewinds,
             steady=steady and self.at_boundary and self.in_loop and not self.finished,
             joined=self.joined,
@@ -139,7 +148,13 @@ class RunState:
         }
 
     def take_side_state(self, side_state: Tree) -> None:
-        """Stand where those ahead stand: take their position, what the last step gave, and what was agreed on since."""
+        """Stand where those ahead stand: take their position, what the last step gave, and what was agreed on since.
+
+        Where this worker holds all of that step itself, it completes it.
+        """
+        if self.held is not None and side_state["position"]["step"] == self.step + 1:
+            self.learned = tuple(side_state["agreed_by"]), dict(side_state["agreements"])
+            return
         if side_state["position"]["step"] != self.step:
             self.evaluations = self.calls = 0
         self.updating = False
@@ -159,6 +174,7 @@ class StateSummary:
     step        how many are applied; None: no state at all, as at a start
     agreements  how many were made since
     torn        failed inside an update
+    holds_step  it holds all of the next step, and completes it once it learns that a peer has applied it
     rewinds     can give the state as the last update left it, to one that still has to run the code after that step
     steady      between two steps the script writes to no weights, as far as is known, and there is a next step
     joined      see RunState
@@ -167,6 +183,7 @@ class StateSummary:
     step: int | None
     agreements: int = 0
     torn: bool = False
+    holds_step: bool = False
     rewinds: bool = True
     steady: bool = False
     joined: bool = False

@@ -13,9 +13,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.timing import age_s
 from elastic.group.form import Group
+from elastic.group.replica_group import MateLost, ReplicaGroup
+from elastic.group.sharded_gradients import ShardedUnits
 from elastic.group.warm_memory import WarmMemory
 from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.compiled.cache import CompileCache
@@ -45,10 +47,11 @@ from elastic.membership.worker.live import IdentityDiffers, RunIsPast
 from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
+from elastic.state.clipping import carry_exact_norms
 from elastic.state.compiled import Compiling
 from elastic.state.data_access import watch
 from elastic.state.health import Health
-from elastic.state.identity import CONTENT, SCRIPT
+from elastic.state.identity import CONTENT, NORM, SCRIPT
 from elastic.state.modules import roots
 from elastic.state.randomness import seed_streams
 from elastic.state.replica import Replica
@@ -60,6 +63,7 @@ from elastic_checkpoint import linux
 from elastic_checkpoint.storage import redact
 
 _CHECK = int(Request.CHECK)
+T = TypeVar("T")
 
 
 class Session:
@@ -68,6 +72,7 @@ class Session:
     compiling                  torch's compiler, under exact mode
     compile_cache              what it made, in the run's storage
     side_state_of_those_ahead  where the run was under way when this worker joined
+    mates                      the other workers of this one's replica; None: it holds the whole model
     is_past                    the run was finished then, and the others in a later one of the script's: this worker
                                has its result, and no part in it
     """
@@ -100,11 +105,14 @@ class Session:
             extra=config.extra,
             health=Health(config.on_bad),
         )
-        self._alike = {*config.accept} <= {CONTENT, SCRIPT}  # else machines may compute other bits
+        self._alike = {*config.accept} <= {CONTENT, SCRIPT, NORM}  # else machines may compute other bits
         comparable = self._alike and (config.compute.mode == "exact" or config.device.type == "cpu")
         self._replica = Replica(config.optimizers, config.extra, values=comparable)
         self.view_group = ViewGroup(context)
         self.phases = Phases(context, state, self.view_group)
+        self.mates: ReplicaGroup | None = None
+        self._next_sync: GradientSync | None = None
+        self._units: ShardedUnits | None = None
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
         self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state)
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
@@ -130,7 +138,8 @@ class Session:
         """Return whether a share gives the same bits each time that it is passed, on every machine."""
         # In exact mode, unless kernels by themselves may give others, or processors, which accept= lets differ.
         config = self._config
-        return self._kernels_repeat and config.compute.mode == "exact" and self._alike
+        sharded = config.sharding is not None
+        return self._kernels_repeat and config.compute.mode == "exact" and self._alike and not sharded
 
     @property
     def _kernels_repeat(self) -> bool:
@@ -146,7 +155,8 @@ class Session:
     def _may_check(self) -> bool:
         """Return whether a share may be passed twice: not where one failed read, of two, leaves an example out."""
         config = self._config
-        repeats = self._kernels_repeat and self._alike
+        # what a pass of a sharded model gives lies with all workers of a replica
+        repeats = self._kernels_repeat and self._alike and config.sharding is None
         return config.cross_check is not None and repeats and config.data.on_bad_example == "raise"
 
     @property
@@ -191,6 +201,13 @@ class Session:
                 )
         for model in config.models.values():
             model.to(config.device)
+        if config.sharding is not None:
+            self._units = ShardedUnits(config.sharding)
+            carry_exact_norms()
+            self.on_close(self._units.close)
+        if config.sharding is not None and config.replica_size > 1:
+            self.mates = ReplicaGroup(config.sharding.mesh, timeout_s=2 * config.compute.timeout_s)
+            self.on_close(self.mates.close)
         identity = identities.identity(
             config.numerics(), config.models, config.optimizers, config.schedulers, config.device
         )
@@ -244,6 +261,39 @@ class Session:
         finished = schema.Finished(step=self.state.step, digest=digest, passed_over=passed_over, **spent)
         self.context.events.emit(finished)
 
+    def mates_go_on(self, lost: PeerLost | None) -> None:
+        """Vote, in a replica of several workers, on whether all of it go on. Raises PeerLost, on all, where one is not.
+
+        lost  the peer that this one has lost; None: it goes on
+        """
+        if self.mates is not None:
+            if lost is not None:
+                self.view_group.sever()  # a mate may be waiting for this worker's own word in the view's group
+            self.mates.goes_on(lost, step=self.state.step)
+
+    def all_or_none(self, act: Callable[[], T]) -> T:
+        """Return what `act` gives; where one worker of the replica loses a peer in it, raise PeerLost on all of them.
+
+        For what comes ahead of something that a replica's workers do together, and must all do, or none.
+        """
+        if self.mates is None:
+            return act()
+        try:
+            found = act()
+        except MateLost:
+            raise  # all know
+        except PeerLost as lost:
+            self.mates_go_on(lost)
+            raise
+        self.mates_go_on(None)
+        return found
+
+    def mates_have_voted(self, lost: PeerLost) -> None:
+        """Have all of this worker's replica know that it has lost a peer, as they recover together."""
+        if not isinstance(lost, MateLost):
+            with suppress(PeerLost):
+                self.mates_go_on(lost)
+
     def on_close(self, closing: Callable[[], None]) -> None:
         """Have something closed with the session."""
         self._closing.callback(closing)
@@ -280,6 +330,15 @@ class Session:
         self.gradient_sync.close(in_order=not lost)
         self.gradient_sync = self._new_gradient_sync()
         return side_state_of_those_ahead
+
+    def completes(self, exchanged_by: GradientSync) -> None:
+        """Keep what has exchanged the step in hand, in the view before, until that is applied."""
+        self._next_sync, self.gradient_sync = self.gradient_sync, exchanged_by
+
+    def has_completed(self) -> None:
+        """Go on with the exchange of the present view: the step is applied."""
+        if self._next_sync is not None:
+            self.gradient_sync, self._next_sync = self._next_sync, None
 
     def cross_check(self, plan: StepPlan) -> CrossCheck:
         """Return this worker's part in a step's cross-check; that of the next step is agreed on with the one before."""
@@ -347,15 +406,18 @@ class Session:
         while True:
             try:
                 self.view_group.enter(step=-1)
-                return self.restorer.from_peers_or_storage(StateSummary(step=None), {})
+                ahead = self.restorer.from_peers_or_storage(StateSummary(step=None), {})
+                self.mates_go_on(None)
+                return ahead
             except RunIsPast:
                 self.is_past = True
                 self.context.events.close()  # it has ended, as its record says
                 self.view_group.stay_out()
                 self.restorer.from_result()
                 return None
-            except PeerLost:
+            except PeerLost as lost:
                 self.view_group.sever()
+                self.mates_have_voted(lost)
                 live.view_is_over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
             except IdentityDiffers as other:
                 self.restorer.accepts(identity, other.identity, where="the run that is under way")
@@ -388,10 +450,11 @@ class Session:
         self.read_from(self.restorer.position.step)
 
     def _new_gradient_sync(self) -> GradientSync:
-        restorer = self.restorer
+        restorer, size = self.restorer, self._config.replica_size
         return GradientSync(
             self._config,
             self.group,
+            self.view_group.across,
             self.trained,
             self.train_state.health,
             self.phases.waiting,
@@ -400,7 +463,9 @@ class Session:
             self.context.console.warn,
             restorer.background_send,
             restorer.idle,
-            newcomers={rank for ranks in restorer.first_steps.values() for rank in ranks},
+            newcomers={rank // size for ranks in restorer.first_steps.values() for rank in ranks},
+            units=self._units,
+            mates=self.mates,
         )
 
     def _on_the_terminal(self) -> Callable[[Status], None]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from torch.distributed import DistError, Store
+from torch.distributed import DistError, PrefixStore, Store
 
 from elastic.events import schema
 from elastic.events.event import ABSENT
@@ -44,11 +44,13 @@ class ViewGroup:
                                   nobody does
     claim  that the run writes under, as the hub knows it
     nodes  of each worker
+    across  the group of the workers at this one's place in all replicas; `group`, where a replica is of one worker
     witness, begun_elsewhere, unanswered  see NewView
     """
 
     view: View
     group: Group
+    across: Group
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -107,21 +109,23 @@ class ViewGroup:
         self._form(view, rank, live.board(), address)
         if rank == 0:
             self._tell_faults(details.gone)
-        live.on_broken = self.group.sever
+        live.on_broken = self.sever
         if live.is_broken():  # before anybody listened
-            self.group.sever()
+            self.sever()
 
     def stay_out(self) -> None:
         """Stay in no view, and alone, of a run that others are past."""
         self._context.console.quiet = True
         # Rank -1, as torch calls it, so that nothing is printed or written twice.
         self.rank, self.world_size, self.group = -1, 1, LocalGroup()
+        self.across = self.group
         self.view = View(generation=self.generation, workers=(self._context.worker_id,))
 
     def sever(self) -> None:
-        """Shut the group down, which is of no use any more; all others learn of it at once."""
+        """Shut the groups down, which are of no use any more; all others learn of it at once."""
         if self._grouped:
-            self.group.sever()
+            for group in self._groups():
+                group.sever()
 
     def first_answer(self, answer: str | None) -> str | None:
         """Return the answer of the first rank that has one; all ranks call it and get the same. Raises PeerLost."""
@@ -157,16 +161,20 @@ class ViewGroup:
         config, live = self._context.config, self._context.live
         self.view = view
         self._store = store
-        self.group = form(
-            store,
-            rank=rank,
-            world_size=view.world_size,
+        make = partial(
+            form,
             generation=view.generation,
             address=address,
             device=config.device,
             timeout_s=config.compute.timeout_s,
             broken=live.is_broken if live is not None else None,
         )
+        self.group = self.across = make(store, rank=rank, world_size=view.world_size)
+        if (size := config.replica_size) > 1:
+            replicas, place = view.world_size // size, rank % size
+            self._grouped = True  # the first is there, and is closed if the second cannot be formed
+            between = PrefixStore(f"place {place}", store) if store is not None and replicas > 1 else None
+            self.across = make(between, rank=rank // size, world_size=replicas)
         self._grouped = True
         shares = assign_shares(config, config.plan.virtual_workers, view.world_size)[rank].shares
         self._context.events.emit(
@@ -178,6 +186,9 @@ class ViewGroup:
             )
         )
         self._context.moment("formed")
+
+    def _groups(self) -> list[Group]:
+        return [self.group] if self.across is self.group else [self.group, self.across]
 
     def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
         """Record what the agents know of those who are gone since the last view."""
@@ -192,8 +203,10 @@ class ViewGroup:
         """Close the group in a thread of its own, if there is one."""
         if self._grouped:
             self._grouped = False
-            end = threading.Thread(
-                target=self.group.close, kwargs={"abruptly": abruptly}, name="elastic-retire", daemon=True
-            )
-            end.start()
-            self._retired = [*(one for one in self._retired if one.is_alive()), end]
+            ends = [
+                threading.Thread(target=one.close, kwargs={"abruptly": abruptly}, name="elastic-retire", daemon=True)
+                for one in self._groups()
+            ]
+            for end in ends:
+                end.start()
+            self._retired = [*(one for one in self._retired if one.is_alive()), *ends]

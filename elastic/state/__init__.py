@@ -14,6 +14,7 @@ staging          a save's copy is waited for before anything writes to what is c
 
 on_bad           which steps are bad; health: the losses and norms that say so; finite: are these finite numbers?
 exact_norm       of what lies in pieces: the same bits however it is cut
+sharding         is a model held by several workers together, and where is it cut?
 identity         what must be equal for equal bits; settings: what optimizers are set to, on all ranks alike
 replica          whether all ranks still hold the same state; normal_form: of an object, to compare it by; bits: of
                  tensors

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import xxhash
 
+from elastic.state.sharding import local
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -41,9 +43,13 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest_of(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Return 63 bits of all tensors in their order, never 0; that there is None in a place counts, too."""
+    """Return 63 bits of all tensors in their order, never 0; that there is None in a place counts, too.
+
+    Of what is sharded this worker's part counts.
+    """
     hasher, sums = xxhash.xxh3_64(), []
-    for tensor in tensors:
+    for whole in tensors:
+        tensor = local(whole)
         hasher.update(b"-" if tensor is None else b"+")
         if tensor is None:
             continue

@@ -1,7 +1,8 @@
 """Are these tensors finite numbers, and how large are they together? Each is read once, in half of a copy's time.
 
 Of a state the weights are asked before it is saved: the parameters of the models. Buffers may hold infinities on
-purpose (masks), and what an optimizer keeps follows from gradients that were finite.
+purpose (masks), and what an optimizer keeps follows from gradients that were finite. Of what is sharded each worker
+looks at its own part.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+
+from elastic.state.sharding import local
 
 
 def norm(tensors: Sequence[torch.Tensor]) -> float:
@@ -23,13 +26,13 @@ def norm(tensors: Sequence[torch.Tensor]) -> float:
 
 def norm_later(tensors: Sequence[torch.Tensor]) -> Callable[[], float]:
     """Return a function that gives the norm of the present values; on a GPU, its caller waits for it."""
-    norms = _norms(tensors)
+    norms = _norms([local(tensor) for tensor in tensors])
     return lambda: math.hypot(*map(float, norms))
 
 
 def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
     """Return the first parameter with an infinity or NaN, and how many of its numbers are so; None: all are finite."""
-    asked = {name: tensor.detach() for name, tensor in parameters.items() if tensor.is_floating_point()}
+    asked = {name: local(tensor).detach() for name, tensor in parameters.items() if tensor.is_floating_point()}
     if math.isfinite(norm([*asked.values()])):
         return None
     for name, tensor in asked.items():

@@ -21,12 +21,15 @@ from elastic.errors import ConfigError, IdentityMismatch
 from elastic.membership.environment import processor_settings
 from elastic.state import compiled, gpu_kernels
 from elastic.state.processor import libraries, processor
+from elastic.state.sharding import is_sharded
 from elastic.version import __version__
 
 Identity = dict[str, Any]
 
 CONTENT = "dataset_content"
 """No field: word for what the data set reads as."""
+NORM = "norm"
+"""Which norm gradients are clipped by, of sharded models alone: clipping.py. The bits that it gives are others."""
 SCRIPT = "script"
 """No field: word for which gradients the script's code makes of what it reads."""
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
@@ -63,6 +66,8 @@ def identity(
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
+    if any(is_sharded(parameter) for model in models.values() for parameter in model.parameters()):
+        found[NORM] = "exact"
     if device.type == "cuda":
         found |= {
             "gpu": torch.cuda.get_device_name(device),
@@ -143,7 +148,7 @@ def check(
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
     """Raise ConfigError for names that no identity has, or that cannot be accepted."""
-    known = (here.keys() | {*_OF_DEVICES, CONTENT, SCRIPT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
+    known = (here.keys() | {*_OF_DEVICES, CONTENT, NORM, SCRIPT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
         raise ConfigError(
@@ -187,7 +192,9 @@ def _trained(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
 def _layers(models: Mapping[str, torch.nn.Module]) -> str:
     """Return a hash of what the layers print of themselves: dropout rates and the like have no shape."""
     printed = "\n".join(f"{key}: {model}" for key, model in models.items())
-    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", printed).encode()).hexdigest()[:16]  # no addresses
+    printed = re.sub(r" at 0x[0-9a-f]+", "", printed)  # no addresses
+    printed = re.sub(r"\bFSDP(?=[A-Za-z_]\w*\()", "", printed)  # what fully_shard puts before the name of a class
+    return hashlib.sha256(printed.encode()).hexdigest()[:16]
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

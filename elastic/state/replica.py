@@ -30,6 +30,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.state.bits import memory, sum_of_bits, update
 from elastic.state.modules import extra_states
 from elastic.state.normal_form import PLAIN_TENSORS, as_text, is_readable, normal_form
+from elastic.state.sharding import local
 from elastic.state.trained_set import TrainedSet
 
 _WEIGHTS, _OTHERS = 8, 4  # about 50 µs, most of it Python (measured, 2026-11-27)
@@ -227,7 +228,8 @@ def _in_turn(entries: Sequence[T], most: int, step: int) -> Iterator[tuple[int, 
 
 
 def _window(tensor: Any, lap: int) -> Any:
-    """Return _WINDOW bytes of a tensor on the CPU, others in every lap, or all of a small one."""
+    """Return _WINDOW bytes of this worker's part of a tensor on the CPU, others in every lap; all of a small one."""
+    tensor = local(tensor)
     if type(tensor) not in PLAIN_TENSORS or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
         return b""
     size, unit = tensor.nbytes, tensor.element_size()
@@ -248,7 +250,8 @@ def _bytes(tensor: torch.Tensor) -> Any:
 
 
 def _of_tensor(value: torch.Tensor) -> str:
-    """Return a digest of a tensor's bits; of one that cannot be read, the name of its type."""
+    """Return a digest of the bits of this worker's part of a tensor; of one that cannot be read, its type's name."""
+    value = local(value)
     if not is_readable(value):
         return type(value).__name__
     if not value.is_cpu:

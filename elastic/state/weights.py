@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from elastic.state.data_access import DATA, same
+from elastic.state.sharding import local
 from elastic.state.trained import Trained
 from elastic.state.trained_set import listed
 
@@ -36,7 +37,7 @@ class Weights:
 
     def memory(self) -> frozenset[int]:
         """Return the addresses of the storages that these tensors lie in."""
-        return frozenset(tensor.untyped_storage().data_ptr() for tensor in self.tensors())
+        return frozenset(local(tensor).untyped_storage().data_ptr() for tensor in self.tensors())
 
     @property
     def steady(self) -> bool:

@@ -41,6 +41,7 @@ def of_run(run: elastic.Run) -> list[Timed]:
     session, loop = run._loop.session, run._loop
     sync = session.gradient_sync
     gradients, buffers = sync.gradients, sync.buffers
+    assert isinstance(gradients, GradientSum)
     compiling = [] if session.compiling is None else [session.compiling]
     return [
         (session.loader, "next", "loader"),

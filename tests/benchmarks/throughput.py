@@ -215,7 +215,9 @@ def measured(workload: Workload, mode: str, peers: dict[str, Peer], cycles: int,
 
 def hooks_of(run: elastic.Run) -> GradientSum:
     assert run._loop is not None
-    return run._loop.session.gradient_sync.gradients
+    gradients = run._loop.session.gradient_sync.gradients
+    assert isinstance(gradients, GradientSum)
+    return gradients
 
 
 def main() -> None:

@@ -73,8 +73,8 @@ ALLOWED = (
         "elastic/loop/plain/loss_means.py",
     ),
     Allowed(
-        "how torch groups the gradients that it clips by value, which may be none",
-        "_group_tensors_by_device_and_dtype",
+        "how torch groups the gradients that it clips by value, which may be none, and takes the norm that it clips by",
+        "_group_tensors_by_device_and_dtype _get_total_norm",
         "elastic/state/clipping.py",
     ),
     Allowed(

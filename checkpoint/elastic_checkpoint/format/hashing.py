@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from elastic_checkpoint.errors import CorruptCheckpoint
-from elastic_checkpoint.format.document import Tree
+from elastic_checkpoint.format.document import Tree, is_sharded
 from elastic_checkpoint.storage.base import Buffer
 
 _HEAD, _MIDDLE, _TAIL = b'{"xxh3_128":"', b'","body":', b"}"
@@ -75,7 +75,8 @@ def digest(tree: Tree) -> str:
     """Return the SHA-256, in hexadecimal, over every tensor's name, dtype, shape and bytes, in order of the names.
 
     Independent of sharding, devices, memory layout and of the order of dicts: equal for a model's state_dict() and for
-    the same entry of a checkpoint's tree. A tied tensor counts under each of its names. Plain values do not count.
+    the same entry of a checkpoint's tree. Of DTensors all their ranks call it together. A tied tensor counts under each
+    of its names. Plain values do not count.
     """
     sha = hashlib.sha256()
     for name, dtype, shape, data in _sorted(tree):
@@ -90,7 +91,7 @@ def digest_entry(sha: hashlib._Hash, name: str, dtype: str, shape: list[int], da
 
 
 def _sorted(tree: Tree) -> Iterable[tuple[str, str, list[int], memoryview]]:
-    """Yield one tensor's bytes at a time: a tensor on a GPU is copied to the host, and let go of, before the next."""
+    """Yield one tensor's bytes at a time: on a GPU copied to the host, or gathered, and let go of before the next."""
     from elastic_checkpoint.format.tensors import (  # only here: the writer process hashes, and never loads torch
         NAMES,
         flat_bytes,
@@ -99,4 +100,5 @@ def _sorted(tree: Tree) -> Iterable[tuple[str, str, list[int], memoryview]]:
 
     for name, tensor in sorted(walk_tensors(tree), key=lambda item: item[0]):
         dtype = NAMES.get(tensor.dtype, str(tensor.dtype))
-        yield name, dtype, list(tensor.shape), flat_bytes(tensor)
+        whole: Any = tensor
+        yield name, dtype, list(tensor.shape), flat_bytes(whole.full_tensor() if is_sharded(tensor) else whole)

@@ -34,7 +34,7 @@ class Boundary:
         if live is not None and live.wants_regroup():
             requests |= Request.REGROUP
         self._saves = departure.look_for_hints()
-        is_due = saver is not None and saver.is_due
+        is_due = saver is not None and saver.is_due and self._session.view_group.rank == 0
         if not checked and saver is not None:
             foreseen, saves_next = self._state.foreseen, is_due or self._is_saved_behind(self._state.step + 1)
             if saves_next if foreseen is None else (foreseen == "epoch" and last_of_epoch):
@@ -94,7 +94,7 @@ class Boundary:
         saver = session.restorer.saver
         if saver is not None:
             saver.check(state.position)
-            others = [request for rank, request in enumerate(state.agreed.requests) if rank != session.view_group.rank]
+            others = state.agreed.requests[session.context.config.replica_size :]  # none of those who save
             if self._saves or any(
                 request & Request.SAVE for request in others
             ):  # the cadence is the coordinator's alone

@@ -17,7 +17,7 @@ import torch
 
 from elastic.config import Config
 from elastic.data.data_plan import Examples
-from elastic.data.loader import Loader
+from elastic.data.loader import Loader, read_once
 from elastic.errors import ConfigError, ExampleError, PeerLost, StepError
 from elastic.events.observer import Observer
 from elastic.group.buffers import Buffers
@@ -31,6 +31,7 @@ from elastic.loop.session import Session
 from elastic.membership.progress import Phase
 from elastic.state.modules import roots
 from elastic.state.randomness import derive, evaluated_seed
+from elastic.state.sharding import Sharding
 
 
 class Evaluations:
@@ -71,7 +72,7 @@ class Evaluations:
             buffers = session.gradient_sync.buffers
             collate = collate_fn or context.config.data.collate_fn
             batched = (batch_size, collate)
-            at_work = (sign, session.seed, session.phases.waiting)
+            at_work = (sign, session.seed, session.phases.waiting, session.all_or_none)
             return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
@@ -79,7 +80,7 @@ class Evaluations:
 
         def together() -> dict[str, Any]:
             try:
-                return within(session.group)
+                return session.all_or_none(lambda: within(session.group))
             except PeerLost:
                 # No other view comes once the run is over; and nobody would bring a whole state into one that comes in
                 # the midst of an update: that is completed, and the next exchange fails.
@@ -119,6 +120,7 @@ def evaluate(
         Callable[[Phase], None],
         Callable[[int], None],
         Callable[[], AbstractContextManager[None]],
+        Callable[[Callable[[], None]], None],
     ],
     buffers: Buffers,
 ) -> dict[str, Any]:
@@ -127,19 +129,21 @@ def evaluate(
     batched   a batch's size, None for a share's, and what makes one of examples
     position  (epoch, step, phase)
     ordinal   which evaluation since the last update, from 1
-    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; and makes
-              a context for waiting for the others
+    at_work   tells with every batch what this worker is at, see membership/progress.py; seeds all generators; makes a
+              context for waiting for the others; and has a replica's workers go on together
     buffers   what a forward pass moves of them, in eval mode too (observers, counters), is put back after each batch:
               all batches see the same ones, whoever computes them, and the run goes on with those that it had
 
     Raises PeerLost, CollectiveMismatch.
     """
-    (batch_size, collate_fn), (sign, seed_all, waiting) = batched, at_work
+    (batch_size, collate_fn), (sign, seed_all, waiting, all_or_none) = batched, at_work
     size = batch_size or -(-config.plan.batch_size // config.plan.virtual_workers)
     if not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise ConfigError("evaluate needs a dataset with a length above 0, to see every example of it exactly once")
     sizes = (len(dataset), size)
     announced = announce(group, Kind.EVALUATION, step=position[1], ordinal=ordinal, batches=sizes, waiting=waiting)
+    if config.replica_size > 1:  # their passes are made together: all of them, or none
+        all_or_none(announced.check)
     batches = -(-len(dataset) // size)
     dealt = blocks(batches, group.world_size)
     mine = dealt[group.rank]
@@ -149,21 +153,27 @@ def evaluate(
         seed=seed,
         observer=Observer(),
         collate_fn=collate_fn,
-        interrupt=group.check,
+        interrupt=group.check if config.replica_size == 1 else _never,
         **config.loading(),
     )
     plan = schedule(batches, batches, tuple(dealt))
     sums = SubtreeSums()
-    with _evaluating(list(roots(config.models, config.extra).values())), buffers.untouched():
+    with _evaluating(list(roots(config.models, config.extra).values()), config.sharding), buffers.untouched():
         try:
             loader.open(_requests(len(dataset), size, mine, position[0]))
             for number, merges in zip(mine, plan.merges[group.rank], strict=True):
-                announced.poll()
+                if config.replica_size == 1:  # else mates would wait in a pass that this worker does not make
+                    announced.poll()
                 sign(Phase.READING)
                 batch = _read(loader, position[1])
                 sign(Phase.EVALUATING)
                 seed_all(derive("evaluation batch", seed, number))  # by the batch, whoever computes it
                 sums.push(_called(function, batch), merges)
+                buffers.restore()
+            for _ in range(_passes_of_mates(dealt, group.rank, config.replica_size) - len(mine)):
+                examples = next(iter(_requests(len(dataset), size, range(1), position[0])))
+                batch = read_once(dataset, examples, seed=seed, collate_fn=collate_fn, to=config.device)
+                _called(function, batch)  # for nothing: a replica's workers make equally many passes
                 buffers.restore()
         except PeerLost:
             with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
@@ -176,6 +186,16 @@ def evaluate(
     announced.check()
     exchange = StepSums(group).exchange
     return exchange(position, sums.parts, count=0, requests=0, buffers=0, newly_moving=(), schedule=plan).sums
+
+
+def _never() -> None:
+    """Interrupt no wait."""
+
+
+def _passes_of_mates(dealt: Sequence[range], rank: int, size: int) -> int:
+    """Return how many passes each worker of this rank's replica makes."""
+    first = rank - rank % size
+    return max(len(batches) for batches in dealt[first : first + size])
 
 
 def _read(loader: Loader, step: int) -> Any:
@@ -207,7 +227,7 @@ def _called(function: Callable[..., Mapping[str, Any]], batch: Any) -> ShareSums
 
 
 @contextmanager
-def _evaluating(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+def _evaluating(models: Sequence[torch.nn.Module], sharding: Sharding | None) -> Iterator[None]:
     """Set eval mode, and no gradients, within the block; every module gets its own mode back."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
@@ -216,5 +236,7 @@ def _evaluating(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         with torch.no_grad():
             yield
     finally:
+        if sharding is not None:
+            sharding.reshard()
         for module, training in modes:
             module.training = training

@@ -24,13 +24,14 @@ class OnCoordinator:
         self._state = session.state
         self._recovery = recovery
         self.all_are_past = False
+        self._called_on = range(session.context.config.replica_size)  # those who hold the coordinator's state together
 
     def call(self, function: Callable[[], object]) -> None:
         """Call `function` if this worker is the coordinator, while the others wait; see Run.on_coordinator."""
         session, state = self._session, self._state
 
         def done() -> bool:
-            if session.view_group.rank == 0:
+            if session.view_group.rank in self._called_on:
                 with session.phases.long_section():
                     function()
             self._recovery.wait_for_all(Kind.ON_COORDINATOR, None)
@@ -40,7 +41,7 @@ class OnCoordinator:
         if self.all_are_past:
             return
         if state.finished:  # no other view will come
-            if session.view_group.rank == 0:
+            if session.view_group.rank in self._called_on:
                 function()
             return
         name = f"on the coordinator {state.calls}{'' if state.looped else ' before the loop'}"

@@ -106,7 +106,7 @@ class PlainStep(ScriptStep):
     def leave_to_the_script(self) -> None:
         """Go on to the script's code behind the update, which is over, here or where this worker's state came from."""
         self.in_hand.leave_to_the_script()
-        if not self.in_hand.taken:
+        if not (self.in_hand.taken or self.in_hand.completed):
             self._session.gradient_sync.gradients.at_next_pass(None)
             self._watch_buffers()
 
@@ -134,6 +134,8 @@ class PlainStep(ScriptStep):
             )
             self._on_batch(self.items, batch)
             self._session.context.moment("backward", in_hand.share)
+        elif in_hand.purpose is Purpose.STAND_IN and self._session.mates is not None:  # its mates' shares come with it
+            gradients.begin_pass(0, piece=0, pieces=1, last=in_hand.last, weight=0)
         gradients.at_next_pass(self._pass_begins)
 
     def _items(self, batch: Any) -> float:
@@ -188,7 +190,9 @@ class PlainStep(ScriptStep):
             agreed = step.carry_out(unit=self._unit)
         except PeerLost as lost:  # it must not come out of the loop's `backward`
             step.recover(lost, self)
-            return
+            if step.agreed is None or step.taken:
+                return
+            agreed = step.agreed  # a peer has applied it, and all that it is of is here
         (self._on_exact if step.bad is None else self._on_pass_over)(self, agreed)
 
     def _take(self) -> None:
@@ -196,6 +200,8 @@ class PlainStep(ScriptStep):
         step, batch, sync = self.in_hand, self.in_hand.batch, self._session.gradient_sync
         if not _counts(batch.purpose):
             sync.buffers.restore()
+            if self._session.mates is not None:
+                sync.gradients.end_pass()
             if batch.purpose is Purpose.CHECK:
                 step.checked.passed(sync.gradients)
             return

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from elastic.loop.assignment import IdleRanks
 from elastic.loop.context import Context
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.background_transfer import BackgroundSend
-from elastic.loop.restoring.transfer import Roles, broadcast, exchange_summaries, pass_on, roles
+from elastic.loop.restoring.transfer import Passed, Roles, at_one_place, broadcast, exchange_summaries, pass_on, roles
 from elastic.loop.run_state import StateSummary
 from elastic.loop.storage.claim_lookup import ClaimLookup
 from elastic.loop.storage.hub_notice import HubNotice
@@ -119,15 +119,18 @@ class StateRestorer:
         """
         self._agree_on_identity()
         tree, from_claim = self._claim_and_read()
+        if from_claim is None and self._config.replica_size > 1:
+            tree = self._save_the_first_together()
         live = self._context.live
         if live is not None:
             live.witness(self.claim_document(), agreed=False)
         shared = self._check_that_storage_is_shared()
         if live is not None and shared:
             live.witness(self.claim_document(), agreed=True)
-        group = self._view_group.group
+        # What is read is whole; what a run begins with lies with the workers of its first replica, part by part.
+        group = self._view_group.group if from_claim is not None else self._view_group.across
         if from_claim is not None or group.world_size > 1:  # a worker that begins alone holds its state already
-            self._apply(broadcast(group, tree), keeps_trained=self._keeps_trained)
+            self._apply(broadcast(group, tree, self._config.sharding), keeps_trained=self._keeps_trained)
         self._events.emit(
             schema.Loaded(
                 step=self.position.step,
@@ -138,6 +141,37 @@ class StateRestorer:
                 passed_over=self._train_state.health.ranges() or ABSENT,
             )
         )
+
+    def _save_the_first(self) -> Tree:
+        """Commit the state that a new run begins with, and return it."""
+        saver = self._open_saver()
+        self.check()
+        self._phases.sign(Phase.SAVING, self.storage_s)
+        self._context.moment("save")
+        saver.save(self.position, must=True)
+        self._context.moment("saved")
+        self._phases.sign(Phase.WAITING)
+        return self._train_state.objects()
+
+    def _save_the_first_together(self) -> Tree | None:
+        """Commit it likewise, by the workers of the first replica; return it there, None elsewhere."""
+        tree: Tree | None = None
+        failure: Exception | None = None
+        if self._saves:
+            try:
+                tree = self._save_the_first()
+            except Exception as refused:
+                failure = refused  # told to all before anyone raises, as in `_claim_and_read`
+        told = f"{type(failure).__name__}: {failure}" if failure is not None else None
+        if (refusal := self._view_group.first_answer(told)) is not None:
+            all_know(self._view_group.group)
+            raise failure or StartFailed(f"the first replica could not start the run\n{refusal}")
+        return tree
+
+    @property
+    def _saves(self) -> bool:
+        """Return whether this worker saves: the coordinator, and with it the others of its replica."""
+        return self._view_group.rank < self._config.replica_size
 
     def from_result(self) -> None:
         """Take the state of a run that is finished, on this worker alone, which neither claims nor writes anything.
@@ -192,9 +226,9 @@ class StateRestorer:
         _refuse_stranded(parts, group.rank, summary.step)
         self.learn_claim(self._view_group.claim)
         self._read_it_later()
-        if group.rank == 0:
+        if self._saves:
             self.take_over_saving()  # which gives signs of life in the storage: a transfer may be long
-        ahead = self._from_peers(parts, summary, side_state)
+        ahead = self._from_peers(parts, summaries, side_state)
         if parts.follows:
             self.idle = IdleRanks(
                 step=self.position.step if summary.step is None else summary.step, ranks=frozenset(parts.need_state)
@@ -208,16 +242,25 @@ class StateRestorer:
             self.saver.world_size = group.world_size
         return ahead
 
-    def _from_peers(self, parts: Roles, summary: StateSummary, side_state: Tree) -> Tree | None:
+    def _from_peers(self, parts: Roles, summaries: Sequence[StateSummary], side_state: Tree) -> Tree | None:
         """Receive what those ahead hold, or send it; return what those ahead tell, if this rank was behind."""
+        summary = summaries[self._view_group.group.rank]
         group, applied = self._view_group.group, self._train_state.applied
         self._context.moment("transfer")
         begun_s = time.monotonic()
         objects = self._train_state.objects()
         # Those behind have still to run the script's code behind the step: they get the state as it was before that.
         rewound = applied.tree(objects) if parts.rewound and group.rank in parts.donors else None
-        passed = pass_on(group, parts, side_state, rewound or objects, applied.weights)
-        ahead, self.background_send = passed.side_state, passed.background_send
+        if (size := self._config.replica_size) == 1:
+            passed = pass_on(group, parts, side_state, rewound or objects, applied.weights, self._config.sharding)
+            ahead = passed.side_state
+        else:
+            ahead = pass_on(group, replace(parts, need_state=()), side_state, {}, applied.weights).side_state
+            passed = Passed()
+            if parts.need_state:
+                across, of_replicas = self._view_group.across, at_one_place(parts, summaries, size)
+                passed = pass_on(across, of_replicas, {}, objects, applied.weights, self._config.sharding)
+        self.background_send = passed.background_send
         if ahead is not None:
             self.position = Position(**ahead["position"])
             self._know_losses(Losses.from_document(ahead["losses"]))
@@ -470,7 +513,7 @@ class StateRestorer:
         self._accepted.update(identities.check(here, theirs, accept=self._config.accept, where=where))
 
     def _claim_and_read(self) -> tuple[Tree | None, int | None]:
-        """Return the state on the coordinator (None elsewhere), and the claim it was saved under (None: a new run)."""
+        """Return what the coordinator has read (None elsewhere), and the claim it was saved under (None: a new run)."""
         group = self._view_group.group
         tree: Tree | None = None
         failure: Exception | None = None
@@ -505,6 +548,8 @@ class StateRestorer:
         self._keeps_trained = "trained" in answer["accepted"]
         self._next_step = NextStep.of(answer["next_step"])
         self._events.context(claim=self.claim)
+        if self._saves and group.rank:
+            self._open_saver().saves_along(self._claimed, self.position if answer["from_claim"] is not None else None)
         return tree, answer["from_claim"]
 
     def _is_of_this_run(self, held: elastic_checkpoint.ClaimHeld) -> bool:
@@ -517,7 +562,7 @@ class StateRestorer:
         assert self._context.live is not None  # else no view has others elsewhere
         self._context.live.claimed(self._view_group.generation, None, why=why, moved_on=True)
 
-    def _coordinate(self) -> tuple[Tree, int | None]:
+    def _coordinate(self) -> tuple[Tree | None, int | None]:
         """Claim the storage, read the newest state or commit the first one, and return it as `_claim_and_read` does."""
         saver = self._open_saver()
         self._context.moment("claim")
@@ -537,11 +582,7 @@ class StateRestorer:
         found = saver.read()
         if found is None:
             self._context.console.say(f"a new run in {saver.where}")
-            self.check()
-            self._context.moment("save")
-            saver.save(self.position, must=True)
-            self._context.moment("saved")
-            return self._train_state.objects(), None
+            return (self._save_the_first() if self._config.replica_size == 1 else None), None
         self.position, tree, from_claim = found
         self._know_losses(saver.seen)
         total = self._config.plan.total_steps

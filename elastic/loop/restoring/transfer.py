@@ -29,6 +29,7 @@ from elastic.group.form import Group, Work, gather_bytes
 from elastic.group.layout import dense
 from elastic.loop.restoring.background_transfer import PIECE, BackgroundSend, Piece, pieces, receive
 from elastic.loop.run_state import StateSummary
+from elastic.state.sharding import Sharding, cut_of, local, whole_of
 from elastic.state.train_state import Tree
 from elastic.state.weights import Weights
 from elastic_checkpoint.format.dtypes import name_of
@@ -65,7 +66,10 @@ def roles(summaries: Sequence[StateSummary]) -> Roles | None:
     if best is None:
         return None
     donors = tuple(rank for rank, at in enumerate(holding) if at == best)
-    need_state = tuple(rank for rank, at in enumerate(holding) if at is None or at[0] != best[0])
+    completes = {rank for rank, s in enumerate(summaries) if s.holds_step and s.step == (best[0] or 0) - 1}
+    need_state = tuple(
+        rank for rank, at in enumerate(holding) if (at is None or at[0] != best[0]) and rank not in completes
+    )
     behind = tuple(rank for rank in need_state if summaries[rank].step is not None)
     rewinding = tuple(rank for rank in donors if summaries[rank].rewinds)
     return Roles(
@@ -98,12 +102,32 @@ class Passed:
     background_send: BackgroundSend | None = None
 
 
-def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: Weights) -> Passed:
+def at_one_place(parts: Roles, summaries: Sequence[StateSummary], size: int) -> Roles:
+    """Return who gives the state and who needs it, of whole replicas: each of their workers to those at its place."""
+    best = max(summaries[rank].step or 0 for rank in parts.donors)
+    lacks = {rank // size for rank in parts.need_state}
+    holds = [
+        number
+        for number in range(len(summaries) // size)
+        if number not in lacks and all(s.step == best for s in summaries[number * size : (number + 1) * size])
+    ]
+    return Roles(donors=tuple(holds), need_state=tuple(sorted(lacks)), need_side_state=tuple(sorted(lacks)))
+
+
+def pass_on(
+    group: Group,
+    parts: Roles,
+    side_state: Tree,
+    state: Tree,
+    weights: Weights,
+    sharding: Sharding | None = None,
+) -> Passed:
     """Pass the state to those who need it. Raises PeerLost.
 
     side_state  the first donor's, on every rank what it has itself: small plain values
     state       likewise: large, stateful objects allowed
     weights     which of its tensors can follow
+    sharding    of the run's models: what is sharded goes part by part, to ranks that hold the same parts
     """
     if not parts.need_side_state:  # a peer was lost and nobody is behind: this delays the step that is redone
         return Passed()
@@ -112,7 +136,8 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
     first = parts.donors[0]
     if group.rank in parts.donors:
         packed, small = elastic_checkpoint.encode(side_state)
-        document, tensors = elastic_checkpoint.encode(state)
+        document, whole = elastic_checkpoint.encode(state, sharded=sharding is not None)
+        tensors = {name: local(tensor) for name, tensor in whole.items()}
         if group.rank == first:
             held = weights.memory() if parts.follows else frozenset()
             header = json.dumps(
@@ -122,6 +147,7 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
                     "document": document,
                     "tensors": {name: _described(tensor) for name, tensor in tensors.items()},
                     "follow": [name for name, tensor in tensors.items() if _can_follow(tensor, held)],
+                    "cuts": {name: cut for name, tensor in whole.items() if (cut := cut_of(tensor)) is not None},
                 }
             ).encode()
     answer = json.loads(gather_bytes(group, header)[first])
@@ -147,7 +173,8 @@ def pass_on(group: Group, parts: Roles, side_state: Tree, state: Tree, weights: 
         return Passed(side_state=new_side_state, nbytes=nbytes, background_send=background_send)
     if follow:
         received |= _taken(group, given, following)
-    state = dict(elastic_checkpoint.decode(answer["document"], received))
+    arrived = {name: whole_of(tensor, answer["cuts"].get(name), sharding) for name, tensor in received.items()}
+    state = dict(elastic_checkpoint.decode(answer["document"], arrived))
     return Passed(side_state=new_side_state, state=state, nbytes=nbytes)
 
 
@@ -282,10 +309,11 @@ def _within(layout: dict[str, _Span], start: int, stop: int) -> Iterator[tuple[s
             yield name, low, high, span.offset
 
 
-def broadcast(group: Group, tree: Tree | None) -> Tree:
-    """Return the coordinator's tree on every rank, tensors on the CPU. Raises PeerLost.
+def broadcast(group: Group, tree: Tree | None, sharding: Sharding | None = None) -> Tree:
+    """Return rank 0's tree on every rank, tensors on the CPU. Raises PeerLost.
 
-    tree  on rank 0; None elsewhere
+    tree      on rank 0; None elsewhere
+    sharding  of the run's models: of what is sharded the ranks of the group hold the same parts
     """
     tensors: dict[str, torch.Tensor] = {}
     header = b""
@@ -293,16 +321,17 @@ def broadcast(group: Group, tree: Tree | None) -> Tree:
         assert tree is not None
         if group.world_size == 1:
             return tree
-        document, tensors = elastic_checkpoint.encode(tree)
-        kinds = {name: [name_of(t.dtype), list(t.shape)] for name, t in tensors.items()}
+        document, whole = elastic_checkpoint.encode(tree, sharded=sharding is not None)
+        tensors = {name: local(tensor) for name, tensor in whole.items()}
+        kinds = {name: [name_of(t.dtype), list(t.shape), cut_of(whole[name])] for name, t in tensors.items()}
         header = json.dumps({"document": document, "tensors": kinds}).encode()
     layout = json.loads(gather_bytes(group, header)[0])
     received: dict[str, torch.Tensor] = {}
-    for name, (dtype, shape) in layout["tensors"].items():
+    for name, (dtype, shape, cut) in layout["tensors"].items():
         wire = torch.empty(shape, dtype=getattr(torch, dtype))
         if group.rank == 0:
             wire.copy_(tensors[name])
         if wire.numel():
             group.broadcast(wire.reshape(-1).view(torch.uint8)).wait()
-        received[name] = wire
+        received[name] = whole_of(wire, cut, sharding)
     return dict(elastic_checkpoint.decode(layout["document"], received))

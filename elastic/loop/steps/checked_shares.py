@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from elastic.data.data_plan import StepPlan
 from elastic.errors import ExampleError, PeerLost
 from elastic.group.gradients import GradientSum
+from elastic.group.sharded_gradients import ShardedGradientSum
 from elastic.group.sums import Agreed
 from elastic.loop.cross_check import CrossCheck, First, Pass
 from elastic.loop.disagreement import Disagreement
@@ -78,7 +79,7 @@ class CheckedShares:
         digests = self.check.digests_of_first()
         return NextStep.of_share(self._plan.index, digests) if digests is not None else None
 
-    def passed(self, gradients: GradientSum) -> None:
+    def passed(self, gradients: GradientSum | ShardedGradientSum) -> None:
         """Digest what a pass for nothing has left in `.grad`, and let it go."""
         self.check.passed(gradients.given())
         gradients.clear()

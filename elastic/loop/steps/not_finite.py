@@ -42,7 +42,8 @@ class NotFinite:
 
     def judge(self, step: int, agreed: Agreed) -> None:
         """Look at a step whose `.grad` is exact, on the coordinator alone, until something was told."""
-        if self._told or self._session.view_group.rank != 0:  # all ranks hold the same exact gradients
+        # all replicas hold the same exact gradients
+        if self._told or self._session.view_group.rank >= self._config.replica_size:
             return
         gradients = [p.grad for p in self._config.parameters().values() if p.grad is not None]
         scaler = self._config.update.scaler

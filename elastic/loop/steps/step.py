@@ -137,7 +137,10 @@ class _Body:
             scaled.backward()
             step.checked.passed(gradients)
             return
-        step.own.count_in(items)
+        if batch.purpose is Purpose.STAND_IN:
+            counts = False
+        else:
+            step.own.count_in(items)
         self._session.context.moment("backward", batch.share)
         try:
             gradients.begin_pass(
@@ -169,7 +172,9 @@ class _Body:
                 f"{UNTOUCHED}  next   call step.backward(loss_sum, count) for every batch, and not "
                 "loss.backward(); count=0 is fine"
             )
-        if batch.purpose is not Purpose.CHECK and batch.piece == batch.pieces - 1:
+        if batch.purpose is Purpose.STAND_IN:
+            self._session.gradient_sync.buffers.restore()
+        elif batch.purpose is not Purpose.CHECK and batch.piece == batch.pieces - 1:
             step.take_buffers()
 
     def shares_have_ended(self) -> None:

@@ -24,8 +24,10 @@ from elastic.data.aligned import aligned
 from elastic.data.data_plan import StepPlan
 from elastic.errors import PeerLost, StepError
 from elastic.events import schema
+from elastic.group.replica_group import MateLost, ReplicaGroup, Word
+from elastic.group.sharded_gradients import ShardedGradientSum
 from elastic.group.sums import FIRST, Agreed
-from elastic.loop.assignment import pieces
+from elastic.loop.assignment import ReplicaAssignment, passes_in, pieces
 from elastic.loop.disagreement import ShareDiffers
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -106,6 +108,7 @@ class StepInHand:
         agreed: What all know of it once it is exchanged, here or by the peers that had applied it.
         begun: Its first batch has been asked for.
         failed: The present attempt has failed.
+        completed: A peer had applied it, and this worker, which held all of it, does so in the view after.
         taken: A peer had applied it: its state came from there, and there is nothing to update.
         applied: Whether the run's state holds it, or that it was passed over.
         bad: Once it is exchanged: what passing it over is; None: it is to be applied.
@@ -133,7 +136,7 @@ class StepInHand:
         self.checked = CheckedShares(session, plan, self.reader)
         self.note = StepNote(session, plan)
         self.agreed: Agreed | None = None
-        self.begun = self.failed = self.taken = self.applied = False
+        self.begun = self.failed = self.taken = self.completed = self.applied = False
         self.bad: PassOver | None = None
         self.leaves = leaves
         self.shown_sums: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = lambda sums, _: sums
@@ -180,10 +183,11 @@ class StepInHand:
         for one in self.checked.ahead():
             yield from self._hand_for_nothing(one, driver)
         assignment = self.session.gradient_sync.assignment
+        if assignment.replica is not None:
+            yield from self._rounds(assignment.replica, driver)
+            return
         if not assignment.batches and driver.must_have_a_body:
-            batch = self.reader.stand_in()
-            self.batch = BatchInHand(0, Purpose.STAND_IN, last=True)
-            yield from self._hand(batch, driver)
+            yield from self._stand_in(driver, last=True)
         for number, (shares, merges) in enumerate(zip(assignment.batches, assignment.merges, strict=True)):
             self.own.begin_share()
             count, examples = pieces(self.session.context.config, self.plan, shares, assignment.blocks), 0
@@ -203,6 +207,48 @@ class StepInHand:
                 yield from self._hand(batch, driver)
                 if self.agreed is not None or self.failed:  # within the body, in a loop over batches
                     return
+
+    def _rounds(self, replica: ReplicaAssignment, driver: Driver) -> Iterator[Any]:
+        """Hand out the batches of a replica of several workers, which all pass equally often.
+
+        Whoever has no share in a round, or one of fewer micro-batches, passes another for nothing.
+        """
+        sync, place = self.session.gradient_sync, self.session.group.rank % replica.size
+        gradients = sync.gradients
+        assert isinstance(gradients, ShardedGradientSum)
+        if not replica.rounds and driver.must_have_a_body:
+            gradients.begin_round([None] * replica.size, passes=1)
+            yield from self._stand_in(driver, last=True)
+        for number in range(replica.rounds):
+            shares, passes = replica.in_round(number), passes_in(self.plan, replica.in_round(number))
+            leaves: list[tuple[int, int] | None] = [
+                (merges, self.plan.pieces(share))
+                for share, merges in zip(shares, replica.merges_in(number), strict=True)
+            ]
+            gradients.begin_round([*leaves, *[None] * (replica.size - len(leaves))], passes=passes)
+            own = shares[place : place + 1]
+            count = self.plan.pieces(own[0]) if own else 0
+            examples = 0
+            if own:
+                self.own.begin_share()
+            for piece in range(passes):
+                last = number == replica.rounds - 1 and piece == passes - 1
+                if piece >= count:
+                    yield from self._stand_in(driver, last=last)
+                else:
+                    in_hand = BatchInHand(own[0], piece=piece, pieces=count, share_examples=examples, last=last)
+                    batch = self._read(own, in_hand)
+                    examples = in_hand.share_examples
+                    self.batch = in_hand
+                    yield from self._hand(batch, driver)
+                if self.agreed is not None or self.failed:  # within the body, in a loop over batches
+                    return
+
+    def _stand_in(self, driver: Driver, *, last: bool) -> Iterator[Any]:
+        """Hand out a batch for a body that counts for nothing."""
+        batch = self.reader.stand_in()
+        self.batch = BatchInHand(0, Purpose.STAND_IN, last=last)
+        yield from self._hand(batch, driver)
 
     def _begin(self) -> None:
         """Begin the step in the present view, with nothing read or counted."""
@@ -243,6 +289,7 @@ class StepInHand:
 
     def _hand(self, batch: Any, driver: Driver) -> Iterator[Any]:
         """Hand out the batch in hand, whose body draws from its share's own stream."""
+        self.session.mates_go_on(None)  # all are about to make one pass together, or none
         share, piece = self.batch.share or 0, max(self.batch.piece, 0)
         self.session.seed(share_seed(self.plan.plan.seed, self.index, _PHASE, share, piece))
         if self.batch.purpose in (Purpose.COUNTS, Purpose.LEFT_OUT):
@@ -291,6 +338,44 @@ class StepInHand:
 
         unit: see GradientSync.carry_out. Raises PeerLost, StepError, BadStep.
         """
+        if self.session.mates is None:
+            agreed = self._exchange(unit)
+        else:
+            agreed = self._exchange_with_mates(self.session.mates, unit)
+        self._has_exchanged(agreed)
+        return agreed
+
+    def _has_exchanged(self, agreed: Agreed) -> None:
+        """Take what the exchange gave: compare and note it, and judge the step. Raises as `carry_out`."""
+        session = self.session
+        self.checked.compare(agreed)
+        session.restorer.agreed()
+        self.note.exchanged(agreed)
+        if session.context.config.streams is not None:
+            session.context.config.streams.settle(agreed.sums)
+        session.phases.enter(Phase.COMPUTING)
+        self.bad = self._judge(self.index, agreed)
+        self.agreed = agreed
+
+    def _exchange_with_mates(self, mates: ReplicaGroup, unit: int) -> Agreed:
+        """Exchange the step, which a replica of several workers has or lacks as a whole. Raises as `carry_out`."""
+        state, held, lost = self.session.state, None, None
+        # From there on comes what the replica's workers exchange among themselves.
+        self.session.all_or_none(self.session.gradient_sync.meet)
+        try:
+            held = self._exchange(unit)
+            self.session.gradient_sync.all_hold(self.index)
+        except PeerLost as failure:
+            lost = failure
+            self.session.view_group.sever()  # a mate may be waiting for this worker's word
+        if mates.vote(Word.TAKEN if lost is None else Word.LOST) is Word.TAKEN:
+            assert held is not None  # its own word went to all, behind all that it is of
+            return held
+        state.held = held
+        raise MateLost(self.index) from lost
+
+    def _exchange(self, unit: int) -> Agreed:
+        """Exchange the step with all workers of the view."""
         session, context, own = self.session, self.session.context, self.own
         self.batch = BatchInHand()
         session.body.end(self.index)
@@ -301,7 +386,7 @@ class StepInHand:
         check = self.checked.check
         if (digests := check.digests_of_first()) is not None:
             own.sums[0].add(FIRST, np.array(digests))
-        agreed = session.gradient_sync.carry_out(
+        return session.gradient_sync.carry_out(
             (self.plan.epoch, self.index, _PHASE),
             own.sums,
             count=own.count,
@@ -311,15 +396,6 @@ class StepInHand:
             sets_options=session.body.has_set_options,
             checked=check.digests(),
         )
-        self.checked.compare(agreed)
-        session.restorer.agreed()
-        self.note.exchanged(agreed)
-        if context.config.streams is not None:
-            context.config.streams.settle(agreed.sums)
-        session.phases.enter(Phase.COMPUTING)
-        self.bad = self._judge(self.index, agreed)
-        self.agreed = agreed
-        return agreed
 
     def recover(self, lost: PeerLost, driver: Driver) -> None:
         """Come into the next view: the step comes round again, or is `taken`, where a peer had applied it."""
@@ -329,7 +405,8 @@ class StepInHand:
             self.leaves(None)
         session, state = self.session, self.session.state
         session.body.end(self.index)
-        session.body.give_up(self.index)
+        if state.held is None:
+            session.body.give_up(self.index)
         session.gradient_sync.buffers.restore()  # of a share that was broken off
         if isinstance(lost, ShareDiffers):
             self.checked.pass_again(lost.found)
@@ -338,7 +415,15 @@ class StepInHand:
             self._leave_boundary_if_changed()
             with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
                 session.gradient_sync.announced.poll()
+            exchanged_by = session.gradient_sync
             self._recovery.recover(lost, f"in the exchange of step {self.index}")
+            held, state.held = state.held, None
+            if state.learned is not None and held is not None:
+                self.completed = True
+                session.completes(exchanged_by)
+                self._has_exchanged(held)
+                return
+            session.body.give_up(self.index)  # a step that was held has kept what its bodies had set
             if state.step > self.index and state.agreed is not None:
                 self.agreed, self.taken, self.applied = state.agreed, True, True
                 self.leave_to_the_script()
@@ -367,6 +452,8 @@ class StepInHand:
 
     def leave_to_the_script(self) -> None:
         """Seed the code after the update alike, also where the update drew noise or the state was taken over."""
+        if self.completed:
+            self.session.has_completed()
         self.session.seed(after_seed(self.plan.plan.seed, self.index))
 
 

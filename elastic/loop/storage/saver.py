@@ -107,8 +107,11 @@ class Saver:
         self._failures = 0
         self._is_patient = False
         self._last_failure: elastic_checkpoint.CheckpointError | None = None
+        self._place = 0 if config.sharding is None else config.sharding.place
+        self._together = config.sharding is not None
         self._checkpoints = elastic_checkpoint.Checkpointer(
             config.url,
+            group=config.sharding.mesh.get_group() if config.sharding is not None else None,
             keep=config.saving.keep,
             keep_every=config.saving.keep_every,
             keep_multiple=config.saves.steps if config.goes_back else None,
@@ -160,7 +163,17 @@ class Saver:
         worker is in, too.
         """
         self._claim = claim.number
-        self._checkpoints.adopt(claim)
+        if self._place == 0:  # of workers that save together, the first holds the claim
+            self._checkpoints.adopt(claim)
+
+    def saves_along(self, claim: elastic_checkpoint.Claim, read: Position | None) -> None:
+        """Save along with the coordinator, whose replica this worker is of.
+
+        claim  that the coordinator has taken
+        read   where the state stands that it has read; None: the run is a new one
+        """
+        self.adopt(claim)
+        self._saved = (read.step, read.stopped) if read is not None else None
 
     def read(self) -> tuple[Position, Tree, int] | None:
         """Return the newest whole state, its position and its claim; None for a new run.
@@ -268,7 +281,7 @@ class Saver:
 
     def poll(self) -> None:
         """See, at each boundary, what became of saves; make ready for more once the run is going. Raises Evicted."""
-        if not self._warmed and self._clock() - self._opened_s > _WARM_AFTER_S:
+        if not self._warmed and not self._together and self._clock() - self._opened_s > _WARM_AFTER_S:
             self._warmed = True
             self._checkpoints.warm(self._train_state.objects())
             self.duration.look_up(self._newest_meta)
@@ -393,7 +406,9 @@ class Saver:
         raise failed
 
     def rescue(self, position: Position) -> str | None:
-        """Put what is held elsewhere; see Rescue.copy."""
+        """Put what is held elsewhere; see Rescue.copy. None of what a replica's workers hold in parts."""
+        if self._together:
+            return None
         return self._rescue.copy(position.step, self._train_state.objects(), self._meta(position, ended=True))
 
     def _saves_failed(self, position: Position, rescued: str | None, what: str) -> SavesFailed:
@@ -432,7 +447,7 @@ class Saver:
         Raises Evicted; CheckpointError where it must.
         """
         self.poll()
-        if must:
+        if must and not self._together:
             self._give_way(position.step, by_s)
         at_risk = self._soon.begun()
         self._train_state.staging.join()
@@ -442,7 +457,7 @@ class Saver:
         unfit = meta.get(UNFIT)
         objects = self._train_state.objects()
         try:
-            if self._warmed:
+            if self._warmed or self._together:
                 steady = [] if must or at_risk else self._lent()
                 saving = self._checkpoints.save(position.step, objects, meta=meta, blocking=False, steady=steady)
                 one = UnderWay(saving, position, self._claim, begun_s, self._has_saved() - begun_s, unfit)
@@ -473,6 +488,8 @@ class Saver:
         # One that says so does not count among those to keep. With `on_bad` it is not saved at all.
         trained = {name: p for name, p in self._config.parameters().items() if p.requires_grad}
         found = not_finite(trained) if self._config.on_bad is None else None
+        if (sharding := self._config.sharding) is not None and sharding.any(found is not None):
+            found = found or "a part of the weights that another worker of the replica holds"
         return None if found is None else f"after {step} steps, {found}"
 
     def _older_than(self, step: int) -> UnderWay | None:
@@ -516,7 +533,8 @@ class Saver:
     def _lent(self) -> list[torch.Tensor]:
         """Return what is copied while training goes on."""
         # Nothing where bad steps go back to saves: which are there must not depend on what the script writes meanwhile.
-        return [] if self._config.goes_back else self._train_state.staging.lend()
+        none = self._config.goes_back or self._config.sharding is not None
+        return [] if none else self._train_state.staging.lend()
 
     def _tell_staged(self, one: UnderWay) -> None:
         """Record that a save is copied."""
@@ -534,7 +552,7 @@ class Saver:
         while by_s is not None and not saving.done:
             with suppress(elastic_checkpoint.CheckpointError, TimeoutError):
                 saving.wait(_LOOK_S)
-            if not saving.done and self._give_way(saving.step, by_s):
+            if not saving.done and not self._together and self._give_way(saving.step, by_s):
                 return False
             words = too_late(saving.likely_left_s, by_s - self._clock(), self.newest)
             if words is not None and not said:

@@ -40,13 +40,13 @@ _BEFORE: dict[str, Any] = {}
 
 @donate_a_torn_state.also("elastic.loop.restoring.restorer:pass_on")
 def _(right: Any, act: Act) -> Any:
-    def pass_on(group: Any, parts: Any, side_state: Any, state: Any, weights: Any) -> Any:
+    def pass_on(group: Any, parts: Any, side_state: Any, state: Any, weights: Any, sharding: Any = None) -> Any:
         if parts.need_state and group.rank in parts.donors and _BEFORE:
             act()
             model = state["model"].state_dict()
             torn = dict(list(_BEFORE.items())[: len(model) // 2])
             state = {**state, "model": {**model, **torn}}
-        return right(group, parts, side_state, state, weights)
+        return right(group, parts, side_state, state, weights, sharding)
 
     return pass_on
 

@@ -1,0 +1,187 @@
+"""A model that several workers hold together, sharded by torch's `fully_shard`: how it is found, and where it is cut.
+
+Those workers are a replica: of one node, in a torch.distributed world of their own. What looks at the bytes of a state
+looks at the part that this worker holds (`local`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+_NEXT = "  next   fully_shard(module, mesh=elastic.device_mesh()) for each unit, and for the whole model"
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A module that `fully_shard` has made a unit: its parameters are gathered together, and their gradients cut.
+
+    module      as `fully_shard` has left it
+    parameters  in the order in which they lie in the unit's messages
+    holders     (module, name, parameter's number): where a forward pass finds each of them whole
+    """
+
+    module: FSDPModule
+    parameters: tuple[DTensor, ...]
+    holders: tuple[tuple[torch.nn.Module, str, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """How the run's models are sharded over this worker's replica.
+
+    mesh   over the replica, one-dimensional
+    size   how many workers the replica has
+    place  of this one among them
+    """
+
+    mesh: DeviceMesh
+    units: tuple[Unit, ...]
+
+    @property
+    def size(self) -> int:
+        return self.mesh.size()
+
+    @property
+    def place(self) -> int:
+        return self.mesh.get_local_rank()
+
+    def any(self, flag: bool) -> bool:
+        """Return whether any worker of the replica says so; all of them call it together."""
+        if self.size == 1:
+            return flag
+        said = torch.tensor([int(flag)])
+        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX, group=self.mesh.get_group())
+        return bool(said)
+
+    def reshard(self) -> None:
+        """Let go of parameters that a forward pass without a backward pass has left whole."""
+        for unit in self.units:
+            unit.module.reshard()
+
+
+def sharding_of(models: Mapping[str, torch.nn.Module]) -> Sharding | None:
+    """Return how these models are sharded; None: they are not. Raises ConfigError where a run cannot carry it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a script that shards has imported it
+    if fsdp is None:
+        return None
+    units, whole, known = list[Unit](), list[str](), set[int]()
+    for key, model in models.items():
+        modules = {name: module for name, module in model.named_modules() if isinstance(module, fsdp.FSDPModule)}
+        for module in modules.values():
+            unit = _unit(module, modules.values())
+            known.update(map(id, unit.parameters))
+            if unit.parameters:  # a root of which all parts are units has none of its own
+                units.append(unit)
+        whole += [f"{key}.{name}" for name, one in model.named_parameters() if id(one) not in known]
+    if not units:
+        return None
+    if whole:
+        raise ConfigError(
+            f"parameters that no unit of fully_shard holds: {', '.join(whole[:8])}\n"
+            "  found  ignored_params, or a model of which only parts are sharded\n"
+            f"  state  nothing was begun\n{_NEXT}"
+        )
+    return Sharding(_mesh_of(units), tuple(units))
+
+
+def is_unit(module: torch.nn.Module) -> bool:
+    """Return whether fully_shard was called with this module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def local(tensor: Any) -> Any:
+    """Return the part of a tensor that this worker holds, in the same memory; of what is not sharded, itself."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def cut_of(tensor: Any) -> list[Any] | None:
+    """Return how a DTensor is cut, as JSON: (dimension, shape, strides) of the whole; None for any other tensor."""
+    if not is_sharded(tensor):
+        return None
+    (placement,) = tensor.placements
+    return [placement.dim, list(tensor.shape), list(tensor.stride())]
+
+
+def whole_of(part: torch.Tensor, cut: list[Any] | None, sharding: Sharding | None) -> torch.Tensor:
+    """Return a DTensor of which `part` is this worker's, cut as `cut_of` says; for None the part itself."""
+    if cut is None:
+        return part
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert sharding is not None
+    dimension, shape, stride = cut
+    made: torch.Tensor = DTensor.from_local(
+        part, sharding.mesh, [Shard(dimension)], run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+    )
+    return made
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether this is a DTensor."""
+    kind = sys.modules.get("torch.distributed.tensor")
+    return kind is not None and isinstance(tensor, kind.DTensor)
+
+
+def _unit(module: Any, units: Iterable[torch.nn.Module]) -> Unit:
+    """Return the unit of this module: what hangs below it, but for what hangs below another unit."""
+    parameters: dict[int, tuple[int, Any]] = {}
+    holders: list[tuple[torch.nn.Module, str, int]] = []
+    for holder in _own_modules(module, {id(unit) for unit in units}):
+        for name, parameter in holder._parameters.items():
+            if parameter is None:
+                continue
+            if not is_sharded(parameter):
+                raise ConfigError(
+                    f"parameter {name} of a {type(holder).__name__} is in a unit of fully_shard, and not sharded\n"
+                    "  found  ignored_params, or a forward pass that no backward pass has followed\n"
+                    "  state  nothing was begun\n"
+                    "  next   shard all of them; model.reshard() after such a forward pass"
+                )
+            number, _ = parameters.setdefault(id(parameter), (len(parameters), parameter))
+            holders.append((holder, name, number))
+    return Unit(module, tuple(parameter for _, parameter in parameters.values()), tuple(holders))
+
+
+def _own_modules(module: torch.nn.Module, units: set[int]) -> Iterator[torch.nn.Module]:
+    """Yield a unit's modules in the order in which torch's fully_shard goes through them: children come first."""
+    seen: set[int] = set()
+
+    def walk(one: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        seen.add(id(one))
+        for child in one.children():
+            if id(child) not in units and id(child) not in seen:
+                yield from walk(child)
+        yield one
+
+    yield from walk(module)
+
+
+def _mesh_of(units: Iterable[Unit]) -> DeviceMesh:
+    """Return the one mesh of all parameters. Raises ConfigError where there are others, or other placements."""
+    from torch.distributed.tensor import Shard
+
+    parameters = [parameter for unit in units for parameter in unit.parameters]
+    mesh = parameters[0].device_mesh
+    for parameter in parameters:
+        placements = parameter.placements
+        if parameter.device_mesh != mesh or len(placements) != 1 or not isinstance(placements[0], Shard):
+            raise ConfigError(
+                f"a parameter lies on {parameter.device_mesh} as {placements}, and a replica's model is sharded once, "
+                "over all workers of the replica\n"
+                "  found  tensor, expert, context or pipeline parallelism, or torch's own HSDP\n"
+                f"  state  nothing was begun\n{_NEXT}"
+            )
+    return mesh

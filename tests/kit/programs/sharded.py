@@ -1,0 +1,191 @@
+"""A small GPT, sharded by fully_shard over this worker's replica, in either loop: tied and odd shapes, dropout, AdamW.
+
+Weights of one row leave most parts empty. With --whole it is not sharded: what its bits are without any of this. With
+--unused, a layer is used in some shares only, and one never. Each worker prints one line: the digest of the whole
+weights and moments, and what it held of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset, Subset
+
+import elastic
+import elastic_checkpoint
+from elastic.errors import PeerLost
+from elastic.loop.gradient_sync import GradientSync
+
+VOCABULARY, WIDTH, LENGTH = 61, 20, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 50), nn.Linear(50, WIDTH)
+        self.gain = nn.Parameter(torch.ones(1, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (one.view(batch, length, 4, -1).transpose(1, 2) for one in self.qkv(self.norms[0](x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, width)
+        x = x + F.dropout(self.out(y), 0.1, self.training) * self.gain
+        return x + F.dropout(self.down(F.gelu(self.up(self.norms[1](x)))), 0.1, self.training)
+
+
+class GPT(nn.Module):
+    def __init__(self, unused: bool) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.batch = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        self.sometimes = nn.Linear(WIDTH, WIDTH) if unused else None
+        self.never = nn.Linear(3, 5) if unused else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        if self.sometimes is not None and int(tokens.sum()) % 2:
+            x = x + self.sometimes(x)
+        logits: torch.Tensor = self.head(self.batch(self.norm(x).transpose(1, 2)).transpose(1, 2))
+        return logits
+
+
+class Text(Dataset[Any]):
+    """Sequences of tokens."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = torch.randint(VOCABULARY, (LENGTH + 1,), generator=torch.Generator().manual_seed(index))
+        return drawn[:-1], drawn[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--virtual-workers", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--short", type=int, default=0, help="how many examples the last batch of an epoch lacks")
+    parser.add_argument("--micro-batch-size", type=int)
+    parser.add_argument("--save-every", type=int, default=2)
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--unused", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="the loop over run.batches()")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each body")
+    parser.add_argument("--clip", type=float, help="the norm that gradients are clipped to")
+    parser.add_argument("--kill", help="STEP:MOMENT:MEMBER of the second replica, in the run's first view")
+    parser.add_argument("--deaf", help="STEP:RANK,RANK do not hear that all hold the step, in the run's first view")
+    options = parser.parse_args()
+    if options.deaf:
+        _make_deaf(options.deaf)
+    elastic.seed(0)
+    torch.manual_seed(0)
+    model = GPT(options.unused)
+    if not options.whole:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = elastic.device_mesh()
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True)
+    data = Text()
+    if options.short:
+        data.__class__.__len__ = lambda _: 3 * options.batch_size - options.short  # type: ignore[method-assign]
+    with elastic.Run(
+        options.url,
+        model=model,
+        optimizer=optimizer,
+        dataset=data,
+        batch_size=options.batch_size,
+        virtual_workers=options.virtual_workers,
+        epochs=100,
+        steps=options.steps,
+        save_every=options.save_every,
+        update=elastic.Update(clip_grad_norm=None if options.plain else options.clip),
+        data=elastic.Data(last_batch="short", micro_batch_size=options.micro_batch_size),
+    ) as run:
+        if options.plain:
+            for _ in run.epochs():
+                for x, y in run.batches():
+                    time.sleep(options.pause)
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    if options.clip:
+                        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+                    optimizer.step()
+        else:
+            for step in run:
+                for number, (x, y) in enumerate(step):
+                    time.sleep(options.pause)
+                    _die(options.kill, run, step.index, "forward" if number == 0 else "second")
+                    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
+                    step.backward(loss, count=y.numel())
+                    step.add(loss=loss)
+                _die(options.kill, run, step.index, "applied")
+        told = run.evaluate(
+            Subset(data, range(40)),
+            lambda x, y: {"loss": F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")},
+        )
+    moments = {
+        name: {key: value for key, value in optimizer.state[one].items() if key != "step"}
+        for name, one in model.named_parameters()
+    }
+    print(
+        json.dumps(
+            {
+                "rank": run.rank,
+                "weights": elastic_checkpoint.digest(model),
+                "moments": elastic_checkpoint.digest(moments),
+                "evaluated": float(told["loss"]).hex(),
+                "steps": run.step_index,
+            }
+        ),
+        flush=True,
+    )
+
+
+def _make_deaf(planned: str) -> None:
+    """Have these ranks lose the word of that step, once it has come."""
+    at, ranks = planned.split(":")
+    all_hold = GradientSync.all_hold
+
+    def deaf(self: GradientSync, step: int) -> None:
+        all_hold(self, step)
+        if step == int(at) and str(self._group.rank) in ranks.split(",") and not heard:
+            heard.append(step)
+            raise PeerLost("this worker is made deaf", step=step, phase="word of all")
+
+    heard: list[int] = []
+    GradientSync.all_hold = deaf  # type: ignore[method-assign]
+
+
+def _die(planned: str | None, run: Any, step: int, moment: str) -> None:
+    if planned is None or run.generation > 1:
+        return
+    at, what, member = planned.split(":")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if (int(at), what) == (step, moment) and run.rank == size + int(member):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
