@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +22,17 @@ from torch.utils.data import Dataset, Subset
 
 import elastic
 import elastic_checkpoint
+from elastic.data.data_plan import StepPlan
 from elastic.errors import PeerLost
+from elastic.group.replica_group import ReplicaGroup
+from elastic.group.sums import Agreed
 from elastic.loop.gradient_sync import GradientSync
+from elastic.loop.session import Session
+from elastic.loop.steps.step_in_hand import BatchInHand, StepInHand
 
 VOCABULARY, WIDTH, LENGTH = 61, 20, 16
+MOMENTS = ("forward", "second", "held", "word", "applied")
+"""Of a step: its first pass; another one; it is exchanged; this worker has heard that all hold it; it is applied."""
 
 
 class Block(nn.Module):
@@ -90,11 +98,23 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="the loop over run.batches()")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each body")
     parser.add_argument("--clip", type=float, help="the norm that gradients are clipped to")
-    parser.add_argument("--kill", help="STEP:MOMENT:MEMBER of the second replica, in the run's first view")
-    parser.add_argument("--deaf", help="STEP:RANK,RANK do not hear that all hold the step, in the run's first view")
+    parser.add_argument("--kill", help="STEP:MOMENT:RANK,RANK:SIGNAL, in the run's first view; see MOMENTS")
+    parser.add_argument("--deaf", help="STEP:RANK,RANK do not hear that all hold the step, once they have said it")
+    parser.add_argument("--lacks", help="STEP:RANK,RANK lose a peer as they take the step's sums")
+    parser.add_argument("--misses", help="STEP:RANK,RANK lose a peer as they are to meet it for the exchange")
+    parser.add_argument("--finds-out", help="STEP:RANK,RANK find a peer lost before another pass")
+    parser.add_argument("--bug", choices=["no vote", "word first"], help="planted in the run")
     options = parser.parse_args()
     if options.deaf:
-        _make_deaf(options.deaf)
+        _make_deaf(options.deaf, options.url)
+    if options.misses:
+        _make_miss(options.misses)
+    if options.lacks:
+        _make_lack(options.lacks)
+    if options.finds_out:
+        _find_out(options.finds_out)
+    if options.bug:
+        _plant(options.bug)
     elastic.seed(0)
     torch.manual_seed(0)
     model = GPT(options.unused)
@@ -121,26 +141,32 @@ def main() -> None:
         save_every=options.save_every,
         update=elastic.Update(clip_grad_norm=None if options.plain else options.clip),
         data=elastic.Data(last_batch="short", micro_batch_size=options.micro_batch_size),
+        checks=elastic.Checks(accept=["norm"]),  # of a model that is not sharded, whose run a sharded one resumes
     ) as run:
+        if options.kill:
+            _kill_at_word(options, run)
         if options.plain:
             for _ in run.epochs():
                 for x, y in run.batches():
                     time.sleep(options.pause)
+                    _die(options, run, run.step_index, "forward")
                     optimizer.zero_grad()
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
                     loss.backward()  # type: ignore[no-untyped-call]
                     if options.clip:
                         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
                     optimizer.step()
+                    if run.stepped:
+                        _die(options, run, run.step_index - 1, "applied")
         else:
             for step in run:
                 for number, (x, y) in enumerate(step):
                     time.sleep(options.pause)
-                    _die(options.kill, run, step.index, "forward" if number == 0 else "second")
+                    _die(options, run, step.index, "forward" if number == 0 else "second")
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
                     step.backward(loss, count=y.numel())
                     step.add(loss=loss)
-                _die(options.kill, run, step.index, "applied")
+                _die(options, run, step.index, "applied")
         told = run.evaluate(
             Subset(data, range(40)),
             lambda x, y: {"loss": F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")},
@@ -163,28 +189,117 @@ def main() -> None:
     )
 
 
-def _make_deaf(planned: str) -> None:
-    """Have these ranks lose the word of that step, once it has come."""
+def _make_deaf(planned: str, url: str) -> None:
+    """Have these ranks lose the word of that step, once it has come to all."""
     at, ranks = planned.split(":")
     all_hold = GradientSync.all_hold
 
     def deaf(self: GradientSync, step: int) -> None:
         all_hold(self, step)
-        if step == int(at) and str(self._group.rank) in ranks.split(",") and not heard:
-            heard.append(step)
+        if step != int(at) or heard:
+            return
+        heard.append(step)
+        Path(f"{url}.heard.{self._group.rank}").touch()
+        if str(self._group.rank) in ranks.split(","):
+            while not all(Path(f"{url}.heard.{rank}").exists() for rank in range(self._group.world_size)):
+                time.sleep(0.001)
             raise PeerLost("this worker is made deaf", step=step, phase="word of all")
 
     heard: list[int] = []
     GradientSync.all_hold = deaf  # type: ignore[method-assign]
 
 
-def _die(planned: str | None, run: Any, step: int, moment: str) -> None:
-    if planned is None or run.generation > 1:
+def _make_lack(planned: str) -> None:
+    """Have these ranks lose a peer in the exchange of that step, the sums of which others may have."""
+    at, ranks = planned.split(":")
+    exchange = StepInHand._exchange
+
+    def lacks(self: StepInHand, unit: int) -> Agreed:
+        agreed = exchange(self, unit)
+        if (self.index, self.attempt) == (int(at), 0) and str(self.session.group.rank) in ranks.split(","):
+            raise PeerLost("this worker is made to lack sums", step=self.index, phase="sums")
+        return agreed
+
+    StepInHand._exchange = lacks  # type: ignore[method-assign]
+
+
+def _make_miss(planned: str) -> None:
+    """Have these ranks lose a peer before anything of that step is exchanged, while others go into the exchange."""
+    at, ranks = planned.split(":")
+    meet, plan = GradientSync._meet, GradientSync.plan
+
+    def notes(self: GradientSync, step: StepPlan) -> None:
+        steps.append(step.index)
+        plan(self, step)
+
+    def misses(self: GradientSync) -> None:
+        meet(self)
+        if steps[-1] == int(at) and str(self._group.rank) in ranks.split(",") and not missed:
+            missed.append(steps[-1])
+            raise PeerLost("this worker is made to miss a peer", step=steps[-1], phase="meeting")
+
+    steps: list[int] = []
+    missed: list[int] = []
+    GradientSync._meet, GradientSync.plan = misses, notes  # type: ignore[method-assign]
+
+
+def _find_out(planned: str) -> None:
+    """Have these ranks find a peer lost as they are about to pass another share of that step."""
+    at, ranks = planned.split(":")
+    read = StepInHand._read
+
+    def finds(self: StepInHand, shares: range, in_hand: BatchInHand) -> Any:
+        here = (self.index, self.attempt) == (int(at), 0) and str(self.session.group.rank) in ranks.split(",")
+        if here and shares[0] != self.session.gradient_sync.assignment.shares[0]:
+            raise PeerLost("this worker finds a peer lost", step=self.index, phase="reading")
+        return read(self, shares, in_hand)
+
+    StepInHand._read = finds  # type: ignore[method-assign]
+
+
+def _plant(bug: str) -> None:
+    if bug == "no vote":
+        go_on = Session.mates_go_on
+
+        def alone(self: Session, lost: PeerLost | None) -> None:
+            """Vote on a loss alone, and not before a pass."""
+            if lost is not None:
+                go_on(self, lost)
+
+        Session.mates_go_on = alone  # type: ignore[method-assign]
         return
-    at, what, member = planned.split(":")
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if (int(at), what) == (step, moment) and run.rank == size + int(member):
-        os.kill(os.getpid(), signal.SIGKILL)
+
+    def word_first(self: StepInHand, mates: ReplicaGroup, unit: int) -> Agreed:
+        """Say that all hold the step before it is summed."""
+        self.session.gradient_sync.all_hold(self.index)
+        return self._exchange(unit)
+
+    StepInHand._exchange_with_mates = word_first  # type: ignore[method-assign]
+
+
+def _kill_at_word(options: argparse.Namespace, run: elastic.Run) -> None:
+    """Have a planned end come right before this worker says that it holds the step, or once all have said it."""
+    all_hold = GradientSync.all_hold
+
+    def dies(self: GradientSync, step: int) -> None:
+        _die(options, run, step, "held")
+        all_hold(self, step)
+        _die(options, run, step, "word")
+
+    GradientSync.all_hold = dies  # type: ignore[method-assign]
+
+
+def _die(options: argparse.Namespace, run: elastic.Run, step: int, moment: str) -> None:
+    """End here if it is planned, together with the others of whom that is planned."""
+    if options.kill is None or run.generation > 1:
+        return
+    at, what, together, number = options.kill.split(":")
+    ranks = together.split(",")
+    if (int(at), what) == (step, moment) and str(run.rank) in ranks:
+        Path(f"{options.url}.dies.{run.rank}").touch()
+        while not all(Path(f"{options.url}.dies.{rank}").exists() for rank in ranks):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.Signals[number])
 
 
 if __name__ == "__main__":
