@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,8 +154,41 @@ def test_inner_steps_send_nothing_and_a_round_as_much_as_a_step_of_plain_data_pa
     assert max(inside_few, inside_many) < 4 * plain  # an exchange in each inner step would be 32 or more
 
 
-def test_the_page_on_slow_networks_shows_the_loop_of_the_recipe() -> None:
-    page = (RECIPES.parent / "docs/how-to/train-over-a-slow-network.md").read_text()
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    lines = [line.strip() for line in (RECIPES / "diloco.py").read_text().splitlines()]
+def test_a_sharded_gpt_that_loses_a_worker_writes_what_one_process_writes(data: Path, tmp_path: Path) -> None:
+    """Two replicas of two, one of which is lost whole and comes back, beside a replica of one."""
+    script = RECIPES / "gpt_fsdp2.py"
+    size = [f"--data={data}", "--layers=1", "--width=32", "--validate=12", "--save-every=10", "--steps=60"]
+    flags = ["--standalone", "--nproc-per-node=4", "--replica-size=2"]
+    alone, disturbed = tmp_path / "alone", tmp_path / "disturbed"
+    of_one = subprocess.run([sys.executable, script, alone, *size], stdout=subprocess.PIPE, timeout=240, check=True)
+    with Launch("elastic", ["run", *flags, script, disturbed, *size]) as launch:
+        launch.wait_for(lambda: "step   20" in launch.output, "step 20", within_s=240)
+        *_, last = sorted(int(log.stem.rsplit("-", 2)[1]) for log in disturbed.glob("events/*.jsonl"))
+        os.kill(last, signal.SIGKILL)
+        output = launch.succeed(within_s=240)
+
+    assert "SIGKILL" in output, output
+    assert "and its replica with it" in output, output
+    assert losses_of(output) == losses_of(of_one.stdout.decode())
+    assert digests(disturbed) == digests(alone)
+
+
+def losses_of(output: str) -> list[str]:
+    """What it prints at step 40, at step 60 and in the end."""
+    return re.findall(r"(?:step   [46]0  loss|validation loss) (\d\.\d+)", output)
+
+
+def digests(url: Path) -> bytes:
+    """Of the newest checkpoint and its parts."""
+    command: list[str | Path] = [sys.executable, "-m", "elastic", "checkpoint", "digest", url]
+    return subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("page", "recipe"), [("train-over-a-slow-network.md", "diloco.py"), ("shard-a-model.md", "gpt_fsdp2.py")]
+)
+def test_a_page_shows_the_loop_of_its_recipe(page: str, recipe: str) -> None:
+    text = (RECIPES.parent / "docs/how-to" / page).read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in (RECIPES / recipe).read_text().splitlines()]
     assert [line for line in shown.splitlines() if line.strip() not in lines] == []

@@ -249,3 +249,10 @@ def test_every_decision_has_its_date_and_is_listed() -> None:
     assert set(re.findall(r"\]\((20[^)]*)\)", (decisions / "index.md").read_text())) == pages
     for page in pages:
         assert f"Decided on {page[:10]}" in (decisions / page).read_text(), page
+
+
+def test_the_page_on_sharded_models_says_which_arguments_are_refused_beside_them() -> None:
+    refused = re.compile(r"\b((?:Data|Update|Compute|Saving|Checks)\(\w+)=")
+    (rows,) = re.findall(r"^## What is refused$(.*?)^## ", (DOCS / "how-to/shard-a-model.md").read_text(), re.M | re.S)
+    code = (ROOT / "elastic/config/check_sharding.py").read_text()
+    assert Counter(refused.findall(rows)) == Counter(refused.findall(code))
