@@ -121,7 +121,7 @@ SHAPES = [(None, None), (2, None), (3, None), (4, None), (6, None), (4, 2), (6, 
 def _ways() -> list[tuple[int | None, int | None, tuple[str, ...]]]:
     """Every shape with all that may be in a step at once, and by itself what differs in how a step is passed."""
     every = [(*shape, (*loop, *UNUSED, *SHORT)) for shape in SHAPES for loop in ((), PLAIN_LOOP)]
-    some = [((3, None), IN_PIECES), ((4, 2), IN_PIECES), ((4, 2), (*IN_PIECES, *UNUSED, *SHORT)), ((4, 2), ())]
+    some = [((3, None), IN_PIECES), ((4, 2), IN_PIECES), ((4, 2), (*IN_PIECES, *UNUSED)), ((4, 2), ())]
     return every + [(*shape, options) for shape, options in some]
 
 

@@ -226,7 +226,7 @@ def _make_lack(planned: str) -> None:
 def _make_miss(planned: str) -> None:
     """Have these ranks lose a peer before anything of that step is exchanged, while others go into the exchange."""
     at, ranks = planned.split(":")
-    meet, plan = GradientSync._meet, GradientSync.plan
+    meet, plan = GradientSync.meet, GradientSync.plan
 
     def notes(self: GradientSync, step: StepPlan) -> None:
         steps.append(step.index)
@@ -240,7 +240,7 @@ def _make_miss(planned: str) -> None:
 
     steps: list[int] = []
     missed: list[int] = []
-    GradientSync._meet, GradientSync.plan = misses, notes  # type: ignore[method-assign]
+    GradientSync.meet, GradientSync.plan = misses, notes  # type: ignore[method-assign]
 
 
 def _find_out(planned: str) -> None:
