@@ -80,7 +80,10 @@ def test_a_listing_that_stays_stale_is_refused_with_what_to_do(tmp_path: Path, c
     assert checkpointer(tmp_path).read().step == 1
 
 
-def test_commits_that_a_stale_listing_does_not_show_are_not_gone(tmp_path: Path, checkpointer: Make) -> None:
+@pytest.mark.parametrize("folders", [("commits",), ("commits", "data")], ids=" and ".join)
+def test_commits_that_a_stale_listing_does_not_show_are_not_gone(
+    folders: tuple[str, ...], tmp_path: Path, checkpointer: Make
+) -> None:
     """Claim 2 went on from step 1, whose commit has been removed since: that it names it proves nothing here."""
     with checkpointer(tmp_path, keep=1) as first:
         first.save(1, state(1))
@@ -89,7 +92,7 @@ def test_commits_that_a_stale_listing_does_not_show_are_not_gone(tmp_path: Path,
         for step in (2, 3):
             second.save(step, state(step))
     assert 1 not in [one.step for one in checkpointer(tmp_path).list()]
-    storage: Any = Stale(tmp_path, "commits")
+    storage: Any = Stale(tmp_path, *folders)
     storage.still = 3
     claim = checkpointer(storage).claim()
     assert claim.resumed_from is not None

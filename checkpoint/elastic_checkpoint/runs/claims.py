@@ -46,6 +46,7 @@ from elastic_checkpoint.runs.newer_claim import is_there, withdraw
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage
 
 _PAUSE_MAX_S = 2.0
+_LOOKS = 5  # that show no commit of a run that has had some, until these count as gone: one of data may be stale, too
 
 
 Free = Callable[[Sequence[Claim]], frozenset[int]]
@@ -187,9 +188,10 @@ class _ClaimAttempt:
 
 def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline_s: float) -> History:
     """Return the history as of now. Raises StorageError where no listing shows what is there until the deadline."""
-    ends_s, wait_s = time.monotonic() + deadline_s, 0.0
+    ends_s, wait_s, looks = time.monotonic() + deadline_s, 0.0, 0
     while True:
         history, gone = None, None
+        looks += 1
         try:
             history = read_history(storage, log, without=without)
             listed = (*history.lineage, *history.outside)
@@ -197,7 +199,7 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
             gone, listed = error, error.listed
         saves = uncommitted(storage, listed)
         hidden = [id for id in saves if is_there(storage, id.manifest_key)]  # the listing was stale, or it is brand new
-        if gone is not None and not hidden:
+        if gone is not None and not hidden and looks >= _LOOKS:
             raise gone
         if history is not None and not hidden:
             if saves and not history.lineage:
@@ -206,7 +208,7 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
                     f"{saves[-1]}: none of them was ended, or their commits are gone"
                 )
             return history
-        if time.monotonic() > ends_s:
+        if hidden and time.monotonic() > ends_s:
             raise StorageError(
                 f"{storage.url}: for {deadline_s:g} s its listing of commits has not shown {hidden[-1]}, "
                 "which is there\n"
@@ -217,7 +219,7 @@ def _fresh_history(storage: Storage, log: Log, without: frozenset[int], deadline
                 key=COMMITS,
                 attempts=1,
             )
-        if wait_s:
+        if wait_s and hidden:
             log(f"{storage.url}: the listing of commits is stale: it lacks {hidden[-1]}, which is there; looking again")
         time.sleep(wait_s)
         wait_s = min(_PAUSE_MAX_S, 2 * wait_s + 0.05)
