@@ -276,6 +276,8 @@ def test_an_engine_with_a_planted_bug_does_not_pass(run: Run, tmp_path: Path, bu
         tmp_path / "run", 4, fault, f"--bug={bug}", f"--steps={STEPS}", size=2, flags=["--hang-limit=2"]
     ) as it:
         if seen:
-            it.wait_for(lambda: seen in it.output, "a worker that is found stuck", within_s=WITHIN_S)
+            it.wait_for(
+                lambda: seen in it.output or " ended: " in it.output, "a worker that is lost", within_s=WITHIN_S
+            )
         else:
             assert it.finish(within_s=WITHIN_S) != 0, it.output
