@@ -114,7 +114,7 @@ def main() -> None:
     if options.finds_out:
         _find_out(options.finds_out)
     if options.bug:
-        _plant(options.bug)
+        _plant(options.bug, options.url)
     elastic.seed(0)
     torch.manual_seed(0)
     model = GPT(options.unused)
@@ -257,16 +257,34 @@ def _find_out(planned: str) -> None:
     StepInHand._read = finds  # type: ignore[method-assign]
 
 
-def _plant(bug: str) -> None:
+def _plant(bug: str, url: str) -> None:
     if bug == "no vote":
-        go_on = Session.mates_go_on
+        go_on, read, seed = Session.mates_go_on, StepInHand._read, Session.seed
 
         def alone(self: Session, lost: PeerLost | None) -> None:
             """Vote on a loss alone, and not before a pass."""
             if lost is not None:
                 go_on(self, lost)
 
-        Session.mates_go_on = alone  # type: ignore[method-assign]
+        def passes(self: Session, value: int) -> None:
+            """Note that a pass begins, of which nothing but a vote could hold this worker back."""
+            seed(self, value)
+            with Path(f"{url}.passes.{self.group.rank}").open("a") as noted:
+                noted.write(f"{self.state.step}\n")
+
+        def finds(self: StepInHand, shares: range, in_hand: BatchInHand) -> Any:
+            """A loss before a second pass is found once the mate is in it."""
+            try:
+                return read(self, shares, in_hand)
+            except PeerLost:
+                mate, deadline = Path(f"{url}.passes.{self.session.group.rank ^ 1}"), time.monotonic() + 60
+                while mate.read_text().split().count(str(self.index)) < 2:
+                    assert time.monotonic() < deadline, "the mate does not begin its second pass"
+                    time.sleep(0.001)
+                raise
+
+        Session.mates_go_on, StepInHand._read = alone, finds  # type: ignore[method-assign]
+        Session.seed = passes  # type: ignore[method-assign]
         return
 
     def word_first(self: StepInHand, mates: ReplicaGroup, unit: int) -> Agreed:
