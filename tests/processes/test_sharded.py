@@ -265,19 +265,14 @@ def test_what_one_shape_has_saved_is_resumed_in_any_other(
 
 
 @pytest.mark.nightly(sample=1)
-@pytest.mark.parametrize(
-    ("bug", "fault", "seen"),
-    [("no vote", "--finds-out=2:0", " is stuck"), ("word first", "--lacks=2:0,2", "")],
-)
-def test_an_engine_with_a_planted_bug_does_not_pass(run: Run, tmp_path: Path, bug: str, fault: str, seen: str) -> None:
+@pytest.mark.parametrize(("bug", "fault"), [("no vote", "--finds-out=2:0"), ("word first", "--lacks=2:0,2")])
+def test_an_engine_with_a_planted_bug_does_not_pass(tmp_path: Path, bug: str, fault: str) -> None:
     """Without a vote a member waits in its next pass for its mate, for good; a word that comes before the sums is that
-    of workers which cannot update, and a step is lost of which no replica holds all."""
+    of workers which cannot update, and a step is lost of which no replica holds all. Either costs workers, where the
+    engine loses none."""
     with launched(
         tmp_path / "run", 4, fault, f"--bug={bug}", f"--steps={STEPS}", size=2, flags=["--hang-limit=2"]
     ) as it:
-        if seen:
-            it.wait_for(
-                lambda: seen in it.output or " ended: " in it.output, "a worker that is lost", within_s=WITHIN_S
-            )
-        else:
-            assert it.finish(within_s=WITHIN_S) != 0, it.output
+        it.wait_for(
+            lambda: " is stuck" in it.output or " ended: " in it.output, "a worker that is lost", within_s=WITHIN_S
+        )

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def main() -> None:
     if options.misses:
         _make_miss(options.misses)
     if options.lacks:
-        _make_lack(options.lacks)
+        _make_lack(options.lacks, options.url)
     if options.finds_out:
         _find_out(options.finds_out)
     if options.bug:
@@ -209,15 +210,18 @@ def _make_deaf(planned: str, url: str) -> None:
     GradientSync.all_hold = deaf  # type: ignore[method-assign]
 
 
-def _make_lack(planned: str) -> None:
-    """Have these ranks lose a peer in the exchange of that step, the sums of which others may have."""
+def _make_lack(planned: str, url: str) -> None:
+    """Have these ranks lose a peer in the exchange of that step, the sums of which the others have."""
     at, ranks = planned.split(":")
     exchange = StepInHand._exchange
 
     def lacks(self: StepInHand, unit: int) -> Agreed:
         agreed = exchange(self, unit)
-        if (self.index, self.attempt) == (int(at), 0) and str(self.session.group.rank) in ranks.split(","):
-            raise PeerLost("this worker is made to lack sums", step=self.index, phase="sums")
+        if (self.index, self.attempt) == (int(at), 0):
+            group = self.session.group
+            _wait_for_all(f"{url}.summed", group.rank, range(group.world_size))
+            if str(group.rank) in ranks.split(","):
+                raise PeerLost("this worker is made to lack sums", step=self.index, phase="sums")
         return agreed
 
     StepInHand._exchange = lacks  # type: ignore[method-assign]
@@ -259,32 +263,36 @@ def _find_out(planned: str) -> None:
 
 def _plant(bug: str, url: str) -> None:
     if bug == "no vote":
-        go_on, read, seed = Session.mates_go_on, StepInHand._read, Session.seed
+        go_on, read, hand = Session.mates_go_on, StepInHand._read, StepInHand._hand
 
         def alone(self: Session, lost: PeerLost | None) -> None:
             """Vote on a loss alone, and not before a pass."""
             if lost is not None:
                 go_on(self, lost)
 
-        def passes(self: Session, value: int) -> None:
-            """Note that a pass begins, of which nothing but a vote could hold this worker back."""
-            seed(self, value)
-            with Path(f"{url}.passes.{self.group.rank}").open("a") as noted:
-                noted.write(f"{self.state.step}\n")
+        def hands(self: StepInHand, batch: Any, driver: Any) -> Iterator[Any]:
+            """Note that a worker is in a later pass of the step, of which nothing but a vote holds it back."""
+            for one in hand(self, batch, driver):
+                if self.attempt == 0 and self.batch.share not in (
+                    None,
+                    self.session.gradient_sync.assignment.shares[0],
+                ):
+                    Path(f"{url}.passes.{self.index}.{self.session.group.rank}").touch()
+                yield one
 
         def finds(self: StepInHand, shares: range, in_hand: BatchInHand) -> Any:
             """A loss before a second pass is found once the mate is in it."""
             try:
                 return read(self, shares, in_hand)
             except PeerLost:
-                mate, deadline = Path(f"{url}.passes.{self.session.group.rank ^ 1}"), time.monotonic() + 60
-                while mate.read_text().split().count(str(self.index)) < 2:
+                mate, deadline = Path(f"{url}.passes.{self.index}.{self.session.group.rank ^ 1}"), time.monotonic() + 60
+                while not mate.exists():
                     assert time.monotonic() < deadline, "the mate does not begin its second pass"
                     time.sleep(0.001)
                 raise
 
-        Session.mates_go_on, StepInHand._read = alone, finds  # type: ignore[method-assign]
-        Session.seed = passes  # type: ignore[method-assign]
+        Session.mates_go_on = alone  # type: ignore[method-assign]
+        StepInHand._read, StepInHand._hand = finds, hands  # type: ignore[method-assign]
         return
 
     def word_first(self: StepInHand, mates: ReplicaGroup, unit: int) -> Agreed:
@@ -314,10 +322,17 @@ def _die(options: argparse.Namespace, run: elastic.Run, step: int, moment: str) 
     at, what, together, number = options.kill.split(":")
     ranks = together.split(",")
     if (int(at), what) == (step, moment) and str(run.rank) in ranks:
-        Path(f"{options.url}.dies.{run.rank}").touch()
-        while not all(Path(f"{options.url}.dies.{rank}").exists() for rank in ranks):
-            time.sleep(0.001)
+        _wait_for_all(f"{options.url}.dies", run.rank, ranks)
         os.kill(os.getpid(), signal.Signals[number])
+
+
+def _wait_for_all(named: str, rank: int, ranks: Iterable[object]) -> None:
+    """Return once all of these ranks have come here."""
+    Path(f"{named}.{rank}").touch()
+    deadline = time.monotonic() + 60
+    while not all(Path(f"{named}.{one}").exists() for one in ranks):
+        assert time.monotonic() < deadline, f"not all of {ranks} come"
+        time.sleep(0.001)
 
 
 if __name__ == "__main__":
