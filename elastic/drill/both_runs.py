@@ -122,7 +122,8 @@ class Drill:
         script = " ".join([*["-m"] * options.module, options.script, *options.args])
         nodes = _on_nodes(asked)
         seed = f", seed {asked.seed}" if asked.seed is not None else ""
-        who = f"{counted(asked.workers, 'worker')}{nodes}{seed}"
+        replicas = f" in replicas of {asked.replica_size}" if asked.replica_size > 1 else ""
+        who = f"{counted(asked.workers, 'worker')}{replicas}{nodes}{seed}"
         self._say(f"\n[bold]Drill[/bold] of {escape(script)}: {who}")
 
     def _both_runs(self) -> Findings:
@@ -249,7 +250,7 @@ class Drill:
                     if again is None or cluster.launches > len(plan.faults):
                         break
                     workers = plan.resume_workers if again == "lost" else plan.workers
-                    nodes_now = plan.nodes if workers % plan.nodes == 0 else 1
+                    nodes_now = plan.nodes if workers % (plan.nodes * plan.replica_size) == 0 else 1
                     self._say(f"            started again with {counted(workers, 'worker')}")
                     cluster.cluster.start(workers=workers, nodes=nodes_now)
         except DrillTimeout as timeout:
@@ -293,6 +294,7 @@ class Drill:
             launcher="elastic",
             nodes=nodes,
             nodes_max=nodes + joins + 1 if nodes > 1 or joins else None,
+            replica_size=plan.replica_size if plan is not None else 1,
             restarts=max(3, 1 + len(plan.faults)) if plan is not None else 3,
             options=hang,
             plan=plan.for_workers() if plan is not None else None,

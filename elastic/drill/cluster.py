@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from elastic.drill.end import End, LaunchEnd
 from elastic.drill.environment import Overrides
 from elastic.drill.faults import At, Fault, Kill, KillAll, Plan, Stop, Terminate
+from elastic.drill.faults.base import Sizes
 from elastic.drill.folder import DrillFolder
 from elastic.drill.inject.joining_nodes import JoiningNodes
 from elastic.drill.inject.node_starter import Launcher, NodeStarter
@@ -55,6 +56,7 @@ class Cluster:
         launcher: "torchrun": a loss restarts all workers; "elastic": `elastic run`, where survivors go on.
         nodes: That the workers are spread over evenly: launchers, where `hosting` has them.
         nodes_max: How many there may be, where it shrinks to one and grows (by the fault Join); None: always `nodes`.
+        replica_size: So many workers of a node hold one copy of the state together, under `elastic run`.
         options: Further flags of the launcher.
         restarts: The launcher's --max-restarts.
         steps: That the run is to apply; None: it may end anywhere.
@@ -79,6 +81,7 @@ class Cluster:
         launcher: Launcher = "torchrun",
         nodes: int = 1,
         nodes_max: int | None = None,
+        replica_size: int = 1,
         options: Sequence[str] = (),
         restarts: int = 3,
         steps: int | None = None,
@@ -105,6 +108,7 @@ class Cluster:
             launcher=launcher,
             nodes=nodes,
             nodes_max=nodes_max or nodes,
+            replica_size=replica_size,
             restarts=restarts,
             options=options,
             env=env or {},
@@ -371,7 +375,8 @@ class Cluster:
         starter = self._starter
         if starter.launcher != "elastic" or starter.workers is None:
             return None
-        found = [fault.lost_max(self._of_a_node) for fault in self._struck()]
+        sizes = Sizes(starter.nodes, self._of_a_node, starter.workers, starter.replica_size)
+        found = [fault.lost_max(sizes) for fault in self._struck()]
         return None if None in found else sum(one or 0 for one in found)
 
     @property

@@ -212,7 +212,14 @@ def _drawn(seed: int, kinds: str, rate: float, arguments: dict[str, Any]) -> Pla
             + (f"; {', '.join(unable)}: for `elastic drill` only" if kind_of.keys() >= set(unable) != set() else "")
         )
     faults = draw_faults(
-        seed, kinds=asked, rate=rate, steps=arguments["steps"], workers=workers, nodes=nodes, resume_workers=workers
+        seed,
+        kinds=asked,
+        rate=rate,
+        steps=arguments["steps"],
+        workers=workers,
+        nodes=nodes,
+        resume_workers=workers,
+        replica_size=arguments.get("replica_size", 1),
     )
     if nodes > 1 and any(kind_of[name].takes_node for name in asked):
         arguments.setdefault("nodes_max", nodes + 1)  # else the others would wait for the node that is gone

@@ -51,6 +51,7 @@ class WatchedRun:
         self._last: set[int] = set()  # hosts of the view that finished
         self._faults = plan.faults if plan is not None else ()
         self._grace_s = plan.grace_s if plan is not None else inf
+        self._of_a_replica = plan.replica_size if plan is not None else 1
         self._announced: dict[int, Event] = {}  # index of a fault with an end -> its event; it may not have struck yet
         self._ends_s: dict[int, tuple[Event, float]] = {}  # of one that has struck -> when, on the monotonic clock
 
@@ -75,7 +76,7 @@ class WatchedRun:
     def lost_max(self) -> int | None:
         """Return how many workers views may miss: those that faults took, or that were overdue; None: nobody knows."""
         taken = self.cluster.lost_max()
-        return None if taken is None else taken + len(self.overdue)
+        return None if taken is None else taken + len(self.overdue) * self._of_a_replica
 
     def story(self, total: int | None) -> Story:
         """Return what shows this run's events on the console as they come. total: steps, if known."""

@@ -50,7 +50,8 @@ class ViewFormed(TypedEvent):
     """The worker is in a view, and its process group is formed."""
 
     workers: Annotated[list[str], "worker ids, by rank"]
-    shares: Annotated[list[int], "[lo, hi): this rank's shares of a step"]
+    shares: Annotated[list[int], "[lo, hi): this rank's shares of a step; in a replica every replica_size-th of these"]
+    replica_size: Annotated[int, "so many ranks, one after the other, are a replica; absent: 1"] = ABSENT
     idle_s: Annotated[float, "seconds that the run waited for nodes, being below its minimum"] = ABSENT
     not_lost: Annotated[
         list[str], "of the view before: they left in order, or had received no state yet and join later"

@@ -181,6 +181,7 @@ class ViewGroup:
             schema.ViewFormed(
                 workers=list(view.workers),
                 shares=[shares.start, shares.stop],
+                replica_size=size if size > 1 else ABSENT,
                 idle_s=self._short_s or ABSENT,
                 not_lost=self._not_lost or ABSENT,
             )

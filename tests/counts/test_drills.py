@@ -3,8 +3,9 @@
     a number      tests/kit/programs/varied.py: loader processes, `extra=`, short epochs, habits of scripts
     plain-…       tests/kit/programs/plain.py: a loop over batches
     streams-…     tests/kit/programs/streamed.py: streams, in either kind of loop, as the seed draws it
+    sharded-…     tests/kit/programs/sharded.py: a model that replicas of two workers hold, in either kind of loop
 
-`make counts DRILLS=300 SEED=7` runs so many from that seed on.
+`make counts COUNT=drills DRILLS=300 SEED=7` runs so many from that seed on, and with SCRIPTS=sharded- of one script.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.kit.sampling import seeds
 from tests.kit.target_drills import TARGETS, target_drill
 
 DRILLS = os.environ.get("DRILLS")
-KINDS = ("", "plain-", "streams-", "streams-")
+KINDS = os.environ["SCRIPTS"].split(",") if os.environ.get("SCRIPTS") else ["", "plain-", "streams-", "sharded-"]
 
 
 @pytest.mark.nightly(sample=1, of="drills at random")
@@ -28,7 +29,8 @@ def test_random_drills_of_four_scripts_keep_every_promise() -> None:
     run_all([f"{KINDS[at % len(KINDS)]}{SEED + at}" for at in (range(int(DRILLS)) if DRILLS else seeds(4, sample=1))])
 
 
-def test_seeds_draw_both_loops_of_streams() -> None:
-    drawn = {variant for seed in range(20) for variant in [target_drill("streams", seed).args] if "--plain" in variant}
-    assert 0 < len(drawn) < 20
-    assert len(TARGETS["streams"].variants) == 2
+@pytest.mark.parametrize("target", ["streams", "sharded"])
+def test_seeds_draw_both_loops(target: str) -> None:
+    drawn = [target_drill(target, seed).args for seed in range(20)]
+    assert {"--plain" in variant for variant in drawn} == {True, False}
+    assert len(set(drawn)) == len(TARGETS[target].variants)

@@ -57,6 +57,7 @@ class Script:
     pause          after each step, seconds
     takes_timeout  it has an option for how long a collective may take
     streams        its data is a stream, which nobody can read once more
+    sharded        its model is, so nobody passes a share once more
     """
 
     args: tuple[str, ...]
@@ -69,6 +70,7 @@ class Script:
     exact: bool = True
     takes_timeout: bool = False
     streams: bool = False
+    sharded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +241,7 @@ def fitting(options: Script) -> list[str]:
         without.add("stick-loader")
     if not options.takes_timeout:
         without.update(("skip-exchange", "repeat-exchange"))
-    if not options.exact:
+    if not options.exact or options.sharded:
         without.update(name for name, one in NAMED.items() if one.kind.misleads)
     if options.streams:  # what is passed twice is a copy of what was read, which nobody has read beside it
         without.add("corrupt-batch")
@@ -260,7 +262,14 @@ def storage_faults(draw: random.Random) -> StorageFaults:
 
 
 def sharpened(
-    draw: random.Random, faults: Sequence[Fault], options: Script, *, workers: int, nodes: int, resume_workers: int
+    draw: random.Random,
+    faults: Sequence[Fault],
+    options: Script,
+    *,
+    workers: int,
+    nodes: int,
+    resume_workers: int,
+    replica_size: int = 1,
 ) -> tuple[Fault, ...]:
     """The same plan with some faults at rarer moments, of several workers at once, or in a recovery from another."""
     found: list[Fault] = []
@@ -270,8 +279,8 @@ def sharpened(
         if isinstance(fault, Kill) and there > 2 and draw.random() < 0.3:
             among = draw.sample(range(there), draw.randrange(2, there + 1) if draw.random() < 0.3 else 2)
             found.append(KillTogether(tuple(among), fault.when))
-            if len(among) == there:
-                there = 1
+            if len({rank // replica_size for rank in among}) * replica_size == there:
+                there = replica_size
         elif isinstance(fault, Kill) and fault.worker == 0 and options.save_every in ("1", "2") and draw.random() < 0.5:
             found.append(replace(fault, when=replace(fault.when, phase=draw.choice(OF_THE_COORDINATOR))))
         elif isinstance(fault, Kill | Stop | Raise) and options.evaluates and draw.random() < 0.2:
@@ -280,12 +289,13 @@ def sharpened(
             found.append(fault)
         if isinstance(fault, Kill | Stop | Raise) and there > 2 and draw.random() < 0.35:
             of_recovery = Kill(draw.randrange(2), At(step, draw.choice(OF_A_RECOVERY), later=True))
-            if there - len(found[-1].ranks) > of_recovery.worker:  # a newcomer has applied nothing, so it is not struck
+            lost = replica_size * len(found[-1].ranks)
+            if there - lost > of_recovery.worker:  # a newcomer has applied nothing, so it is not struck
                 found.append(of_recovery)
         if isinstance(fault, KillAll):
             there = resume_workers
         elif isinstance(fault, KillAgent | LeaveNode):
             there = max(1, there - workers // nodes)
         elif isinstance(fault, Terminate):
-            there -= 1
+            there -= replica_size
     return tuple(found)

@@ -13,14 +13,25 @@ from elastic.state.health import merged
 
 
 class Story:
-    """length examples, batch per step, shares per step; a save every `save_every` steps and at the end."""
+    """length examples, batch per step, shares per step; a save every `save_every` steps and at the end.
+
+    replica_size: so many workers hold one copy of the state together
+    """
 
     def __init__(
-        self, *, length: int = 20, batch: int = 6, shares: int = 4, save_every: int = 2, last_batch: str = "short"
+        self,
+        *,
+        length: int = 20,
+        batch: int = 6,
+        shares: int = 4,
+        save_every: int = 2,
+        last_batch: str = "short",
+        replica_size: int = 1,
     ) -> None:
         self.events: list[Event] = []
         self.length, self.batch, self.shares, self.save_every = length, batch, shares, save_every
         self.last_batch = last_batch
+        self.replica_size = replica_size
         self.saved: tuple[int | None, int] = (None, 0)
         self.step = 0
         self._claim = 0
@@ -97,7 +108,7 @@ class Story:
     def read(self, ranks: list[int] | None = None) -> Story:
         """These ranks (default: all) read their shares of the step that comes next."""
         for rank in ranks if ranks is not None else range(len(self._workers)):
-            for share in range(*self._block(rank)):
+            for share in range(*self._block(rank), self.replica_size):
                 if indices := self._indices(share):
                     self._emit(rank, "reads", step=self.step, share=share, attempt=0, indices=indices)
         return self
@@ -144,7 +155,7 @@ class Story:
     def _applied(self, rank: int) -> dict[str, Any]:
         step = self.step - 1
         self.step -= 1
-        own = [index for share in range(*self._block(rank)) for index in self._indices(share)]
+        own = [index for share in range(*self._block(rank), self.replica_size) for index in self._indices(share)]
         self.step += 1
         epoch = step * self.batch // self.length if self.last_batch == "carry" else step // self.steps_per_epoch
         counts = {"count": self.batch, "attempt": 0, "redone": False, "shares": list(self._block(rank))}
@@ -164,8 +175,9 @@ class Story:
         return order[share * len(order) // shares : (share + 1) * len(order) // shares] if share < shares else []
 
     def _block(self, rank: int) -> tuple[int, int]:
-        world = len(self._workers)
-        return rank * self.shares // world, (rank + 1) * self.shares // world
+        replica, place = divmod(rank, self.replica_size)
+        replicas = len(self._workers) // self.replica_size
+        return replica * self.shares // replicas + place, (replica + 1) * self.shares // replicas
 
     def _says(self) -> dict[str, Any]:
         return {"passed_over": [list(one) for one in self._passed]} if self._passed else {}
@@ -176,7 +188,8 @@ class Story:
             self._emit(len(self._workers) - 1, "run_started")
             self._born += 1
         for rank in range(workers):
-            self._emit(rank, "view_formed", workers=list(self._workers), shares=list(self._block(rank)))
+            size = {"replica_size": self.replica_size} if self.replica_size > 1 else {}
+            self._emit(rank, "view_formed", workers=list(self._workers), shares=list(self._block(rank)), **size)
 
     def _save(self) -> None:
         self._emit(

@@ -1,7 +1,8 @@
 """Draws a drill of a target from a seed: a plain loop, or a script of another framework, and all that goes wrong.
 
 A pure function, as random_drills.py, with which it shares the kinds of faults and their rarer moments. Six faults of
-all kinds strike 2, 3 or 5 workers, over which 8 shares are not always dealt evenly. Running them is run_drills.py's.
+all kinds strike 2, 3 or 5 workers, over which 8 shares are not always dealt evenly; of a sharded script as many strike
+2 or 3 replicas of 2. Running them is run_drills.py's.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ _WORKERS_MAX = 9  # with those that join
 @dataclass(frozen=True)
 class Target:
     """A program of tests/kit/programs, and sets of its options, of which a seed draws one; with each, after how many
-    steps it ends. num_workers: that it may have"""
+    steps it ends. num_workers: that it may have; replica_size: so many workers hold one copy of the state together;
+    steps: it is told to do so many at most"""
 
     program: str
     variants: tuple[tuple[tuple[str, ...], int], ...]
     evaluates: bool = False
     num_workers: tuple[int, ...] = (0, 1)
+    replica_size: int = 1
+    steps: int = STEPS
 
+
+_SHARDED_STEPS = 48  # each takes longer than the others': a model's parts are gathered in each pass
+_SHARDED = ("--virtual-workers=6", "--batch-size=12")  # of 2 replicas of 2, each makes a pass with an idle member
 
 TARGETS = {
     "plain": Target(
@@ -40,6 +47,18 @@ TARGETS = {
         "streamed.py",
         ((("--write", "--virtual-workers=8"), STEPS), (("--write", "--virtual-workers=8", "--plain"), STEPS)),
         num_workers=(0,),
+    ),
+    "sharded": Target(
+        "sharded.py",
+        (
+            ((*_SHARDED, "--short=7"), _SHARDED_STEPS),
+            ((*_SHARDED, "--plain", "--unused"), _SHARDED_STEPS),
+            ((*_SHARDED, "--micro-batch-size=1", "--clip=1"), _SHARDED_STEPS),
+            ((*_SHARDED, "--plain", "--clip=1"), _SHARDED_STEPS),
+        ),
+        num_workers=(0,),
+        steps=_SHARDED_STEPS,
+        replica_size=2,
     ),
     "accelerate": Target("accelerated.py", (((), STEPS),)),
     "fabric": Target("fabricated.py", (((), STEPS),)),
@@ -67,7 +86,7 @@ def target_drill(target: str, seed: int) -> RandomDrill:
     num_workers = draw.choice(of_target.num_workers)
     variant, steps = draw.choice(of_target.variants)
     options = Script(
-        args=(*variant, f"--steps={STEPS}", f"--unhurried={_WORKERS_MAX}", f"--num-workers={num_workers}"),
+        args=(*variant, f"--steps={of_target.steps}", f"--unhurried={_WORKERS_MAX}", f"--num-workers={num_workers}"),
         steps=steps,
         pause=_PAUSE_S,
         num_workers=num_workers,
@@ -75,17 +94,23 @@ def target_drill(target: str, seed: int) -> RandomDrill:
         evaluates=of_target.evaluates,
         habit=None,
         streams=target == "streams",
+        sharded=of_target.replica_size > 1,
     )
     shares = 4 if "--torn" in variant and target == "lightning" else 8
     workers = draw.choice((2, 3, 5)) if shares == 8 else draw.choice((2, 3))
     nodes = draw.choice((1, 1, workers)) if workers < 5 else 1
     resume_workers = draw.choice((2, 3, 5)) if shares == 8 else draw.choice((2, 3))
+    size = of_target.replica_size
+    if size > 1:
+        workers, resume_workers = size * draw.choice((2, 2, 3)), size * draw.choice((1, 2, 3))
+        nodes = draw.choice((1, 1, workers // size))
     kinds, drawn_from = fitting(options), draw.randrange(1_000_000)
-    sizes = {"workers": workers, "nodes": nodes, "resume_workers": resume_workers}
+    sizes = {"workers": workers, "nodes": nodes, "resume_workers": resume_workers, "replica_size": size}
     faults = draw_faults(drawn_from, kinds=kinds, rate=FAULTS / options.steps, steps=options.steps, **sizes)
     plan = DrillPlan(
         workers=workers,
         nodes=nodes,
+        replica_size=size,
         resume_workers=resume_workers,
         seed=seed,
         grace_s=draw.choice((3.0, 30.0)),

@@ -13,13 +13,16 @@ from elastic.drill.faults import (
     NAMED,
     OF_THE_SCRIPT,
     At,
+    Fault,
     Kill,
+    KillAgent,
     KillAll,
     KillChild,
     KillTogether,
     Slow,
     Terminate,
 )
+from elastic.drill.faults.base import Sizes
 from elastic.drill.plan.draw import draw_faults
 from elastic.drill.plan.drill_plan import DrillPlan, StorageFaults
 from elastic.drill.plan.options import Options, parse
@@ -89,6 +92,57 @@ def test_a_drawn_fault_finds_whom_it_strikes(seed: int) -> None:
             there = 2
         elif type(fault).__name__ == "Raise":
             assert fault.when.phase in OF_THE_SCRIPT
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_replica_is_struck_leaves_and_joins_whole(seed: int) -> None:
+    """One that leaves takes two along, and the last one stays: its state is nowhere else."""
+    there = 6
+    sizes = {**SIZES, "workers": 6, "resume_workers": 3, "replica_size": 3}
+    faults = draw_faults(seed, kinds=("kill", "leave", "join", "lose-all", "exception"), rate=0.1, **sizes)
+
+    for fault in faults:
+        assert fault.worker < there
+        if isinstance(fault, Terminate):
+            there -= 3
+        elif isinstance(fault, KillAll):
+            there = 3
+        assert there in (3, 6)
+        assert fault.joining(6) in (0, 3)
+    assert DrillPlan(workers=6, resume_workers=3, replica_size=3, faults=faults).sizes()["replica_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "nodes"),
+    [
+        ("--replica-size 2", 4, 1),
+        ("--replica-size 3", 6, 1),
+        ("--replica-size 8", 16, 1),
+        ("--replica-size 2 --workers 6", 6, 1),
+        ("--replica-size 2 --workers 6 --nodes 3", 6, 3),
+    ],
+)
+def test_a_drill_has_two_replicas_unless_it_is_told_how_many(
+    script: str, options: str, workers: int, nodes: int
+) -> None:
+    plan = asked(f"train.py {options} --join @step=9").asked
+    assert (plan.workers, plan.nodes, plan.resume_workers) == (workers, nodes, workers)
+    assert plan.joining() == plan.replica_size
+    assert DrillPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        (Kill(1, At(3, "forward")), 3),
+        (KillTogether((0, 4), At(3, "forward")), 6),
+        (Terminate(1, At(3, "forward")), 0),
+        (KillAgent(1, At(3, "forward")), 6),
+        (KillAll(At(3, "forward")), 0),
+    ],
+)
+def test_who_is_lost_takes_its_replica_along(fault: Fault, lost: int) -> None:
+    assert fault.lost_max(Sizes(nodes=2, of_a_node=6, resume_workers=6, of_a_replica=3)) == lost
 
 
 def test_named_faults_become_a_plan_in_order(script: str) -> None:
@@ -161,6 +215,12 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --rate 2", "above 0 and up to 1"),
         ("train.py --storage-errors 1.5", "from 0 to below 1"),
         ("train.py --workers 3 --nodes 2", "3 workers cannot be spread evenly over 2 nodes"),
+        ("train.py --replica-size 2 --workers 3", "a node: 3 workers, and a replica has 2"),
+        ("train.py --replica-size 2 --workers 6 --nodes 2", "a node: 3 workers, and a replica has 2"),
+        ("train.py --replica-size 2 --resume-workers 1", "what is resumed: 1 worker, and a replica has 2"),
+        ("train.py --replica-size 0", "--replica-size must be 1 or more; found 0"),
+        ("train.py --replica-size 2 --corrupt-weight 1@step=3", "a run of sharded models does not look for"),
+        ("train.py --plan train.py --replica-size 2", "leave out --replica-size"),
         ("train.py --workers 0", "--workers must be 1 or more; found 0"),
         ("train.py --within 0", "--within must be above 0"),
         ("train.py --grace -1", "--grace must be above 0"),

@@ -66,6 +66,13 @@ def lost_a_host_before_the_first_step() -> Story:
     return story.train(STEPS).finish()
 
 
+def in_replicas() -> Story:
+    """Three replicas of two; one is lost whole, comes back whole, and later only one is left, with more shares."""
+    story = Story(replica_size=2).launch(6).train(2).read([0, 1, 4])
+    story.regroup([0, 1, 4, 5]).train(3).regroup([0, 1, 2, 3], newcomers=2).train(5).read([0])
+    return story.regroup([2, 3]).train(STEPS).finish()
+
+
 def verdict_on(events: list[Event], **rules: Any) -> Verdict:
     reference = undisturbed().events
     return judge(events, **{"dataset_length": 20, "batch_size": 6, "steps": STEPS, "reference": reference, **rules})
@@ -73,7 +80,10 @@ def verdict_on(events: list[Event], **rules: Any) -> Verdict:
 
 @pytest.mark.parametrize(
     "told",
-    [undisturbed, restarted, survived, live, lost_with_all_that_no_save_holds, lost_a_host_before_the_first_step],
+    [
+        *(undisturbed, restarted, survived, live, in_replicas),
+        *(lost_with_all_that_no_save_holds, lost_a_host_before_the_first_step),
+    ],
 )
 def test_a_run_that_kept_every_promise_is_acquitted(told: Callable[[], Story]) -> None:
     """Whatever was lost on the way, what survived is each example once per epoch and the undisturbed weights."""
@@ -96,6 +106,14 @@ def test_the_facts_tell_what_was_lost() -> None:
     assert verdict_on(live().events).world_sizes == (4, 3, 4, 3, 4, 3)
     assert verdict_on(live().events).redone == 2  # step 2, which was in flight, and step 5, which one had begun
     assert verdict_on(live().events, lost_max=2).ok
+    assert verdict_on(in_replicas().events).world_sizes == (6, 4, 6, 2)
+    assert verdict_on(in_replicas().events, lost_max=6).ok
+    assert verdict_on(in_replicas().events, lost_max=5).broken() == {"lost"}
+
+
+def test_the_ranks_of_a_replica_have_one_block_from_their_places_on() -> None:
+    events = changed(in_replicas().events, "view_formed", {"generation": 0, "rank": 3}, shares=[1, 2])
+    assert verdict_on(events).broken() == {"view"}
 
 
 @pytest.mark.parametrize("saves", [(True, False), (False, True)], ids=["before the claim", "under it"])

@@ -42,11 +42,12 @@ class Flag:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a drill: its nodes, the workers of each node, and the workers in all after everything was lost."""
+    """The sizes of a drill: its nodes, the workers of a node and of a replica, and all after everything was lost."""
 
     nodes: int
     of_a_node: int
     resume_workers: int
+    of_a_replica: int = 1
 
 
 class Aftermath(Enum):
@@ -146,7 +147,8 @@ class Fault(ABC):
 
         Below 1 it cannot be drawn, as nobody would be left.
         """
-        return there - (sizes.of_a_node if cls.gone == "node" else cls.gone == "worker")
+        of_a_place = {"node": sizes.of_a_node, "worker": sizes.of_a_replica}
+        return there - (of_a_place[cls.gone] if cls.gone is not None else 0)
 
     @classmethod  # noqa: B027  # most kinds strike anywhere
     def check_machine(cls) -> None:
@@ -221,12 +223,18 @@ class Fault(ABC):
         """Return how many workers it takes from the run, at most; None: those of an agent, or all."""
         return None if self.takes == "node" else len(self.ranks) * (self.takes == "workers")
 
-    def lost_max(self, of_a_node: int) -> int | None:
+    def lost_max(self, sizes: Sizes) -> int | None:
         """Return how many of the lost workers a view misses, at most; None: nobody knows.
 
         Whoever is lost with all others is missed by none.
         """
-        return len(self.ranks) * of_a_node if self.takes == "node" else self.lost() or 0
+        if self.takes == "node":
+            return len(self.ranks) * sizes.of_a_node
+        return (self.lost() or 0) * sizes.of_a_replica  # which is lost whole
+
+    def in_replicas(self, size: int) -> Fault:
+        """Return this fault for a run in which so many workers are a replica: who joins are replicas."""
+        return self
 
     def failure(self) -> str | None:
         """Return the kind of failure that its worker's counts as; None: it does not count as one."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from elastic.drill.faults.base import Aftermath, Fault, Flag, RunFault, SeveralWorkers, WorkerFault
+from elastic.drill.faults.base import Aftermath, Fault, Flag, RunFault, SeveralWorkers, Sizes, WorkerFault
 from elastic.drill.faults.moments import At
 from elastic.drill.faults.scene import RunningDrill, Scene
 from elastic.drill.faults.signals import LoseNode
@@ -193,7 +193,7 @@ class LosePackets(NetworkFault, WorkerFault):
         for host in run.hosts_of(struck, self.ranks):
             run.hosts.lose_packets(host, self.loss)
 
-    def lost_max(self, of_a_node: int) -> int | None:
+    def lost_max(self, sizes: Sizes) -> int | None:
         """Return None: where the hub's host has it, any other may seem silent."""
         return None
 

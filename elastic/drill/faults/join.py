@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elastic.drill.faults.base import Aftermath, Flag, RunFault
+from elastic.drill.faults.base import Aftermath, Fault, Flag, RunFault
 from elastic.drill.faults.moments import OF_A_SHARE
 from elastic.drill.faults.scene import Scene
 from elastic.events.drill_schema import Awaited
@@ -23,7 +23,7 @@ class Join(RunFault):
     workers: int | None = None
 
     kind = "join"
-    flags = (Flag("join", "another node arrives, with one worker", {"workers": 1}, of_worker=False),)
+    flags = (Flag("join", "another node arrives, with one worker, or one replica", {"workers": 1}, of_worker=False),)
     usual_phase = "forward"
     drawn_early = True
     for_command = True
@@ -41,6 +41,9 @@ class Join(RunFault):
         with scene.run.long_section(2 * scene.joins_await_s) if computes else contextlib.nullcontext():
             there = scene.stand_still(scene.joins_await_s)
         scene.run.events.emit(Awaited(index=scene.index, seconds=time.monotonic() - begun_s, there=there))
+
+    def in_replicas(self, size: int) -> Fault:
+        return replace(self, workers=self.workers * size) if self.workers is not None else self
 
     def joining(self, of_a_node: int) -> int:
         return self.workers or of_a_node

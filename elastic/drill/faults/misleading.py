@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from elastic.drill.faults.base import Aftermath, Flag, WorkerFault
+from elastic.drill.faults.base import Aftermath, Flag, Sizes, WorkerFault
 from elastic.drill.faults.scene import Scene
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class MisleadingFault(WorkerFault):
     def possible(self, scene: Scene) -> bool:
         return scene.run.world_size > 1 and scene.applied > 0
 
-    def lost_max(self, of_a_node: int) -> int | None:
+    def lost_max(self, sizes: Sizes) -> int | None:
         """Return None: where what others hold may come from this worker, all begin again from the newest save."""
         return None
 

@@ -137,7 +137,7 @@ class KillAll(RunFault):
         kill_marked(scene.drill.path)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def lost_max(self, of_a_node: int) -> int:
+    def lost_max(self, sizes: Sizes) -> int:
         return 0
 
 

@@ -39,6 +39,7 @@ class NodeStarter:
     launcher: Launcher
     nodes: int
     nodes_max: int
+    replica_size: int
     restarts: int
     options: Sequence[str]
     env: Mapping[str, str]
@@ -103,6 +104,7 @@ class NodeStarter:
             meet += [f"--rdzv-id=launch-{self.launches}"]
         module = ["elastic", "run"] if self.launcher == "elastic" else ["torch.distributed.run"]
         flags = [*meet, f"--nproc-per-node={workers or per_node}", f"--max-restarts={self.restarts}"]
+        flags += [f"--replica-size={self.replica_size}"] if self.replica_size > 1 else []
         flags += [f"--log-dir={self.folder / 'logs'}", *self.options]
         return [sys.executable, "-m", *module, *flags, *self.script]
 

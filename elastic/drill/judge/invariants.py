@@ -165,10 +165,23 @@ def _views(seen: Iterable[ViewSeen], formed: Sequence[Event]) -> Iterator[Violat
             yield Violation("view", "a worker formed a view that does not hold it once", (view,))
         if evidence := differing((e["workers"], e) for e in reported):
             yield Violation("view", f"generation {view.get('generation')} names different workers", evidence)
-        elif len(reported) == len(view["workers"]):
-            ends = [0, *(e["shares"][1] for e in reported)]
-            if any(e["shares"][0] != end or e["shares"][1] < end for e, end in zip(reported, ends, strict=False)):
-                yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(reported))
+        elif len(reported) == len(view["workers"]) and not _blocks_join(reported, int(view.get("replica_size", 1))):
+            yield Violation("view", "the blocks of shares leave a gap or overlap", tuple(reported))
+
+
+def _blocks_join(formed: Sequence[Event], of_a_replica: int) -> bool:
+    """Return whether each replica's block begins where the one before ends, and its ranks have it from their places on.
+
+    formed  each rank's record, in order
+    """
+    end = 0
+    for at in range(0, len(formed), of_a_replica):
+        begin, stop = formed[at]["shares"]
+        own = enumerate(formed[at : at + of_a_replica])
+        if begin != end or stop < begin or any(one["shares"] != [begin + place, stop] for place, one in own):
+            return False
+        end = stop
+    return True
 
 
 def _sides(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:

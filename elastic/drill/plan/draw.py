@@ -20,7 +20,15 @@ SPARED = 0.12  # of the steps, the last: a fault there might find the run finish
 
 
 def draw_faults(
-    seed: int, *, kinds: Sequence[str], rate: float, steps: int, workers: int, nodes: int, resume_workers: int
+    seed: int,
+    *,
+    kinds: Sequence[str],
+    rate: float,
+    steps: int,
+    workers: int,
+    nodes: int,
+    resume_workers: int,
+    replica_size: int = 1,
 ) -> tuple[Fault, ...]:
     """Return rate × steps faults, at least one, at distinct steps, in order.
 
@@ -31,7 +39,7 @@ def draw_faults(
     count = min(max(1, round(rate * steps)), last)
     dealt = _dealt(draw, kinds, count)
     found: list[Fault] = []
-    there, sizes = workers, Sizes(nodes, workers // nodes, resume_workers)
+    there, sizes = workers, Sizes(nodes, workers // nodes, resume_workers, replica_size)
     earliest = 0
     for drawn, name in zip(sorted(draw.sample(range(last), count)), dealt, strict=False):
         if (step := max(drawn, earliest)) >= steps:
@@ -41,7 +49,7 @@ def draw_faults(
         kind = chosen.kind
         phase = draw.choice(OF_A_SCRIPT_S_STEP if kind.in_script or there < 2 else OF_A_STEP)
         worker = 0 if kind.needs_hosts and draw.random() < FIRST else draw.randrange(there)
-        found.append(chosen.fault(worker, At(step, kind.usual_phase or phase, later=True)))
+        found.append(chosen.fault(worker, At(step, kind.usual_phase or phase, later=True)).in_replicas(replica_size))
         there = kind.remaining(there, sizes)
         earliest = step + kind.settles
     return tuple(found)

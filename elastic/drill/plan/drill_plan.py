@@ -67,6 +67,7 @@ class DrillPlan:
 
     workers         in all, at the start, on `nodes` nodes: agents, all on this machine
     hosts           each node is a host of a network of its own
+    replica_size    so many workers hold one copy of the state together
     resume_workers  after everything was lost
     seed            what the faults were drawn from; of the storage's chances, too. None: nothing was drawn
     grace_s         after which a worker that was told to leave and is still there is killed
@@ -76,6 +77,7 @@ class DrillPlan:
     workers: int = 4
     nodes: int = 1
     hosts: bool = False
+    replica_size: int = 1
     resume_workers: int = 4
     seed: int | None = None
     grace_s: float = 30.0
@@ -84,14 +86,15 @@ class DrillPlan:
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.workers, self.nodes, self.resume_workers) < 1:
+        if min(self.workers, self.nodes, self.resume_workers, self.replica_size) < 1:
             raise ConfigError(
-                "workers, nodes and workers to resume with are 1 or more; found "
-                f"{self.workers}, {self.nodes} and {self.resume_workers}"
+                "workers, nodes, workers to resume with and those of a replica are 1 or more; found "
+                f"{self.workers}, {self.nodes}, {self.resume_workers} and {self.replica_size}"
             )
         if self.workers % self.nodes:
             nodes = counted(self.nodes, "host" if self.hosts else "node")
             raise ConfigError(f"{self.workers} workers cannot be spread evenly over {nodes}")
+        self._check_replicas()
         if self.hosts:
             self._check_hosts()
         most = max(self.workers + self.joining(), self.resume_workers + self.joining())
@@ -100,6 +103,17 @@ class DrillPlan:
             if highest >= most:
                 raise ConfigError(
                     f"{fault}: there is no worker {highest}; they are counted from 0, and at most {most} are there"
+                )
+
+    def _check_replicas(self) -> None:
+        """Raise ConfigError where a node, or the run after all was lost, would have a part of a replica."""
+        size, of_a_node = self.replica_size, self.workers // self.nodes
+        places: list[tuple[int, object]] = [(of_a_node, "a node"), (self.resume_workers, "what is resumed")]
+        places += [(fault.joining(of_a_node), fault) for fault in self.faults]
+        for workers, where in places:
+            if workers % size:
+                raise ConfigError(
+                    f"{where}: {counted(workers, 'worker')}, and a replica has {size} (--replica-size), all on one node"
                 )
 
     def _check_hosts(self) -> None:
@@ -118,6 +132,11 @@ class DrillPlan:
                 raise ConfigError(f"{fault}: these are all hosts, so nobody is on the other side")
         if sum(fault.needs_hosts and fault.takes_node for fault in self.faults) >= self.nodes + joins:
             raise ConfigError("nobody would be left: fewer hosts may be lost for good than there are")
+
+    def sizes(self) -> dict[str, int]:
+        """Return what decides, beside the seed, whom faults can strike; see draw_faults."""
+        names = ("workers", "nodes", "resume_workers", "replica_size")
+        return {name: getattr(self, name) for name in names}
 
     def joining(self) -> int:
         """Return how many workers come with all the nodes that join."""

@@ -70,11 +70,14 @@ def parser() -> Parser:
 
     # fmt: off
     add = made.add_argument_group("on how many workers").add_argument
-    add("--workers", type=int, metavar="N", help="in the run with faults (default 4; with --hosts one on each)")
+    add("--workers", type=int, metavar="N",
+        help="in the run with faults (default 4, or two replicas; with --hosts one on each)")
     add("--nodes", type=int, metavar="N",
         help="agents, all on this machine (default 1; with --trace one for each worker)")
     add("--hosts", type=int, metavar="N",
         help="agents, each on a host of its own: Linux namespaces on a network of the drill's. Root only")
+    add("--replica-size", type=int, metavar="K", help="so many of a node's workers hold one copy of the state "
+        "together, of a model that fully_shard shards over them: as for elastic run (default 1)")
     add("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
     add("--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)")
 

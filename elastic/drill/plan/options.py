@@ -30,12 +30,12 @@ from elastic.errors import ConfigError
 from elastic.plan import trace
 
 _OF_THE_PLAN = (
-    *("workers", "nodes", "hosts", "resume_workers", "seed", "faults", "rate", "grace", "trace", "save_every"),
-    *("storage_errors", "storage_stalls", "torn_writes", "stale_listings"),
+    *("workers", "nodes", "hosts", "replica_size", "resume_workers", "seed", "faults", "rate", "grace", "trace"),
+    *("save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"),
 )
 _BOUNDS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (("within", "hang_limit", "undisturbed_workers", "grace", "speedup"), lambda value: value > 0, "above 0"),
-    (("workers", "nodes", "hosts", "resume_workers"), lambda value: value >= 1, "1 or more"),
+    (("workers", "nodes", "hosts", "replica_size", "resume_workers"), lambda value: value >= 1, "1 or more"),
     (("stop_after",), lambda value: value >= 2, "2 or more"),
     (("cross_check",), lambda value: 0 <= value <= 1, "a part of all shares, from 0 to 1"),
     (("rate",), lambda value: 0 < value <= 1, "faults per step, above 0 and up to 1"),
@@ -88,8 +88,7 @@ class Options:
         if not self.kinds:
             return asked
         assert asked.seed is not None
-        sizes = {"workers": asked.workers, "nodes": asked.nodes, "resume_workers": asked.resume_workers}
-        found = draw_faults(asked.seed, kinds=self.kinds, rate=self.rate, steps=steps, **sizes)
+        found = draw_faults(asked.seed, kinds=self.kinds, rate=self.rate, steps=steps, **asked.sizes())
         return replace(asked, faults=in_order((*asked.faults, *found)))
 
     def replay(self, plan: Path) -> str:
@@ -127,6 +126,7 @@ def parse(argv: Sequence[str]) -> Options:
     _check_kinds(
         {**{fault.name: type(fault) for fault in plan.faults}, **{name: NAMED[name].kind for name in kinds}},
         hosts=plan.hosts,
+        in_replicas=plan.replica_size > 1,
         elsewhere=storage_root is not None,
     )
     return Options(
@@ -162,13 +162,18 @@ def _replay(given: argparse.Namespace, plan: DrillPlan) -> Replay | None:
     return found
 
 
-def _check_kinds(kinds: Mapping[str, type[Fault]], *, hosts: bool, elsewhere: bool) -> None:
+def _check_kinds(kinds: Mapping[str, type[Fault]], *, hosts: bool, in_replicas: bool, elsewhere: bool) -> None:
     """Raise ConfigError if one of these kinds cannot strike on this machine, on hosts, or where the run lives.
 
     kinds  by the names that the user knows them by
     """
     for kind in set(kinds.values()):
         kind.check_machine()
+    if found := [name for name, kind in kinds.items() if kind.misleads and in_replicas]:
+        raise ConfigError(
+            f"{min(found)} makes something wrong in one worker, which a run of sharded models does not look for; "
+            "leave out --replica-size"
+        )
     if hosts and (why := missing()) is not None:
         raise ConfigError(f"--hosts {why}")
     if found := [name for name, kind in kinds.items() if kind.needs_hosts and not hosts]:
@@ -223,18 +228,21 @@ def _asked(given: argparse.Namespace, *, drawing: bool) -> DrillPlan:
     """Return the plan that the flags ask for, without the faults that are still to be drawn. Raises ConfigError."""
     if given.hosts is not None and given.nodes is not None:
         raise ConfigError("--hosts says how many nodes there are; leave out --nodes")
-    workers = given.workers if given.workers is not None else given.hosts or 4
+    size = given.replica_size or 1
+    workers = given.workers if given.workers is not None else size * (given.hosts or max(2, 4 // size))
     storage = _storage(given)
     seed = given.seed
     if seed is None and (drawing or storage.any):
         seed = secrets.randbelow(1_000_000)
-    faults = faults_from({name: getattr(given, _attribute(name)) for name in NAMED})
+    asked = faults_from({name: getattr(given, _attribute(name)) for name in NAMED})
+    faults = tuple(fault.in_replicas(size) for fault in asked)
     if not drawing and isinstance(next((one for one in faults if isinstance(one, Heal | NetworkFault)), None), Heal):
         raise ConfigError("--heal: nothing has happened to the network by then")
     return DrillPlan(
         workers=workers,
-        nodes=given.hosts or given.nodes or (workers if given.trace is not None else 1),
+        nodes=given.hosts or given.nodes or (workers // size if given.trace is not None else 1),
         hosts=given.hosts is not None,
+        replica_size=size,
         resume_workers=given.resume_workers if given.resume_workers is not None else workers,
         seed=seed,
         grace_s=given.grace if given.grace is not None else 30.0,

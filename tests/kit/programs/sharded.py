@@ -2,7 +2,7 @@
 
 Weights of one row leave most parts empty. With --whole it is not sharded: what its bits are without any of this. With
 --unused, a layer is used in some shares only, and one never. Each worker prints one line: the digest of the whole
-weights and moments, and what it held of them.
+weights and moments, and what it held of them; the same for drills, as "took part: …".
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=0, help="how many examples the last batch of an epoch lacks")
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--save-every", type=int, default=2)
+    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--unused", action="store_true")
     parser.add_argument("--plain", action="store_true", help="the loop over run.batches()")
@@ -141,7 +143,9 @@ def main() -> None:
         steps=options.steps,
         save_every=options.save_every,
         update=elastic.Update(clip_grad_norm=None if options.plain else options.clip),
-        data=elastic.Data(last_batch="short", micro_batch_size=options.micro_batch_size),
+        data=elastic.Data(
+            last_batch="short", micro_batch_size=options.micro_batch_size, num_workers=options.num_workers
+        ),
         checks=elastic.Checks(accept=["norm"]),  # of a model that is not sharded, whose run a sharded one resumes
     ) as run:
         if options.kill:
@@ -159,6 +163,7 @@ def main() -> None:
                     optimizer.step()
                     if run.stepped:
                         _die(options, run, run.step_index - 1, "applied")
+                        _rest(options, run)
         else:
             for step in run:
                 for number, (x, y) in enumerate(step):
@@ -168,6 +173,7 @@ def main() -> None:
                     step.backward(loss, count=y.numel())
                     step.add(loss=loss)
                 _die(options, run, step.index, "applied")
+                _rest(options, run)
         told = run.evaluate(
             Subset(data, range(40)),
             lambda x, y: {"loss": F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")},
@@ -176,18 +182,22 @@ def main() -> None:
         name: {key: value for key, value in optimizer.state[one].items() if key != "step"}
         for name, one in model.named_parameters()
     }
-    print(
-        json.dumps(
-            {
-                "rank": run.rank,
-                "weights": elastic_checkpoint.digest(model),
-                "moments": elastic_checkpoint.digest(moments),
-                "evaluated": float(told["loss"]).hex(),
-                "steps": run.step_index,
-            }
-        ),
-        flush=True,
-    )
+    found = {
+        "rank": run.rank,
+        "weights": elastic_checkpoint.digest(model),
+        "moments": elastic_checkpoint.digest(moments),
+        "evaluated": float(told["loss"]).hex(),
+        "steps": run.step_index,
+    }
+    print(json.dumps(found), flush=True)
+    state = f"{found['weights']} {found['moments']} {found['evaluated']}, {found['steps']} steps"
+    os.write(1, f"took part: {state}\n".encode())  # at once: print writes piece by piece
+
+
+def _rest(options: argparse.Namespace, run: elastic.Run) -> None:
+    """Let a run of few steps see its lost workers replaced."""
+    if run.world_size < options.unhurried:
+        time.sleep(0.05)
 
 
 def _make_deaf(planned: str, url: str) -> None:
