@@ -88,7 +88,7 @@ def target_drill(target: str, seed: int) -> RandomDrill:
     options = Script(
         args=(*variant, f"--steps={of_target.steps}", f"--unhurried={_WORKERS_MAX}", f"--num-workers={num_workers}"),
         steps=steps,
-        pause=_PAUSE_S,
+        pause=_PAUSE_S * STEPS / of_target.steps,
         num_workers=num_workers,
         save_every="3",
         evaluates=of_target.evaluates,

@@ -197,7 +197,7 @@ def main() -> None:
 def _rest(options: argparse.Namespace, run: elastic.Run) -> None:
     """Let a run of few steps see its lost workers replaced."""
     if run.world_size < options.unhurried:
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def _make_deaf(planned: str, url: str) -> None:
