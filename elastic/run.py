@@ -42,6 +42,7 @@ from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import default_update
 from elastic.membership import environment
 from elastic.membership.progress import Progress
+from elastic.membership.view import ReplicaPlace
 from elastic.membership.worker.live import live
 from elastic.plan.save_rules import SaveEvery
 from elastic.state.on_bad import parse
@@ -214,6 +215,13 @@ class Run:
     def world_size(self) -> int:
         """Return how many workers the view has."""
         return self._loop.session.view_group.world_size if self._loop is not None else self._launch.world_size
+
+    @property
+    def replica(self) -> ReplicaPlace:
+        """Return which replica of the view this worker stands in, and where: `index`, `count`, `rank` and `size`."""
+        size = self._config.replica_size
+        place = self._config.sharding.place if self._config.sharding is not None else 0
+        return ReplicaPlace(index=self.rank // size, count=max(1, self.world_size // size), rank=place, size=size)
 
     @property
     def generation(self) -> int:

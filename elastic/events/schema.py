@@ -154,6 +154,7 @@ class FaultDetected(TypedEvent):
 
     lost: Annotated[str, "worker id"]
     cause: Annotated[str, "signal, exit status, exception, hang, or the loss of its node"]
+    of_replica: Annotated[int, "its replica's number in the view before, if that has several workers"] = ABSENT
     died_t: Annotated[float | None, "unix seconds, when its agent knew of its death; null: the agent is gone"]
     step: Annotated[int | None, "steps that it had applied"]
 

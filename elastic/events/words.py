@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of a surrogate pair
 
@@ -52,8 +53,20 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
 
 
-def workers(count: int) -> str:
-    return f"{count} worker{'s' if count != 1 else ''}"
+def workers(count: int, *, of_a_replica: int = 1) -> str:
+    """Write a number of workers, and in how many replicas they are, where these have several."""
+    replicas = f" in {counted(count // of_a_replica, 'replica')}" if of_a_replica > 1 else ""
+    return f"{counted(count, 'worker')}{replicas}"
+
+
+def replicas_by_number(numbers: Iterable[int]) -> str:
+    """Write which replicas of a view: replica 1, replicas 0, 2."""
+    said = sorted(set(numbers))
+    return f"replica{'s' if len(said) > 1 else ''} {', '.join(map(str, said))}"
+
+
+WITH_ITS_REPLICA = "it ended with its replica"
+"""The cause of a worker's end, where another one of its replica had ended before."""
 
 
 def printable(text: str) -> str:

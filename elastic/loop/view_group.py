@@ -90,6 +90,7 @@ class ViewGroup:
         view, details = live.wait_for_view(within_s=math.inf)  # the hub ends a run that waits too long, and names whom
         self._short_s, self._not_lost = details.short_s, details.not_lost
         self._retire()
+        before = self.view if self.generation else None
         rank = view.rank_of(context.worker_id)
         self.rank, self.world_size, self.generation = rank, view.world_size, view.generation
         context.console.quiet = rank != 0  # but for bad news
@@ -108,7 +109,7 @@ class ViewGroup:
         address = context.launch.address or ("127.0.0.1" if details.one_node else address_for_others(None))
         self._form(view, rank, live.board(), address)
         if rank == 0:
-            self._tell_faults(details.gone)
+            self._tell_faults(details.gone, before)
         live.on_broken = self.sever
         if live.is_broken():  # before anybody listened
             self.sever()
@@ -191,12 +192,17 @@ class ViewGroup:
     def _groups(self) -> list[Group]:
         return [self.group] if self.across is self.group else [self.group, self.across]
 
-    def _tell_faults(self, gone: Sequence[Mapping[str, Any]]) -> None:
-        """Record what the agents know of those who are gone since the last view."""
+    def _tell_faults(self, gone: Sequence[Mapping[str, Any]], before: View | None) -> None:
+        """Record what the agents know of those who are gone since the last view, the one `before`."""
         events = self._context.events
         for one in gone:
             lost, step = one["worker"], one["step"]
-            events.emit(schema.FaultDetected(lost=lost, cause=one["cause"], died_t=one["t"], step=step))
+            replica = ABSENT
+            if before is not None and before.replica_size > 1 and lost in before.workers:
+                replica = before.rank_of(lost) // before.replica_size
+            events.emit(
+                schema.FaultDetected(lost=lost, cause=one["cause"], of_replica=replica, died_t=one["t"], step=step)
+            )
             if one["stuck_s"] is not None:
                 events.emit(schema.Hang(lost=lost, step=step, stuck_s=one["stuck_s"]))
 

@@ -10,6 +10,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicaPlace:
+    """Where a worker stands among the replicas of its view.
+
+    A replica is the workers that hold one copy of the state together. Where each worker holds all of it, a worker is
+    one by itself: `index` and `count` are its rank and the view's world size.
+
+    Attributes:
+        index: The replica's number in the view, from 0; -1 in a run that was finished.
+        count: How many replicas the view has.
+        rank: This worker's place in its replica, from 0, which is its rank in `elastic.device_mesh()`, too.
+        size: How many workers a replica has.
+    """
+
+    index: int
+    count: int
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class View:
     """The agreed list of workers under one generation.
 

@@ -58,6 +58,7 @@ class Report:
     left_out      likewise, of the steps that count
     redone        steps that had to be done again, as often as they were
     world_sizes   of the views, in order
+    replicas      that these are, each of one worker or of several
     claims        how often the run was started or restarted
     peers_lost    workers that were lost from one view to the next; where a loss restarts all, such restarts
     agents_lost   workers whose agent was gone without a word
@@ -80,6 +81,7 @@ class Report:
     redone: int
     epoch: int
     world_sizes: tuple[int, ...]
+    replicas: tuple[int, ...]
     claims: int
     peers_lost: int
     agents_lost: int
@@ -162,6 +164,7 @@ def report(events: Sequence[Event]) -> Report:
         + _redone_and_folded(folded, counting),
         epoch=epoch,
         world_sizes=tuple(len(view.workers) for view in seen),
+        replicas=tuple(len(view.workers) // view.replica_size for view in seen),
         claims=len(of_kind["claimed"]),
         peers_lost=sum(len(view.lost) for view in seen) + len(restarts),
         agents_lost=len({event["worker"] for event in of_kind["agent_lost"]}),

@@ -14,6 +14,7 @@ from elastic.report.report import Report
 from elastic.report.view_changes import ChangeKind, ViewChange, recoveries
 
 _EXAMPLES_SHOWN = 8
+_LOST_SHOWN = 3
 
 PART_WORDS = {
     "productive": ("computing", "computing steps that count, and the script's own code between steps"),
@@ -34,7 +35,7 @@ PART_WORDS = {
 
 def sentence(change: ViewChange) -> str:
     """Return what changed, what it cost, and why."""
-    on = words.workers(change.world_size)
+    on = words.workers(change.world_size, of_a_replica=change.replica_size)
     go, begin = ("goes", "begins") if change.world_size == 1 else ("go", "begin")
     cost = change.cost_s
     match change.kind:
@@ -46,7 +47,7 @@ def sentence(change: ViewChange) -> str:
             after += _noticed(change)
             return f"started again: {on} {go} on from step {change.step}{after}"
         case ChangeKind.LOSS:
-            lost = f"lost {_who(change) if len(change.lost) <= 3 else words.workers(len(change.lost))}: "
+            lost = f"lost {_who(change)}: "
             went = (
                 f"{on} trained again {words.seconds(cost)} later{_noticed(change)}"
                 if cost is not None
@@ -69,7 +70,13 @@ def _leave_reasons(change: ViewChange) -> str:
 
 
 def _who(change: ViewChange) -> str:
-    return ", ".join(worker + _how(change, worker) for worker in change.lost)
+    """Return who was lost, and how: replicas by their numbers, with those of whom the others did not just follow."""
+    if not change.lost_of:
+        every = [worker + _how(change, worker) for worker in change.lost]
+        return ", ".join(every) if len(every) <= _LOST_SHOWN else words.workers(len(every))
+    first = [worker for worker, cause in change.lost.items() if cause != words.WITH_ITS_REPLICA]
+    by = f" by the end of {', '.join(one + _how(change, one) for one in first)}" if len(first) <= _LOST_SHOWN else ""
+    return words.replicas_by_number(change.lost_of.values()) + (by if first else "")
 
 
 def _how(change: ViewChange, worker: str) -> str:

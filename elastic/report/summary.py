@@ -84,6 +84,8 @@ def facts(found: Report) -> Iterator[tuple[str, str]]:
         shown = list(found.last_values.items())[:6]
         yield "last step", ", ".join(f"{k} {words.number(v) if v is not None else 'not finite'}" for k, v in shown)
     yield "world size", _sizes(found.world_sizes)
+    if found.replicas != found.world_sizes:
+        yield "replicas", _sizes(found.replicas)
     launches = sum(change.kind in (ChangeKind.START, ChangeKind.RESTART) for change in found.view_changes)
     again = f": begun once, started again {launches - 1} times" if launches > 2 else ": begun once, and once again"
     yield "starts", f"{launches}{again}" if launches > 1 else str(launches or found.claims)

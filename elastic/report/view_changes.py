@@ -51,8 +51,10 @@ class ViewChange:
     transfer_s   the longest that a worker gave or took state, and how much state that was
     transfer_bytes
     step         steps applied when it formed; None: unknown
+    replica_size  so many workers are a replica; 1 where each is one by itself
     lost         worker id -> cause; "" where nobody saw it. Others know of a killed agent only that they reach its node
                  no longer; its workers live on, and say what it was
+    lost_of      worker id -> its replica's number in the view before, where replicas have several workers
     redone       steps that came round again
     left_on      what those who left were signal_of, of each word one
     """
@@ -65,7 +67,9 @@ class ViewChange:
     trained_t: float | None
     world_size: int
     step: int | None
+    replica_size: int
     lost: dict[str, str]
+    lost_of: dict[str, int]
     joined: int
     left: int
     detected_s: float | None = None
@@ -222,6 +226,7 @@ def _change(one: _ViewRecords, before: _ViewRecords | None, faults: Faults, sign
     gone = same - set(view.workers)
     causes = one.faults | {worker: said for worker, said in signal_of.items() if said == AGENT_LOST}
     lost = {worker: causes.get(worker, "") for worker in view.lost}
+    old, of_a_replica = ((), 1) if before is None else (before.view.workers, before.view.replica_size)
     detected_s = None
     if before is None:
         kind, begun_t = ChangeKind.START, formed_t
@@ -248,7 +253,9 @@ def _change(one: _ViewRecords, before: _ViewRecords | None, faults: Faults, sign
         trained_t=one.trained_t,
         world_size=len(view.workers),
         step=step,
+        replica_size=view.replica_size,
         lost=lost,
+        lost_of={worker: old.index(worker) // of_a_replica for worker in lost if of_a_replica > 1},
         joined=joined,
         left=len(gone) - len(view.lost) if not restarted else 0,
         detected_s=detected_s,

@@ -28,6 +28,11 @@ class ViewSeen:
     lost: tuple[str, ...]
     record: Event
 
+    @property
+    def replica_size(self) -> int:
+        """Return how many workers are a replica."""
+        return int(self.record.get("replica_size", 1))
+
 
 def views(events: Iterable[Event]) -> list[ViewSeen]:
     """Return the views that a run went through, in order."""

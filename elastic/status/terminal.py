@@ -149,7 +149,8 @@ def _health(status: dict[str, Any], now_t: float) -> Text:
 
     parts = []
     if "world_size" in status:
-        parts += [f"[b]{words.workers(status['world_size'])}[/]", f"[dim]view {status['generation']}[/]"]
+        on = words.workers(status["world_size"], of_a_replica=status.get("of_a_replica", 1))
+        parts += [f"[b]{on}[/]", f"[dim]view {status['generation']}[/]"]
         parts += [f"[dim]balance[/] {words.percent(status['balance'])}"]
     parts += [f"[dim]goodput[/] {words.percent(status['goodput'])}"]
     if failed := status.get("save_failed"):

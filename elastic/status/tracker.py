@@ -62,6 +62,8 @@ class StatusTracker:
         self._faults: list[Event] = []
         self._stuck_s = 0.0
         self._workers: list[str] | None = None
+        self._of_a_replica = 1  # workers
+        self._lost_replicas: list[int] = []  # where these have several workers
         self._joined = self._left = self._lost = 0  # in views since the last step
         self._change = False  # there are such views
         self.status: Status = {"total_steps": total_steps, "lost": 0}  # since the step at which this worker came
@@ -145,10 +147,14 @@ class StatusTracker:
         self._workers = workers
         self.status["world_size"] = world_size
         self.status["generation"] = event.get("generation", 0)
+        self._of_a_replica = size = event.get("replica_size", 1)
+        if size > 1:
+            self.status["of_a_replica"] = size
         self.status["balance"] = self._shares / (world_size * -(-self._shares // world_size))
         if before is not None:
             gone = set(before) - set(workers)
             lost = gone - set(event.get("not_lost", ()))
+            self._lost_replicas += [at // size for at, worker in enumerate(before) if worker in lost and size > 1]
             self._change = True
             self._joined += len(set(workers) - set(before))
             self._lost += len(lost)
@@ -158,21 +164,24 @@ class StatusTracker:
         """Tell of changes of the view, at the first step after them."""
         joined, left, lost = self._joined, self._left, self._lost
         self._joined = self._left = self._lost = 0
+        replicas, self._lost_replicas = self._lost_replicas, []
         self._change = False
         faults, self._faults = self._faults, []
         lost_t, self._lost_t = self._lost_t, None
         if lost_t is None:  # nothing failed: they left
             left, lost = left + lost, 0
-        line = f"step {event['step']}: {words.workers(self.status['world_size'])}"
+        on = words.workers(self.status["world_size"], of_a_replica=self._of_a_replica)
+        line = f"step {event['step']}: {on}"
         if lost_t is not None:
             began_t = self._began_t(lost_t, [fault.get("died_t") for fault in faults])
-            causes = sorted({words.short_cause(fault["cause"]) for fault in faults})
+            causes = sorted({words.short_cause(fault["cause"]) for fault in faults} - {words.WITH_ITS_REPLICA})
             cost_s, unnoticed_s = max(0.0, t - began_t), max(0.0, lost_t - began_t)
             self.status["lost"] += lost
             why = ", ".join(causes)[:_CAUSE_MAX]
             kinds = ", ".join(sorted({cause.partition(":")[0] for cause in causes}))  # the agent has shown the rest
             self.status["fault"] = {"t": t, "why": why, "cost_s": cost_s, "unnoticed_s": unnoticed_s}
-            what = f"the loss of {lost}" if lost else "a collective failed"
+            whom = words.replicas_by_number(replicas) if replicas else str(lost)
+            what = f"the loss of {whom}" if lost else "a collective failed"
             line += f", {words.seconds(cost_s)} after {what}" + (f" ({kinds})" if kinds else "")
             line += f", {words.seconds(unnoticed_s)} until it was noticed" if unnoticed_s > 0.5 * cost_s else ""
         line += f", {left} left" if left else ""

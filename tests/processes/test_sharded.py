@@ -136,6 +136,10 @@ def test_every_shape_has_the_bits_of_one_process(
 ) -> None:
     end = run(workers, *options, size=size)
     assert len(end.results) == (workers or 1)
+    of_a_replica = size or workers or 1
+    for one in end.results:
+        count = len(end.results) // of_a_replica
+        assert one["replica"] == [one["rank"] // of_a_replica, count, one["rank"] % of_a_replica, of_a_replica]
     assert end.bits() == whole(*options)
     assert not end.redone()
     assert not end.of("peer_lost")

@@ -45,6 +45,24 @@ def a_run_that_lost_a_worker(folder: Path, *, finishes: bool) -> None:
         log.close()
 
 
+def test_a_report_names_replicas_where_they_have_several_workers() -> None:
+    """A member was killed, and its mate ended with it; two new ones come in their place."""
+    story = Story(replica_size=2).launch(6).train(2).regroup([0, 1, 4, 5])
+    for rank, cause in ((2, "it ended with its replica"), (3, "SIGKILL")):
+        story._emit(0, "fault_detected", lost=f"w{rank}", of_replica=1, cause=cause, died_t=None, step=2)
+    found = report(story.train(4).regroup([0, 1, 2, 3], newcomers=2).train(8).finish().events)
+
+    assert found.replicas == (3, 2, 3)
+    assert ("replicas", "3 → 2 → 3") in list(facts(found))
+    start, loss, join = map(sentence, found.view_changes)
+    assert start == "6 workers in 3 replicas begin"
+    assert loss.startswith("lost replica 1 by the end of w3 (SIGKILL): 4 workers in 2 replicas trained again ")
+    assert join.startswith("2 joined: 6 workers in 3 replicas go on")
+    assert "in 3 replicas" in page("it", story.events)
+    of_one = report(Story().launch(3).train(8).finish().events)
+    assert "replica" not in str([*facts(of_one), *map(sentence, of_one.view_changes)])
+
+
 @pytest.mark.parametrize("finishes", [True, False])
 def test_a_report_counts_redone_work_and_knows_how_the_run_ended(tmp_path: Path, finishes: bool) -> None:
     """Step 2 was done twice, and step 3 was in flight; what was accepted to differ is said for ever."""

@@ -77,6 +77,19 @@ def test_a_loss_is_told_with_its_cause_and_what_it_cost_once_the_run_is_under_wa
     assert shown.lines[-1].startswith("finished: 12 steps, 1 lost on the way, goodput ")
 
 
+def test_replicas_are_named_where_they_have_several_workers() -> None:
+    shown = Shown().view("a", "b", "c", "d", replica_size=2).steps(0, 8)
+    shown.then("peer_lost", 1.0).view("a", "b", generation=2, replica_size=2)
+    shown.then("fault_detected", lost="c", of_replica=1, cause="it ended with its replica", died_t=None)
+    shown.then("fault_detected", lost="d", of_replica=1, cause="SIGKILL", died_t=None).steps(8, 12)
+
+    line = "step 8: 2 workers in 1 replica, 1.2 s after the loss of replica 1 (SIGKILL)"
+    assert shown.lines[0].startswith(line), shown.lines
+    assert shown.statuses[-1]["lost"] == 2
+    status = {**shown.statuses[-1], "world_size": 6, "balance": 1.0}
+    assert "6 workers in 3 replicas" in CODES.sub("", "".join(terminal.lines(status, shown.now, 160)))
+
+
 def test_only_those_who_were_lost_are_counted_as_lost() -> None:
     """In a run's first view one died, and two had not received the state: it said "after the loss of 3"."""
     shown = Shown().view("a", "b", "c", "d").then("peer_lost", 1.0)

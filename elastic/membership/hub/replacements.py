@@ -6,6 +6,7 @@ answer: slots that get another worker, and a run that goes on without one that c
 
 from __future__ import annotations
 
+from elastic.events.words import WITH_ITS_REPLICA
 from elastic.membership.exit_statuses import CUT_SHORT
 from elastic.membership.hub.nodes import Nodes
 from elastic.membership.hub.orders import Outbox
@@ -48,7 +49,7 @@ class Replacements:
             self._workers.note_gone(worker, why, exited)
             return
         if exited.with_replica:  # what follows, follows from the end of the first
-            self._workers.note_gone(worker, "it ended with its replica", exited)
+            self._workers.note_gone(worker, WITH_ITS_REPLICA, exited)
             return
         what = what_failed(exited, worker.failed)
         if exited.expected or worker.status == WorkerStatus.LEAVING or exited.signal in LEAVES:

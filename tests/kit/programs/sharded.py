@@ -184,6 +184,7 @@ def main() -> None:
     }
     found = {
         "rank": run.rank,
+        "replica": [run.replica.index, run.replica.count, run.replica.rank, run.replica.size],
         "weights": elastic_checkpoint.digest(model),
         "moments": elastic_checkpoint.digest(moments),
         "evaluated": float(told["loss"]).hex(),
