@@ -79,6 +79,14 @@ TORN: Event = {"t": 2.0, "worker": "w1", "event": "peer_lost", "error": "it did 
             [look(1, 4, 9), look(1, 4, 9), look(2, 4, 10, rank=0, threads=9, writers=1, last=True)],
             set(),
         ),  # the writer of checkpoints
+        (
+            [look(1, 4, 9), look(1, 4, 9), look(2, 4, 16, threads=14, writers=1, last=True, replica="n-1")],
+            set(),
+        ),  # it saves with the others of its replica
+        (
+            [look(1, 4, 9), look(1, 4, 9), look(2, 4, 17, threads=15, writers=1, last=True, replica="n-1")],
+            {"sockets", "threads"},
+        ),
         ([look(1, 4, 9), look(1, 4, 9), TORN, look(2, 4, 9 + OF_A_GROUP, last=True)], set()),
         ([look(1, 4, 9), look(1, 4, 9), TORN, look(2, 4, 10 + OF_A_GROUP, last=True)], {"sockets", "descriptors"}),
         ([look(1, 4, 6), look(2, 4, 9), look(2, 4, 9), look(3, 4, 9, last=True)], set()),  # a peer died there

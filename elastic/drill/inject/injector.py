@@ -26,6 +26,7 @@ from elastic.events import drill_schema
 from elastic.events.drill_schema import Changed, Held, Placed, Reads, Weights
 from elastic.events.observer import MOMENTS, ObservedRun, Observer
 from elastic.events.sinks import local_folder
+from elastic.membership import environment
 from elastic.plan.save_rules import SaveEvery
 from elastic.state.train_state import weights_digest
 
@@ -58,7 +59,7 @@ class Injector(Observer):
         self._reading: RecordingDataset | None = None
         self._batch_changes: list[Callable[[Any], Any]] = []
         self._later: dict[str, list[Callable[[], None]]] = {}  # by the moment at which it is done
-        self._holdings = Holdings()
+        self._holdings = Holdings(in_replica=environment.read().replica_size > 1)
         self._storage: Path | None = None  # the run's, where it is a local folder
         self._applied: str | None = None  # the weights that the last step came to
 
