@@ -81,8 +81,12 @@ def test_modules_see_the_script_s_command_line_and_what_it_did_before(tmp_path: 
 
 @pytest.mark.parametrize(
     "first",
-    ["os.environ['OMP_NUM_THREADS'] = '2'", "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + '/own')"],
-    ids=["variable", "folder"],
+    [
+        "os.environ['OMP_NUM_THREADS'] = '2'",
+        "os.environ['OMP_NUM_THREADS'] = str(abs(-2))",
+        "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + '/own')",
+    ],
+    ids=["variable", "computed", "folder"],
 )
 def test_torch_is_as_a_script_has_it_that_does_something_before_its_import(tmp_path: Path, first: str) -> None:
     """On one node the agent has loaded torch already, and forks the process that imports for the workers."""

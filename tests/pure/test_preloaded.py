@@ -75,5 +75,23 @@ def test_variables_of_other_libraries_do_not_show(folder: Path) -> None:
     assert at_the_script(folder).shows(["TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "WANDB_MODE"]) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [
+        ("os.environ['OMP_NUM_THREADS'] = str(cores())", True),
+        ("environ |= {'OMP_NUM_THREADS': count}", True),
+        ("os.environ.setdefault('OMP_NUM_THREADS', count)", True),
+        ("del os.environ['OMP_NUM_THREADS']", True),
+        ("sys.path[:0] = folders()", True),
+        ("rank = int(os.environ['LOCAL_RANK'])", False),
+        ("if os.environ.get('OMP_NUM_THREADS') == '2':", False),
+    ],
+)
+def test_what_a_worker_may_set_before_it_asks_for_torch_shows_in_the_source(
+    folder: Path, line: str, shows: bool
+) -> None:
+    assert at_the_script(folder).may_show(["import os", line]) is shows
+
+
 def test_a_folder_that_is_not_there_is_no_error(folder: Path) -> None:
     assert at_the_script(folder / "nowhere").shows([]) is None

@@ -4,19 +4,26 @@ The agent has loaded torch for itself, as its workers would, so its fork has it 
 a second and a half of a processor. In `python script.py` the script's first statements come before torch, and decide
 two things about it: what it finds in the environment, and which of several modules of one name it imports.
 
-Promises  `shows()` names what the script has done, or has beside it, that would have made a difference.
+Promises  `shows()` names what the script has done, or has beside it, that would have made a difference; `may_show()`
+          says whether what it has not done yet may.
 Leaves    what follows from that to process.py: a fresh interpreter, in which everything comes in the script's order.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 
 _OWN = ("__main__", "__mp_main__", "elastic", "elastic_checkpoint")
 _OTHERS = ("TOKENIZERS_", "HF_", "TRANSFORMERS_", "DATASETS_", "WANDB_", "MLFLOW_", "COMET_", "TENSORBOARD_", "MPL")
 """Variables that are no concern of torch, nor of what torch imports."""
+
+# by form alone: who only seems to set something gets a fresh interpreter, and starts a second later
+_SETS = re.compile(
+    r"environ\s*(\[.*\]\s*\+?=(?!=)|\|=|\.(setdefault|update|pop|clear))|del .*environ|putenv|sys\.path\b"
+)
 
 
 class Preloaded:
@@ -48,6 +55,13 @@ class Preloaded:
             if (own := self._shadowed(folder)) is not None:
                 return f"{folder} has a module {own} of its own"
         return None
+
+    def may_show(self, lines: Iterable[str]) -> bool:
+        """Return whether lines of the script, left to the workers, may set what a module looks at that is loaded here.
+
+        lines  before which the script has not asked for torch
+        """
+        return any(map(_SETS.search, lines))
 
     def _shadowed(self, folder: str) -> str | None:
         """Return the name of a loaded module that python would have found there first."""

@@ -6,7 +6,7 @@
     agent -> that   BecomeWorker, with the worker's variables and descriptors: now it is a worker
 
 Promises  modules that it imports see what they would see in `python script.py` (processes/script.py,
-          beginning.py). One that must not be shared is found out (importing.py): then it starts itself again, and
+          top_imports.py). One that must not be shared is found out (importing.py): then it starts itself again, and
           leaves to each worker that import and what the script does after it.
           The first one of a node may be a fork of the agent, which has loaded torch; where a script could tell
           (preloaded.py), it starts itself again as a fresh interpreter.
@@ -38,7 +38,6 @@ from typing import NoReturn
 
 from elastic.launch.processes import worker
 from elastic.launch.processes.script import MainModule, Script
-from elastic.launch.warm.beginning import beginning
 from elastic.launch.warm.generators import Generators
 from elastic.launch.warm.importing import Importing
 from elastic.launch.warm.messages import (
@@ -54,6 +53,7 @@ from elastic.launch.warm.messages import (
     read,
 )
 from elastic.launch.warm.preloaded import Preloaded
+from elastic.launch.warm.top_imports import top_imports
 from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 
@@ -126,7 +126,9 @@ class _Again:
 
 def _import(main_module: MainModule, statements: int, preloaded: Preloaded | None) -> _Again | None:
     """Import what the script does first; return how to start again where forks must not share it, or order shows."""
-    source, added = "", []
+    source, last = "", 0  # the last line that was run
+    added: list[str] = []  # to sys.path
+    packages: set[str] = set()  # that the script has imported
     with Importing() as importing, contextlib.suppress(BaseException):  # a failure is the worker's to meet, and to say
 
         def order_shows() -> bool:
@@ -135,7 +137,7 @@ def _import(main_module: MainModule, statements: int, preloaded: Preloaded | Non
         if order_shows():
             return _Again(statements)
         source, filename = main_module.find()
-        for number, statement in enumerate(beginning(source, filename)):
+        for number, statement in enumerate(top_imports(source, filename)):
             if number == statements:
                 break
             path, done = list(sys.path), False
@@ -151,6 +153,9 @@ def _import(main_module: MainModule, statements: int, preloaded: Preloaded | Non
                 break
             if not statement.imports:
                 added += [entry for entry in sys.path if entry not in path]
+            last, packages = statement.last, packages | statement.packages
+    if preloaded is not None and "torch" not in packages and preloaded.may_show(source.splitlines()[last:]):
+        return _Again(statements)
     for entry in added:
         sys.path.remove(entry)  # the script adds it again
     main_module.clear()
