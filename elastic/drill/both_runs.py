@@ -11,11 +11,8 @@ Leaves    what strikes to the plan, how to cluster.py and injector.py, whether p
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -169,7 +166,7 @@ class Drill:
             checkpoints=baseline_verdict.checkpoints + faulted_verdict.checkpoints,
             sizes=(sizes["dataset_length"], sizes["batch_size"]),
             exact=exact,
-            diagnoses=diagnose(baseline_events, faulted_events, script=self._source(), exact=exact) if broken else [],
+            diagnoses=diagnose(baseline_events, faulted_events, exact=exact) if broken else [],
             replay=options.replay(plan_file),
             kept=None,
             seconds=time.monotonic() - self._begun_s,
@@ -305,19 +302,6 @@ class Drill:
         )
         self._clusters.append(cluster)
         return WatchedRun(cluster, self._console, plan, hosting)
-
-    def _source(self) -> str | None:
-        """Return the path of the script's file; None: its module is not found."""
-        if not self._options.module:
-            return os.path.abspath(self._options.script)
-        sys.path.insert(0, os.getcwd())
-        try:
-            spec = importlib.util.find_spec(self._options.script)
-        except (ImportError, ValueError):
-            return None
-        finally:
-            sys.path.remove(os.getcwd())
-        return spec.origin if spec is not None else None
 
     def _clear_away(self, *, keep: bool) -> None:
         """End all that still runs; remove the drill's files and storage, unless they are to be kept."""

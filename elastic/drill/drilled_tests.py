@@ -59,7 +59,7 @@ class UndisturbedEnds:
             return end
 
 
-def sections(runs: Sequence[Remembering], undisturbed: Sequence[End], script: Path) -> list[tuple[str, str]]:
+def sections(runs: Sequence[Remembering], undisturbed: Sequence[End]) -> list[tuple[str, str]]:
     """Return a title and a text for each run that has ended: its verdict, and what else explains a failed test.
 
     undisturbed  the ends that the test compares with
@@ -69,11 +69,11 @@ def sections(runs: Sequence[Remembering], undisturbed: Sequence[End], script: Pa
     for number, run in enumerate(runs, 1):
         if run.end is not None:
             reference = next((end for config, end in baseline if config == run.end.config), None)
-            found.append((f"drill: run {number}", "\n".join(_of_run(run, run.end, reference, script))))
+            found.append((f"drill: run {number}", "\n".join(_of_run(run, run.end, reference))))
     return found
 
 
-def _of_run(run: Remembering, end: End, reference: End | None, script: Path) -> Iterable[str]:
+def _of_run(run: Remembering, end: End, reference: End | None) -> Iterable[str]:
     """Yield the text on one run, part after part. reference: the undisturbed end that it is compared with."""
     yield str(end.verdict)
     for fault in end.not_reached:
@@ -82,7 +82,7 @@ def _of_run(run: Remembering, end: End, reference: End | None, script: Path) -> 
         yield f"left behind: {what}"
     if reference is not None:
         exact = end.config.get("mode") == "exact"
-        yield from map(str, diagnose(reference.events, end.events, script=str(script), exact=exact))
+        yield from map(str, diagnose(reference.events, end.events, exact=exact))
     if end.exit_code or not end.events:
         yield f"its launch ended with status {end.exit_code}, and printed:\n{end.output[-OUTPUT_SHOWN:].rstrip()}"
     if end.events:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _SEED = pytest.StashKey[int]()
 _RUNS = pytest.StashKey["list[Remembering]"]()  # of a test
 _UNDISTURBED = pytest.StashKey["list[End]"]()  # those that a test compares with
-_SCRIPT = pytest.StashKey[Path]()
 _FIXTURES = {"elastic_cluster", "elastic_undisturbed", "elastic_drill_seed"}
 
 
@@ -85,7 +84,7 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
 
     undisturbed: list[End] = item.stash.get(_UNDISTURBED, [])
     try:
-        return sections(runs, undisturbed, item.stash[_SCRIPT])
+        return sections(runs, undisturbed)
     except Exception as error:  # of a script or events that nobody foresaw: the test's own failure must be seen
         return [("drill", f"what became of the runs cannot be said: {type(error).__name__}: {error}")]
 
@@ -124,7 +123,7 @@ def elastic_cluster(
         ) -> Cluster:
             nonlocal made
             made += 1
-            script = request.node.stash[_SCRIPT] = _found(arguments.pop("script", elastic_script), request)
+            script = _found(arguments.pop("script", elastic_script), request)
             if faults is not None:
                 arguments["plan"] = _drawn(elastic_drill_seed + made, faults, rate, arguments)
             run = _cluster(script, tmp_path / f"drill-{made}", url or tmp_path / f"run-{made}", arguments)

@@ -1,6 +1,6 @@
-"""What people read: while it runs, at its end, and where in their script the reason may be.
+"""What people read: while it runs, at its end, and what kind of bug in their script may be the reason.
 
 follow        a run's events while it writes them; story: told as they come
 findings      all that is known at the end; show: shows it; costs: what did each fault cost?
-diagnosis     what kind of bug has this signature? source_hints: which lines can be at fault?
+diagnosis     what kind of bug has this signature?
 """

@@ -1,4 +1,4 @@
-"""What kind of bug in a script has this signature, and where may it be? Pure, but for the source that it reads.
+"""What kind of bug in a script has this signature? Pure.
 
 The evidence is what the two runs recorded: the state that each began with, what was in each example that was read, the
 sums and weights of each step. The first thing that differs names the kind:
@@ -24,64 +24,51 @@ import elastic.errors
 import elastic_checkpoint.errors
 from elastic.drill.faults.registry import KINDS
 from elastic.drill.judge.contents import conflicts, notes
-from elastic.drill.report import source_hints
-from elastic.drill.report.source_hints import Line
 from elastic.events.event import Event
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Names the kind of bug, the evidence, what to do next, and lines that may be meant."""
+    """Names the kind of bug, the evidence, what to do next, and where to look, if that is known."""
 
     what: str
     seen: str
     next: str
-    look: tuple[Line, ...] = ()
+    look: str | None = None
 
     def __str__(self) -> str:
         lines = [self.what, f"  seen  {self.seen}"]
-        lines += [f"  look  {line}" for line in self.look]
+        lines += [f"  look  {self.look}"] if self.look is not None else []
         return "\n".join([*lines, f"  next  {self.next}"])
 
 
-def diagnose(
-    baseline: Sequence[Event], faulted: Sequence[Event], *, script: str | None, exact: bool = True
-) -> list[Diagnosis]:
+def diagnose(baseline: Sequence[Event], faulted: Sequence[Event], *, exact: bool = True) -> list[Diagnosis]:
     """Return what the records of both runs say about the script; nothing where they say nothing.
 
     baseline, faulted  the events of the run without faults and of the one with faults
-    script      its file
     exact       mode="exact"; else only the data is compared
     """
-    found = [one for one in (_raised(faulted, script), _refused(faulted), _data(baseline, faulted)) if one is not None]
-    if exact and (first := _first_weights(baseline, faulted, script)) is not None:
+    found = [one for one in (_raised(faulted), _refused(faulted), _data(baseline, faulted)) if one is not None]
+    if exact and (first := _first_weights(baseline, faulted)) is not None:
         return [first, *found]
-    if exact and not found and (later := _sums_or_weights(baseline, faulted, script)) is not None:
+    if exact and not found and (later := _sums_or_weights(baseline, faulted)) is not None:
         return [later]
     return found
 
 
-def _first_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
-    """Return that training began with other weights, and where the script may lack a seed; None: it did not."""
+def _first_weights(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | None:
+    """Return that training began with other weights; None: it did not."""
     begun = [_initial(events) for events in (baseline, faulted)]
     if None in begun or begun[0] == begun[1]:
         return None
-    made, seeds = source_hints.model(script) if script is not None else ([], [])
-    if not seeds:
-        why = "the script never seeds anything"
-    elif made and seeds[0].number > made[0].number:
-        why = f"line {seeds[0].number} seeds only after line {made[0].number} has made the model"
-    else:
-        why = "it seeds, but not all that the first weights are drawn from, or not always with the same number"
     return Diagnosis(
         "the weights that training begins with are not the same in every run: they are initialised without a seed",
-        f"at step 0 the weights' digest was {_short(begun[0])} without faults and {_short(begun[1])} with them; {why}",
+        f"at step 0 the weights' digest was {_short(begun[0])} without faults and {_short(begun[1])} with them",
         "call elastic.seed(0) before the model is made",
-        (*made[:2], *seeds[:2]),
     )
 
 
-def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
+def _raised(faulted: Sequence[Event]) -> Diagnosis | None:
     """Return an exception that no fault of the drill's raised, though the run may have gone on without that worker."""
     errors = [event for event in faulted if event["event"] == "error" and _of_script(str(event["error"]))]
     if not errors:
@@ -94,7 +81,6 @@ def _raised(faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
         + (f"; {len(errors)} were raised in all" if len(errors) > 1 else "")
         + "; the run without faults came to its end",
         "its traceback is in disturbed-drill/output-*.txt of the folder below",
-        tuple(source_hints.raising(script, what.partition(":")[0]) if script is not None else ()),
     )
 
 
@@ -145,17 +131,15 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
     )
     seen = f"{name}[{one.index}] at step {one.step} was read as {versions}; so were {len(found)} reads"
     agreed, at_first, steps = _of_rank_0(baseline, faulted)
-    getitem = _getitem(file, line)
-    asks = source_hints.rank(file) if file else []
-    changed = source_hints.counters(file, line) if file else []
-    # A run that was refused in its first step has too few reads to tell the rank from the time: its source may.
-    if agreed and ((asks or not changed) if steps > 1 else (asks and not changed)):  # by the rank
+    look = f"{file}:{line}  __getitem__" if file is not None and line is not None else None
+    # A run that was refused in its first step has too few reads to tell the rank from the time.
+    if agreed and steps > 1:  # by the rank
         return Diagnosis(
             f"what {name} gives for an index depends on which worker reads it: on its rank, or the number of workers",
             seen + "; worker 0 always read what the run without faults did, the others did not",
             "make it a function of the index alone: which examples a worker reads is elastic's to say, so a sampler or "
             "shuffle of its own, seeded from the rank, must go",
-            tuple(asks or getitem),
+            look,
         )
     if at_first or agreed:  # by time
         return Diagnosis(
@@ -169,7 +153,7 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
             ),
             "make it a function of the index alone: a worker that replaces a lost one begins without that state, and a "
             "step that is done again reads twice",
-            tuple(changed or getitem),
+            look,
         )
     return Diagnosis(
         f"what {name} gives for an index is drawn from something that no seed of the run decides: random numbers "
@@ -177,7 +161,7 @@ def _data(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | No
         seen + "; even the first read differed",
         "inside dataset[i] draw from random, numpy.random or torch, which elastic seeds for each example; generators "
         "of your own must be seeded from the index",
-        tuple(([*source_hints.randomness(file, line), *source_hints.hashed(file, line)] if file else []) or getitem),
+        look,
     )
 
 
@@ -199,7 +183,7 @@ def _of_rank_0(baseline: Sequence[Event], faulted: Sequence[Event]) -> tuple[boo
     return bool(mine) and all(mine), bool(mine) and mine[0], len(steps)
 
 
-def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script: str | None) -> Diagnosis | None:
+def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event]) -> Diagnosis | None:
     """Return that sums of equal examples, or weights after equal sums, are what differs first; None: neither."""
     facts = (("step_applied", "sums"), ("weights", "digest"))
     first = {kind: _first_difference(baseline, faulted, kind, fact) for kind, fact in facts}
@@ -209,7 +193,6 @@ def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script
         return None
     step = min(one["step"] for one in (sums, weights) if one is not None)
     before = struck is None or step < struck
-    look = _of_the_loop(baseline, faulted, script, workers_are_enough=before)
     when = (
         "before any fault struck, so the number of workers is enough" if before else f"the first fault was at {struck}"
     )
@@ -221,7 +204,6 @@ def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script
             f"step {step} is the first that differs, though its examples and the weights before it are equal; {when}",
             "put what must survive into extra=, and draw random numbers from torch, numpy.random or random: inside a "
             "share these are seeded by elastic",
-            look,
         )
     return Diagnosis(
         "the same sums gave other weights: the update has state or randomness that is not kept by elastic, or depends "
@@ -229,22 +211,7 @@ def _sums_or_weights(baseline: Sequence[Event], faulted: Sequence[Event], script
         f"step {step} is the first whose weights differ, with equal sums; {when}",
         "put what update, on_apply or the scheduler remember into extra=; a learning rate must be the same at every "
         "number of workers",
-        look,
     )
-
-
-def _of_the_loop(
-    baseline: Sequence[Event], faulted: Sequence[Event], script: str | None, *, workers_are_enough: bool
-) -> tuple[Line, ...]:
-    """Return lines of the script but for its dataset, whose examples were equal; the likeliest first."""
-    if script is None:
-        return ()
-    asks = source_hints.rank(script)[:3]
-    lines = [*source_hints.counters(script)[:3], *source_hints.randomness(script)[:3]]
-    lines = [*asks, *lines] if workers_are_enough else [*lines, *asks]
-    where = next((event for event in (*baseline, *faulted) if event["event"] == "dataset"), {})
-    lines = source_hints.without(lines, where.get("file"), where.get("line"))
-    return tuple(dict.fromkeys(lines))
 
 
 def _first_difference(baseline: Sequence[Event], faulted: Sequence[Event], kind: str, fact: str) -> Event | None:
@@ -262,11 +229,6 @@ def _initial(events: Sequence[Event]) -> Any:
 
 def _reads(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event["event"] == "reads"]
-
-
-def _getitem(file: str | None, line: int | None) -> list[Line]:
-    """Return the line of the data set's __getitem__, if it is known."""
-    return [Line(file, line, "__getitem__")] if file is not None and line is not None else []
 
 
 def _short(digest: Any) -> str:
