@@ -7,9 +7,7 @@ Where nodes meet by that URL alone, the hub's own agent writes it as soon as the
 any case the coordinator does, as views begin and when the hub moves (loop/storage/hub_notice.py). It is read before
 anybody looks for a rendezvous, and once a second until the hub is found (launch/hub/written_lookup.py).
 
-The last hub of a run writes beside it that it has ended (launch/hub/announcement.py), for whoever finds a hub
-there that does not answer has to wait: it may be moving. What a hub has written is never taken back: of two that take
-themselves for it, on two sides of a cut, one would take the other's.
+The last hub of a run writes beside it that it has ended (launch/hub/announcement.py).
 
 Whoever can read the run's storage can join the run, unless it has a secret (elastic_checkpoint/net/secret.py). What
 lies there is a hint: a hub that has moved on says where to.
@@ -46,6 +44,8 @@ def write_end(url: str | os.PathLike[str], nonce: str) -> None:
     with contextlib.closing(open_storage(url, retry_s=_RETRY_S)) as storage:
         hub = _read(storage, KEY)
         if hub is not None and hub["nonce"] == nonce:
+            # Whoever finds a hub there that does not answer has to wait, as it may be moving. Nothing is deleted: of
+            # two that take themselves for the hub, on two sides of a cut, one would delete the other's.
             storage.put(ENDED_KEY, json.dumps(hub).encode())
 
 

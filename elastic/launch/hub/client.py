@@ -39,7 +39,7 @@ class HubClient:
     def ping_if_due(self, now_s: float, *, held_up: bool) -> None:
         """Ping the hub every PING_S; its lease begins anew where this process was held up until now."""
         if held_up:
-            self._lease.held_up(now_s)
+            self._lease.held_up(now_s)  # what the hub has said meanwhile is not read yet
         if now_s - self._pinged_s >= PING_S:
             self._pinged_s = now_s
             self.connection.say(as_message(Ping()))

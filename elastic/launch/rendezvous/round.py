@@ -1,9 +1,6 @@
 """A round of torch's rendezvous: it is waited for in a thread, and those who wait are told who is refused.
 
-Nodes write their own name, address and port where torch has an address, so that all who have met know each other. torch
-then has each node wait for the first of them, for a minute if that is lost; here nobody needs what it would say.
-
-Of torch 2.13: the pickled state that `participants` reads is not documented. Where it is another one, nobody is known.
+Nodes write their own name, address and port where torch has an address, so that all who have met know each other.
 """
 
 from __future__ import annotations
@@ -76,7 +73,7 @@ class NoMaster(Store):
         return
 
     def get(self, key: str) -> bytes:
-        return b"0"
+        return b"0"  # else each node waits for what the first one says, for a minute if that is lost
 
 
 def called(node: str, address: Address) -> str:
@@ -86,7 +83,7 @@ def called(node: str, address: Address) -> str:
 
 def participants(backend: Any) -> list[tuple[str, Address]] | None:
     """Return who is at the rendezvous, or was and is lost, in torch's order; None: nobody can be asked."""
-    with contextlib.suppress(Exception):  # a private format, and a store that may be gone
+    with contextlib.suppress(Exception):  # a store that may be gone; a format of torch 2.13's, not documented
         found = backend.get_state()
         if found is None:
             return []

@@ -1,7 +1,6 @@
 """What nodes leave of themselves in the rendezvous' store, signed where the run has a secret.
 
-torch unpickles it, and the store is open to whoever reaches its port: without a signature that is code of whoever wrote
-it. What is not signed by the run's secret is not unpickled here, and its reader joins no round.
+What is not signed by the run's secret is not unpickled here, and its reader joins no round.
 """
 
 from __future__ import annotations
@@ -83,6 +82,7 @@ class SignedBackend(RendezvousBackend):
 
     def _checked(self, found: bytes) -> bytes:
         """Return a state without its signature. Raises StateRefused where that is not the run's secret's."""
+        # torch unpickles what this returns, and whoever reaches the port can write there: it would be their code
         signed = found.startswith(_SIGNED)
         if self._secret is None:
             if signed:

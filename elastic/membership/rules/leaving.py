@@ -1,9 +1,6 @@
 """Workers want to go: who may, who saves first, and who is still needed? Pure.
 
-Promises  the newest state is never thrown away by those who leave in order. While nobody else holds it, and nobody has
-          seen it committed, the one of them that is farthest saves it before anybody goes, or takes part in one more
-          view and hands it to those who stand behind.
-          One that holds what can be neither saved nor handed on is told so: it does not end as if all were well.
+Promises  the newest state is never thrown away by those who leave in order: one of them saves it, or hands it on.
 """
 
 from __future__ import annotations
@@ -58,11 +55,13 @@ def see_off(leavers: Sequence[Holding], stayers: Sequence[Holding], *, go_on: bo
     safe = max((saved, *kept))
     go = tuple(one.worker for one in leavers if one.step <= safe or one.step < 0 or one.torn)
     held = sorted((one for one in leavers if one.worker not in go), key=lambda one: -one.step)
+    # nobody who stays holds what these do, and nobody has seen it committed
     if go_on and stayers:
         needed = next((one for one in held if one.joins and one.step == held[0].step), None)
-        if needed is not None:
+        if needed is not None:  # one more view, in which it hands the state to those who stand behind
             return Parting(go=go, stays=needed.worker)
     farthest = next((one for one in held if one.whole), None)
     if farthest is not None:
         return Parting(go=go, saves=farthest.worker)
+    # it can be neither saved nor handed on: they are told so, and do not end as if all were well
     return Parting(go=go, lost=tuple(one.worker for one in held))

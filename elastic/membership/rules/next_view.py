@@ -1,8 +1,6 @@
 """Who is in the next view, and in which order? Pure.
 
-Promises  workers of one node stand together, so that sums are added inside a node before they cross the network.
-          While one worker of the last view survives, a survivor is rank 0: the coordinator keeps its storage.
-          A newcomer joins only at a boundary between steps, where it has missed nothing.
+Promises  workers of one node stand together; where one of the last view survives, a survivor is rank 0.
           Replicas are in a view whole or not at all, and their members stand together, by local rank.
 """
 
@@ -70,9 +68,12 @@ def next_view(
     replica_size  how many workers hold one copy of the state together
     """
     survivors, newcomers = whole(survivors, replica_size), whole(newcomers, replica_size)
+    # between two steps alone: there a newcomer has missed nothing
     joining = newcomers if all(survivor.at == BOUNDARY for survivor in survivors) else ()
     room = replica_size * min((candidate.shares for candidate in survivors or joining), default=0)
+    # sums are added inside a node before they cross the network, so its workers stand together
     blocks: dict[str, list[Candidate]] = {}
+    # rank 0 is the coordinator: a survivor keeps the storage that it has open
     for candidate in (*survivors, *joining[: max(0, room - len(survivors))]):
         blocks.setdefault(candidate.node, []).append(candidate)
     return [candidate for block in blocks.values() for candidate in block]
