@@ -16,6 +16,7 @@ from elastic.errors import ConfigError
 from elastic.events import words
 from elastic.plan import arguments, units
 from elastic.plan.estimate import Bill, Estimate, estimate
+from elastic.plan.memory import ReplicaMemory, memory
 from elastic.plan.policies import USES
 from elastic.plan.scaling import has_knee, table_rows
 from elastic.plan.simulate_command import fleet_facts, fleet_in_words, job_on, of_fleet, show_figures
@@ -73,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T",
         help="of work, the most (default 30min)",
     )
+    room = parser.add_argument_group("how large a model fits")
+    room.add_argument(
+        "--memory",
+        type=arguments.quantity(units.above_0(units.nbytes)),
+        metavar="BYTES",
+        help="of a worker, for its state and sums: 60GB of an 80 GB GPU, if activations take 20 GB",
+    )
     arguments.add_output(parser, drawn="efficiency and speed-up")
     measuring = parser.add_argument_group("measuring a step, an all-reduce and saves here, instead of planning")
     measuring.add_argument(
@@ -102,8 +110,9 @@ def _plan(given: argparse.Namespace) -> int:
         raise ConfigError(f"--steps {given.steps:g}; expected a whole number, 1 or more, such as 100k")
     arguments.check_plot(given)
     fleet = fleet.limited(given.nodes)
+    job = job_on(given, figures, fleet)
     found = estimate(
-        job_on(given, figures, fleet),
+        job,
         fleet,
         of_fleet(fleet, given.nodes, given.per_node),
         figures,
@@ -114,14 +123,20 @@ def _plan(given: argparse.Namespace) -> int:
         at_risk_max_s=given.at_risk,
         waits={"arrive_s": given.arrive, "notice_s": given.notice, "nodes_min": given.nodes_min},
     )
+    held = list(memory(job, nodes=given.nodes_min, worker_bytes=given.memory))
     if given.plot is not None:
         from elastic.plan.plot import plot_plan
 
         plot_plan(found, given.plot)
     if given.json:
-        print(json.dumps(facts(found)))
+        print(json.dumps({**facts(found), "memory": [vars(one) for one in held]}))
     else:
-        _show(Console(highlight=False), found, steps=steps)
+        console = Console(highlight=False)
+        _show(console, found, steps=steps)
+        console.print(
+            "\n[bold]Memory[/bold] of a worker, beside activations and, of a sharded model, four of its units\n"
+        )
+        console.print(_memory(held, given.memory))
         if given.sources:
             print()
             show_figures(Console(highlight=False), figures, USES)
@@ -202,6 +217,18 @@ def _candidates(found: Estimate) -> Table:
     for one in found.shares:
         style = "bold" if one.virtual_workers == found.job.virtual_workers else ""
         table.add_row(f"{one.virtual_workers}", words.percent(one.balance), words.percent(one.worst), style=style)
+    return table
+
+
+def _memory(held: Sequence[ReplicaMemory], worker_bytes: float | None) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    fits = [] if worker_bytes is None else [f"fits into {words.size(worker_bytes)}"]
+    for column in ("workers of a replica", "bytes a parameter", "of this model", *fits):
+        table.add_column(column, justify="right")
+    for one in held:
+        largest = [] if one.largest is None else [_many(one.largest)]
+        row = (f"{one.replica_size}", f"{one.bytes_a_parameter:.1f}", words.size(one.model_bytes))
+        table.add_row(*row, *largest)
     return table
 
 

@@ -62,6 +62,25 @@ def test_a_plan_has_the_textbooks_all_reduces(capsys: pytest.CaptureFixture[str]
     assert sizes[63]["balance"] == 64 / (63 * 2)
 
 
+def test_a_replica_of_k_holds_a_model_of_k_times_the_size_but_for_more_partial_sums(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One node of 8 may be all that is left: then 8 replicas of one share 64, or one of 8 has them all."""
+    held = planned(capsys, "--virtual-workers", "64", "--memory", "44GB")["memory"]
+    assert [one["replica_size"] for one in held] == [1, 2, 4, 8]
+    assert [one["bytes_a_parameter"] for one in held] == [
+        20 + 4 * 3,
+        (20 + 4 * 4) / 2,
+        (20 + 4 * 5) / 4,
+        (20 + 4 * 6) / 8,
+    ]
+    assert held[3]["largest"] == 44e9 / 5.5
+    assert held[3]["model_bytes"] == 5.5e9
+    more = planned(capsys, "--virtual-workers", "64", "--nodes-min", "8")["memory"]
+    assert [one["bytes_a_parameter"] for one in more] == [20, (20 + 4) / 2, (20 + 8) / 4, (20 + 12) / 8]
+    assert more[0]["largest"] is None
+
+
 def test_the_knee_is_where_a_worker_more_gains_less_than_it_costs() -> None:
     """With a network a hundred times slower, two nodes are slower than one: the knee is one node."""
     slow = scaling.sizes(job(across=Link(0.125e9, 5e-6), adapters=1))
