@@ -149,6 +149,7 @@ class Run:
         checks: Checks = Checks(),
         **unknown: NoReturn,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
         check_torch()
         linux.open_standard_streams()  # a script may have closed them
         for name in unknown:
@@ -188,6 +189,7 @@ class Run:
             accept=accept if isinstance(accept, str) else (*accept, *environment.accept()),  # type: ignore[arg-type]
             storage_options=dict(storage_options or {}),
             sharding=sharding_of(models),
+            given=given,
         ).with_streams()
         check_sharding(config, self._launch)
         check_world(self._launch, virtual_workers, where)

@@ -48,7 +48,8 @@ class Config:
     """The arguments of `Run`, in one shape: single models and optimizers are dicts of one. See `Run` for meanings.
 
     What an argument of a group comes to on this worker stands beside the groups: `device`, `on_bad`, `cross_check`,
-    `accept`, `storage_options`, and `sharding` where models are sharded.
+    `accept`, `storage_options`, and `sharding` where models are sharded. `given` are the arguments as the script has
+    written them, for the run's manifest.
     """
 
     url: str
@@ -69,6 +70,7 @@ class Config:
     accept: tuple[str, ...]
     storage_options: dict[str, Any] = field(repr=False)  # it may hold credentials
     sharding: Sharding | None = None
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def replica_size(self) -> int:

@@ -40,6 +40,7 @@ from elastic.loop.restoring.restorer import StateRestorer
 from elastic.loop.run_state import Request, RunState, StateSummary
 from elastic.loop.script_variables import generators
 from elastic.loop.view_group import ViewGroup
+from elastic.manifest.recorder import ManifestRecorder
 from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.rules.next_view import BOUNDARY
@@ -114,7 +115,8 @@ class Session:
         self._next_sync: GradientSync | None = None
         self._units: ShardedUnits | None = None
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
-        self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state)
+        self._manifest = ManifestRecorder(config, launch, context.worker_id)
+        self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state, self._manifest)
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
         show = self._on_the_terminal() if launch.terminal else None
         tracker = StatusTracker(
@@ -478,6 +480,7 @@ class Session:
 
     def _close_restorer(self) -> None:
         """Close the restorer; where others wait for this process's end, the writer process finishes the save."""
+        self._manifest.close(abruptly=self._abruptly)
         alone = self.context.live is None and (not self._abruptly or self.view_group.world_size == 1)
         self.restorer.close(abruptly=not alone)
 

@@ -37,6 +37,12 @@ def processor(*, portable: bool) -> dict[str, Any]:
     return known
 
 
+def model_name() -> str | None:
+    """Return what this processor is called, as the kernel has it, or else torch."""
+    name = _described(Path("/proc/cpuinfo")).get("model name") or torch.cpu.get_capabilities().get("cpu_name")
+    return str(name) if name else None
+
+
 def all_flags() -> list[str]:
     """Return everything that this processor can do, as the kernel lists it: a compiler for this machine may use it."""
     about = _described(Path("/proc/cpuinfo"))

@@ -7,7 +7,7 @@ fsspec     any URL of fsspec's; s3: what is particular to S3; obstore: S3 throug
 retry      tries again what may heal; failures: what an error says
 reads      reads that are careful
 urls       can one be opened at this URL?
-redact     URLs and errors without secrets
+redact     URLs, errors and records without secrets
 """
 
 from __future__ import annotations

@@ -1,9 +1,19 @@
-"""URLs and errors as people may see them: without passwords, keys, tokens or signed query strings."""
+"""URLs, errors and records as people may see them: without passwords, keys, tokens or signed query strings.
+
+One rule says what is confidential:
+
+    of any URL       its user, its password and its query
+    storage options  every value but the public ones
+    by its name      what stands under a name that says so (`is_confidential`): a variable, a flag, a key, "name=value"
+
+Whatever is confidential in one place is removed wherever it stands; values that are no more than a number or a word
+only where they have such a name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -13,6 +23,16 @@ _QUERY = re.compile(r"(?<=[^\s?])\?[^\s\"']*")
 _PUBLIC_OPTIONS = {"endpoint_url", "region_name", "region", "protocol", "target_protocol", "client"}
 _NOTHING_CONFIDENTIAL_IN = "faults"  # of elastic_checkpoint.testing
 _SHORTEST = 4  # shorter values would only blot out innocent letters
+_LONG = 12  # from here on a word is no longer taken for one
+_ORDINARY = re.compile(r"[a-z]+|[A-Z]+|[\d.,+-]+")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_PART_OF_NAME = ("secret", "password", "passwd", "passphrase", "credential", "apikey")
+_LAST_OF_NAME = {"token", "pass", "auth", "authorization", "bearer", "cookie", "sas", "dsn"}
+_KINDS_OF_KEY = {"api", "access", "private", "account", "storage", "service", "signing", "encryption", "shared", "ssh"}
+_OF_TOKENIZERS = {"bos", "cls", "eos", "mask", "pad", "sep", "unk", "image", "special", "start", "end", "next", "per"}
+_NAMED = re.compile(
+    r"""(["']?)([A-Za-z][\w.-]*)\1\s*[=:]\s*(?:Bearer\s+)?(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"',;&{}\[\]()]+))"""
+)
 
 
 def redact(url: str) -> str:
@@ -45,11 +65,37 @@ def _users(text: str) -> list[str]:
     return [rest[: end - 1] for rest in _URL.findall(text) if (end := _user_ends(rest))]
 
 
-class Scrubber:
-    """Removes from any text what `url` and the storage options hold in confidence."""
+def is_confidential(name: str) -> bool:
+    """Tell whether a name says that what stands under it is confidential: HF_TOKEN, --api-key, aws_access_key_id."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if any(part in "".join(words) for part in _PART_OF_NAME) or words[-2:] == ["connection", "string"]:
+        return True
+    if words[-1:] == ["id"]:
+        words.pop()
+    before = words[-2] if len(words) > 1 else None
+    if words[-1:] == ["key"]:
+        return before is None or before in _KINDS_OF_KEY
+    if words[-1:] == ["pwd"]:
+        return before is not None  # PWD is a shell's folder
+    return bool(words) and words[-1] in _LAST_OF_NAME and not (words[-1] == "token" and before in _OF_TOKENIZERS)
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        confidential = {*_leaves(options), *_of_url(url)}
+
+def named_in(text: str, *, literals: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield name and value of what is written in a text as `name=value` or `"name": "value"`; literals: quoted ones."""
+    for found in _NAMED.finditer(text):
+        quoted = found[3] or found[4]
+        if value := quoted if literals else quoted or found[5]:
+            yield found[2], value
+
+
+class Scrubber:
+    """Removes from any text what `url`, the storage options and named values hold in confidence.
+
+    named  names and values: of an environment, a command line, a text
+    """
+
+    def __init__(self, url: str, options: dict[str, Any], named: Iterable[tuple[str, str]] = ()) -> None:
+        confidential = {*_leaves(options), *_of_url(url), *_of_names(named)}
         confidential |= {unquote(text) for text in confidential}  # as a client shows it that has decoded it,
         confidential |= {quote(text, safe="") for text in confidential}  # put it into a URL,
         confidential |= {repr(text)[1:-1] for text in confidential}  # or shows its options
@@ -59,6 +105,50 @@ class Scrubber:
         for secret in self._confidential:
             text = text.replace(secret, "***")
         return _URL.sub(lambda found: _QUERY.sub("?***", _without_user(found[0])), text)
+
+    def document(self, value: Any, name: str = "") -> Any:
+        """Return a JSON value without what is confidential; a list's items may be the words of a command line."""
+        if isinstance(value, Mapping):
+            return {key: self.document(item, str(key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            before = ["", *(item if isinstance(item, str) and item.startswith("-") else "" for item in value)]
+            return [self.document(item, flag or name) for flag, item in zip(before, value, strict=False)]
+        if value is None or isinstance(value, bool):
+            return value
+        if name and is_confidential(name) and not str(value).startswith("-"):
+            return "***"
+        return self(_without_named(value)) if isinstance(value, str) else value
+
+
+def words_of(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of a command line's flags: `--name value`, `--name=value`, `name=value` within a word."""
+    for word, following in zip(command, [*command[1:], "-"], strict=False):
+        yield from named_in(word)
+        if word.startswith("-") and "=" not in word and not following.startswith("-"):
+            yield word, following
+
+
+def _of_names(named: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield what is confidential of values with names, and within those that have harmless ones."""
+    for name, value in named:
+        if not is_confidential(name):
+            yield from _of_url(value)
+            yield from (inner for key, inner in named_in(value) if is_confidential(key) and not _is_ordinary(inner))
+        elif not _is_ordinary(value):
+            yield value
+
+
+def _is_ordinary(value: str) -> bool:
+    """Tell whether a value is no more than a number or a word, which may stand elsewhere in all innocence."""
+    return len(value) < _LONG and _ORDINARY.fullmatch(value) is not None
+
+
+def _without_named(text: str) -> str:
+    """Replace in a text what stands behind a confidential name."""
+    found = [value for name, value in named_in(text) if is_confidential(name)]
+    for value in found:
+        text = text.replace(value, "***")
+    return text
 
 
 def _without_user(rest: str) -> str:

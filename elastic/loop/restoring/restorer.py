@@ -36,6 +36,7 @@ from elastic.loop.storage.next_step import NextStep
 from elastic.loop.storage.saver import Saver
 from elastic.loop.storage.under_way import Position
 from elastic.loop.view_group import ViewGroup
+from elastic.manifest.recorder import ManifestRecorder
 from elastic.membership.messages.messages import TakeClaim
 from elastic.membership.progress import Phase
 from elastic.plan.cadence import Losses
@@ -68,7 +69,14 @@ class StateRestorer:
 
     identity: identities.Identity
 
-    def __init__(self, context: Context, phases: Phases, view_group: ViewGroup, train_state: TrainState) -> None:
+    def __init__(
+        self,
+        context: Context,
+        phases: Phases,
+        view_group: ViewGroup,
+        train_state: TrainState,
+        manifest: ManifestRecorder,
+    ) -> None:
         self._context = context
         self._config = context.config
         self._events = context.events
@@ -89,6 +97,7 @@ class StateRestorer:
         self._noted: NextStep | None = None
         self._noted_in = 0
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
+        self._manifest = manifest
         self._keeps_trained = False  # what the script has made trainable, and not what the saved run had
         self._accepted: set[str] = set()  # fields in which the run that goes on was another, or other workers are
 
@@ -141,6 +150,12 @@ class StateRestorer:
                 passed_over=self._train_state.health.ranges() or ABSENT,
             )
         )
+        self._record_launch()
+
+    def _record_launch(self) -> None:
+        """Have the coordinator write what this launch is made with, unless the one before it has."""
+        if self._view_group.rank == 0:
+            self._manifest.record(self.claim_document(), self.identity, self._view_group.view.workers)
 
     def _save_the_first(self) -> Tree:
         """Commit the state that a new run begins with, and return it."""
@@ -229,6 +244,7 @@ class StateRestorer:
         if self._saves:
             self.take_over_saving()  # which gives signs of life in the storage: a transfer may be long
         ahead = self._from_peers(parts, summaries, side_state)
+        self._record_launch()
         if parts.follows:
             self.idle = IdleRanks(
                 step=self.position.step if summary.step is None else summary.step, ranks=frozenset(parts.need_state)

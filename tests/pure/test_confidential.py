@@ -1,0 +1,82 @@
+"""One rule says what is confidential: what is planted in an environment, a URL, options or a command is nowhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elastic_checkpoint.storage import Scrubber
+from elastic_checkpoint.storage.redact import is_confidential, named_in, words_of
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD"),
+        *("ELASTIC_SECRET", "AZURE_STORAGE_CONNECTION_STRING", "--api-key", "--token", "key", "sharedAccessKey"),
+        *("db.password", "authorization", "MYSQL_PWD", "client_secret", "service_account_credentials"),
+    ],
+)
+def test_these_names_say_that_their_value_is_confidential(name: str) -> None:
+    assert is_confidential(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer", "--max-tokens", "pad_token", "eos_token_id", "cls_token", "num_key_value_heads", "sort_key"),
+        *("author", "PWD", "seed", "batch_size", "nonce", "--lr", "", "-m", "NCCL_DEBUG", "keyboard", "world_size"),
+    ],
+)
+def test_these_do_not(name: str) -> None:
+    assert not is_confidential(name)
+
+
+COMMAND = [
+    *("train.py", "s3://me:planted-in-url@bucket/run?X-Signature=planted-signature", "--lr", "0.1"),
+    *("--api-key", "planted1", "--token=planted-flag", "--storage", '{"secret": "planted-json", "anon": false}'),
+    *("--header", "Authorization: Bearer planted-header", "model.token=planted.hydra", "--resume", "--sort-by", "key"),
+]
+ENVIRON = {
+    "HF_TOKEN": "planted-token",
+    "DATABASE": "postgres://reader:planted-database@host:5432/runs",
+    "SETTINGS": '{"password": "planted-setting"}',
+    "OMP_NUM_THREADS": "4",
+}
+OPTIONS = {"key": "PLANTEDKEY", "secret": "planted/with+signs", "client_kwargs": {"endpoint_url": "http://host:9000"}}
+URL = "s3://writer:planted-of-run@bucket/run"
+
+
+def scrubber() -> Scrubber:
+    return Scrubber(URL, OPTIONS, [*ENVIRON.items(), *words_of(COMMAND)])
+
+
+def test_nothing_that_is_planted_is_in_a_document() -> None:
+    """Nor where it is repeated under a harmless name, or in the midst of a text."""
+    said = ["planted1 planted-flag", "of planted-token, planted-database", "planted-setting/planted-json"]
+    repeated = {"note": said, "error": f"PLANTEDKEY and {OPTIONS['secret']} refused", "url": URL, "short": "x=1"}
+    found = scrubber().document({"command": COMMAND, "environment": ENVIRON, "options": OPTIONS, **repeated})
+    text = json.dumps(found).lower()
+    assert "planted" not in text
+    assert found["command"][2:4] == ["--lr", "0.1"]
+    assert found["command"][-3:] == ["--resume", "--sort-by", "key"]
+    assert found["environment"]["OMP_NUM_THREADS"] == "4"
+    assert found["options"]["client_kwargs"] == {"endpoint_url": "http://host:9000"}
+
+
+def test_a_number_or_a_word_is_removed_where_its_name_is_and_stays_elsewhere() -> None:
+    """`--token 1024`, a password of "none": each of the innocent ones would be blotted out with it."""
+    scrub = Scrubber("runs/x", {}, words_of(["--auth", "none", "--token", "1024"]))
+    found = scrub.document({"auth": "none", "token": 1024, "words": ["--token", "1024", "nonexistent", "1024 steps"]})
+    assert found == {"auth": "***", "token": "***", "words": ["--token", "***", "nonexistent", "1024 steps"]}
+
+
+def test_there_may_be_no_command_line() -> None:
+    assert list(words_of([])) == []
+
+
+def test_of_code_only_literals_count() -> None:
+    code = "token = tokenizer(text)\nAPI_KEY = 'planted-literal'\nkey = 5\n"
+    assert [value for name, value in named_in(code, literals=True) if is_confidential(name)] == ["planted-literal"]
+    assert Scrubber("runs/x", {}, named_in(code, literals=True))(code) == code.replace("planted-literal", "***")
