@@ -18,6 +18,7 @@ data, group, state    examples; sums over a view; what must survive
 membership            who is in the run
 launch, preemption    `elastic run`; notices
 events                what a run records; report: drawn from it afterwards; status: shown meanwhile; pages: of HTML
+manifest              what a run was made with
 plan                  what a run should cost
 integrations          frameworks with loops of their own
 drill                 faults on purpose; demo: some of them, on a script of ours
