@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from elastic.events import words
 from elastic.events.event import Event
 from elastic.events.reading import read_events
 from elastic.manifest import files, schema
@@ -138,7 +139,9 @@ def _shown(
         run = launch["run"]
         went_on = run.get("resumed_from")
         how = f"goes on from step {went_on['step']}" if went_on else "begins"
-        shown.append(Text(f"\nlaunch {run['claim']}  {_time(run['t'])}  {run['world_size']} workers  {how}", "bold"))
+        shown.append(
+            Text(f"\nlaunch {run['claim']}  {_time(run['t'])}  {words.workers(run['world_size'])}  {how}", "bold")
+        )
         found = [each for each in differences(manifest, launch) if each.effect is not Effect.NOT]
         if found:
             shown.append(_table(found, ("first launch", "this one")))
@@ -146,7 +149,7 @@ def _shown(
         shown.append(Text("\nviews", "bold"))
     for view in views:
         hosts = ", ".join(f"{escaped(host)}: {count}" for host, count in view["hosts"].items())
-        shown.append(Text(f"{_time(view['t'])}  {view['world_size']} workers  {hosts}"))
+        shown.append(Text(f"{_time(view['t'])}  {words.workers(view['world_size'])}  {hosts}"))
     return shown
 
 
