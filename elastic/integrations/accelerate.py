@@ -28,6 +28,7 @@ from accelerate.state import AcceleratorState, PartialState
 from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
 from elastic.integrations.placing import check_device, own_device, place_before_views, warn_of_nobody_followed
+from elastic.integrations.sharded import is_sharded_model, whole_state
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -54,9 +55,13 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
     `batches`: so no `clip_grad_norm`, for which there is `accelerator.clip_grad_norm_`, no `Update(apply=)` and no
     `overlap=False`.
 
+    A model that is sharded by `fully_shard` over `elastic.device_mesh()`, before the Run, is prepared as it is.
+    `get_state_dict` and `save_model` gather it within the replica, of which all workers call them: the first one has
+    the whole, the others an empty dict.
+
     Raises:
         ConfigError: It is to accumulate gradients, to scale losses (mixed_precision="fp16"), or to spread the model by
-            itself (`accelerate launch`).
+            itself (`accelerate launch`); or to save or load all of a sharded model's training (`save_state`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -94,6 +99,30 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no ty
         if self._run is None and not self._warned:
             self._warned = warn_of_nobody_followed("accelerator")
         super().backward(loss, **named)
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
+        """Return the model's state as accelerate does; a sharded one's is gathered, see `gathered` in sharded.py."""
+        return (
+            whole_state(self.unwrap_model(model)) if is_sharded_model(model) else super().get_state_dict(model, unwrap)
+        )
+
+    def save_state(self, *args: Any, **named: Any) -> Any:
+        """Save as accelerate does. Raises ConfigError for a sharded model."""
+        self._check_whole("save_state")
+        return super().save_state(*args, **named)
+
+    def load_state(self, *args: Any, **named: Any) -> Any:
+        """Load as accelerate does. Raises ConfigError for a sharded model."""
+        self._check_whole("load_state")
+        return super().load_state(*args, **named)
+
+    def _check_whole(self, called: str) -> None:
+        if any(map(is_sharded_model, self._models)):
+            raise ConfigError(
+                f"accelerator.{called} of a sharded model: each worker holds a part of it\n"
+                "  next  leave it out: a run saves by itself, and goes on from there; accelerator.save_model has the "
+                "weights"
+            )
 
 
 def check_alone(accelerator: accelerate.Accelerator) -> None:

@@ -23,6 +23,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
 from elastic.integrations.placing import check_device, own_device, place_before_views, warn_of_nobody_followed
+from elastic.integrations.sharded import gathered, loads_whole, whole_state
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -43,6 +44,10 @@ class Fabric(lightning.fabric.Fabric):  # type: ignore[misc]  # it has no types
     loader, for the run reads the dataset. Where the Fabric is made behind the Run, Compute(device=) names its device.
     Run takes what it takes for a loop over `batches`: so no `clip_grad_norm`, for which there is
     `fabric.clip_gradients`, no `Update(apply=)` and no `overlap=False`.
+
+    A model that is sharded by `fully_shard` over `elastic.device_mesh()`, before the Run, is set up as it is.
+    `fabric.save` gathers what is in its state within the replica, of which all workers call it, and `fabric.load` takes
+    a whole model.
 
     Args:
         device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, where
@@ -104,3 +109,16 @@ class _OfWorker(SingleDeviceStrategy):  # type: ignore[misc]  # it has no types
     @property
     def is_global_zero(self) -> bool:
         return bool(self.global_rank == 0)
+
+    def get_module_state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
+        """Return a module's state, whole; see `gathered` in sharded.py."""
+        return whole_state(module)
+
+    def get_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return an optimizer's state, whole."""
+        return gathered(super().get_optimizer_state(optimizer))
+
+    def load_module_state_dict(self, module: torch.nn.Module, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Load a whole module's state."""
+        with loads_whole(module):
+            super().load_module_state_dict(module, state_dict, strict)

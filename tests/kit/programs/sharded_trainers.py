@@ -1,0 +1,130 @@
+"""A small sharded model in the loops of other frameworks: Accelerate and Fabric.
+
+With --whole it is not sharded: what its bits are without any of this. Each worker prints one line: the digest of the
+whole weights, and how many steps there were. What the framework saves at the end lies beside the run, in URL-saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+import elastic_checkpoint
+
+BATCH, VIRTUAL_WORKERS = 24, 12
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(10, 10), nn.LayerNorm(10), nn.GELU(), nn.Dropout(0.1)) for _ in range(2)
+        )
+        self.out = nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        scores: torch.Tensor = self.out(x)
+        return scores
+
+
+def sharded(network: Network, mesh: Any) -> Network:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in network.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network
+
+
+def points() -> TensorDataset:
+    x = torch.randn(BATCH * 4 - 7, 10, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x[:, :3].argmax(1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("framework", choices=("accelerate", "fabric"))
+    parser.add_argument("url")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--clip", type=float, default=0.0)
+    parser.add_argument("--kill", type=int, help="the step in which the run's first worker of rank 3 ends")
+    options = parser.parse_args()
+    elastic.seed(0)
+    torch.manual_seed(0)
+    run, model = globals()[f"_{options.framework}"](options)
+    told = {"rank": run.rank, "weights": elastic_checkpoint.digest(model), "steps": run.step_index}
+    print(json.dumps(told), flush=True)
+
+
+def _die(options: argparse.Namespace, run: elastic.Run) -> None:
+    """End here if it is planned."""
+    died = Path(f"{options.url}-died")
+    if run.step_index == options.kill and run.rank == 3 and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _loop(options: argparse.Namespace, framework: Any, save: Any) -> tuple[elastic.Run, nn.Module]:
+    """Train in a loop of one's own, which Accelerate and Fabric have alike."""
+    network = Network() if options.whole else sharded(Network(), elastic.device_mesh())
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, foreach=True)
+    with elastic.Run(
+        options.url,
+        model=network,
+        optimizer=optimizer,
+        dataset=points(),
+        batch_size=BATCH,
+        virtual_workers=VIRTUAL_WORKERS,
+        steps=options.steps,
+        save_every=2,
+    ) as run:
+        framework.follow(run)
+        prepare = framework.prepare if options.framework == "accelerate" else framework.setup
+        model, wrapped = prepare(network, optimizer)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                _die(options, run)
+                wrapped.zero_grad()
+                framework.backward(F.cross_entropy(model(x), y))
+                if options.clip and options.framework == "accelerate":
+                    framework.clip_grad_norm_(model.parameters(), options.clip)
+                elif options.clip:
+                    framework.clip_gradients(model, wrapped, max_norm=options.clip)
+                wrapped.step()
+        run.on_coordinator(lambda: save(model, wrapped))
+    return run, network
+
+
+def _accelerate(options: argparse.Namespace) -> tuple[elastic.Run, nn.Module]:
+    from elastic.integrations.accelerate import Accelerator
+
+    accelerator = Accelerator()
+    return _loop(options, accelerator, lambda model, _: accelerator.save_model(model, f"{options.url}-saved"))
+
+
+def _fabric(options: argparse.Namespace) -> tuple[elastic.Run, nn.Module]:
+    from elastic.integrations.fabric import Fabric
+
+    fabric = Fabric()
+
+    def save(model: nn.Module, optimizer: Any) -> None:
+        fabric.save(f"{options.url}-saved", {"model": model, "optimizer": optimizer})
+
+    return _loop(options, fabric, save)
+
+
+if __name__ == "__main__":
+    main()
