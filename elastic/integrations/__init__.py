@@ -3,5 +3,5 @@
 accelerate, fabric, lightning, transformers  each what stands in for a class of that framework
 torchmetrics                                 metrics over whole batches, in any loop over batches
 placing                                      what all ask before there is a run: devices, lengths, arguments
-sharded                                      whole states of models that several workers hold
+sharded, fsdp_arguments                      models that several workers hold: whole states; what transformers asks for
 """

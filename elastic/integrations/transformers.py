@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,14 @@ from transformers.trainer_utils import EvalLoopOutput
 from elastic.config.argument_groups import Data
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch, stand_before_views
+from elastic.integrations.fsdp_arguments import Shard, without_fsdp
 from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
+from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, reshard, whole_state
 from elastic.loop.plain.loss_means import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
+from elastic.state.sharding import local
 
 _DECIDED = {
     "model": "ElasticTrainer(model=)",
@@ -85,10 +88,9 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
     """
 
     def __init__(self, *args: Any, elastic: Mapping[str, Any], **kwargs: Any) -> None:
-        for given in (*args, *kwargs.values()):
-            if isinstance(given, transformers.TrainingArguments):
-                _check_handler(given)  # before the Trainer takes it
-        super().__init__(*args, **kwargs)
+        self._shard: Shard | None = None
+        self._whole: dict[str, Any] | None = None  # a sharded model's state, while a checkpoint is written
+        super().__init__(*map(self._taken, args), **{name: self._taken(given) for name, given in kwargs.items()})
         _check(self, elastic)
         self._elastic: dict[str, Any] = {"batch_size": self.args.train_batch_size, "data": Data(), **elastic}
         self._train_batch_size = self._elastic["batch_size"]
@@ -98,6 +100,18 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         self._progress = _Progress(self)
         self._follower = _Follower(self)
         self.callback_handler.callbacks.insert(0, self._follower)  # before those who read the state
+
+    def _taken(self, given: Any) -> Any:
+        """Return an argument of the Trainer's as it is to get it. Raises ConfigError."""
+        if isinstance(given, transformers.TrainingArguments):
+            _check_handler(given)  # before the Trainer takes it
+            given, self._shard = without_fsdp(given)
+        return given
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        """Move the model as the Trainer does; leave it to fully_shard, which puts each worker's part there."""
+        if self._shard is None:
+            super()._move_model_to_device(model, device)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as transformers.Trainer does. The run resumes by itself: `resume_from_checkpoint` is refused."""
@@ -138,6 +152,8 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         steps = self._steps
         if steps is None:
             raise ConfigError("get_train_dataloader is overridden, and the run's batches come from there")
+        if self._shard is not None:
+            self._shard(self.model, self.args.device.type)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
         self._created_lr_scheduler = False  # or the Trainer makes another one
@@ -257,7 +273,9 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         alone = self.compute_metrics is not None or not hasattr(dataloader.dataset, "__len__")
         if alone or not (kwargs.get("prediction_loss_only") or self.args.prediction_loss_only):
             with run.long_section():
-                return super().evaluation_loop(dataloader, *args, **kwargs)
+                output = super().evaluation_loop(dataloader, *args, **kwargs)
+            reshard(self.model)
+            return output
 
         def losses(batch: Any) -> dict[str, Any]:
             examples = find_batch_size(batch)
@@ -286,8 +304,11 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         assert run is not None
 
         def write() -> None:
-            state.is_world_process_zero = state.is_local_process_zero = True  # of a view that came in the meantime
-            super(ElasticMixin, self)._save_checkpoint(model, trial)
+            # of a view that came in the meantime
+            state.is_world_process_zero = state.is_local_process_zero = run.is_coordinator
+            with self._gathered():
+                if run.is_coordinator:
+                    super(ElasticMixin, self)._save_checkpoint(model, trial)
 
         best = state.best_model_checkpoint
         if state.best_global_step == state.global_step:  # the best step so far need not be one that is saved
@@ -295,6 +316,32 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         self.store_flos()
         run.on_coordinator(write)
         state.best_model_checkpoint = best
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Have the whole states of a sharded model and its optimizer in hand. All of a replica's workers call it."""
+        if not is_sharded_model(self.model):
+            yield
+            return
+        self._whole = whole_state(self.model)
+        whole = {} if self.args.save_only_model else gathered(self.optimizer.state_dict())
+        self.optimizer.state_dict = lambda: whole
+        try:
+            yield
+        finally:
+            self._whole = None
+            del self.optimizer.state_dict
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save as the Trainer does; a sharded model is gathered, for which all of a replica's workers call it."""
+        if state_dict is None and is_sharded_model(self.model):
+            state_dict = whole_state(self.model) if self._whole is None else self._whole
+        super()._save(output_dir, state_dict)
+
+    def _load_best_model(self) -> None:
+        """Load it as the Trainer does; of a sharded model each worker keeps its part."""
+        with loads_whole(self.model):
+            super()._load_best_model()
 
     def _finalize_training(self, *args: Any) -> Any:
         """Leave the run first: its last save is of the weights that were trained, not of the best."""
@@ -315,6 +362,10 @@ class ElasticTrainer(ElasticMixin, transformers.Trainer):  # type: ignore[misc] 
     arguments the Trainer decides `model`, `optimizer`, `scheduler`, `dataset`, `collate_fn`, `steps`, `epochs`, `seed`,
     `num_workers` and `last_batch`.
 
+    `TrainingArguments(fsdp=True, fsdp_config={...})` shards the model by torch's `fully_shard` over this worker's
+    replica (`elastic run --replica-size=`) as `train` begins; one that was sharded before is taken as it is.
+    `save_model` then gathers it within the replica: all workers call it, and the main process writes.
+
     Args:
         elastic: Of elastic.Run `url`, `virtual_workers`, and any others: `save_every`, `extra`, and the groups `data`
             (such as its `order` and `micro_batch_size`), `update` (`on_bad`: "stop"), `compute`, `saving` and `checks`.
@@ -329,8 +380,8 @@ class ElasticTrainer(ElasticMixin, transformers.Trainer):  # type: ignore[misc] 
 
     Raises:
         ConfigError: `elastic` lacks an argument, or has one that the Trainer decides; or something was asked for that a
-            run cannot carry exactly, such as gradient accumulation, fp16, resume_from_checkpoint, or an
-            IterableDataset; from here or from `train`.
+            run cannot carry exactly, such as gradient accumulation, fp16, resume_from_checkpoint, an IterableDataset,
+            or of fsdp_config offloading and version 1; from here or from `train`.
         StepError: The loss is a mean over something else than what is counted; from `train`, before the update;
             as is what else Run raises.
     """
@@ -405,7 +456,7 @@ class _Progress:
         run = self._trainer.run
         if run.updating and (self._norm is None or self._norm[0] != run.step_index):
             gradients = [one.grad for one in self._trainer.model.parameters() if one.grad is not None]
-            self._norm = run.step_index, float(torch.nn.utils.get_total_norm(gradients))
+            self._norm = run.step_index, float(local(torch.nn.utils.get_total_norm(gradients)))
         return 0.0 if self._norm is None else self._norm[1]
 
     def begin_loop(self) -> None:
@@ -564,7 +615,10 @@ def _check(trainer: Any, elastic: Mapping[str, Any]) -> None:
          args.include_num_input_tokens_seen != "no", "leave it out: this worker sees its own shares only"),
         (f"optim={str(args.optim)!r}", "lomo" in str(args.optim).lower() or "layerwise" in str(args.optim).lower(),
          "an optimizer that steps behind the backward pass"),
-        ("deepspeed or FSDP", trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, "leave it out"),
+        ("deepspeed, or FSDP by accelerate", trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
+         "leave it out: TrainingArguments(fsdp=True) shards"),
+        ("optimizers= beside fsdp", trainer._shard is not None and (trainer.optimizer or trainer.lr_scheduler),
+         "TrainingArguments(optim=), or an override of create_optimizer, which is called behind the sharding"),
         ("on_bad='skip' or 'rollback'", passes_over(elastic), "on_bad='stop', or a plain loop: the Trainer would count "
          "and log a step that was passed over"),
         ("an IterableDataset to train on", isinstance(trainer.train_dataset, IterableDataset),

@@ -12,16 +12,18 @@ import pytest
 import torch
 
 import elastic_checkpoint
+from elastic.errors import ConfigError
 from elastic.events.reading import read_events
 from tests.kit.launch import Launch
+from tests.kit.needs import needs_transformers
 from tests.kit.observed import assert_observed
-from tests.kit.programs.sharded_trainers import Network
+from tests.kit.programs.sharded_trainers import Network, gpt
 
 WITHIN_S = 300.0
 STEPS = 5
 PROGRAM = "tests.kit.programs.sharded_trainers"
 SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "sharded_trainers.py"
-FRAMEWORKS = ["accelerate", "fabric"]
+FRAMEWORKS = ["accelerate", "fabric", pytest.param("transformers", marks=needs_transformers)]
 
 Run = Callable[..., set[tuple[str, int]]]
 
@@ -51,6 +53,8 @@ def run(tmp_path: Path) -> Run:
 
 def loaded(framework: str, saved: Path) -> torch.nn.Module:
     """The model that a framework has saved, as a plain process loads it."""
+    if framework == "transformers":
+        return type(gpt()).from_pretrained(saved)  # type: ignore[no-any-return]
     model = Network()
     if framework == "accelerate":
         from safetensors.torch import load_file
@@ -84,3 +88,26 @@ def test_clipping_is_by_a_norm_that_is_the_same_at_every_size(run: Run, tmp_path
     assert clipped != run(None, framework, url="unclipped")
     assert run(4, framework, "--clip=0.1", "--kill=3", url="four") == clipped
     assert (tmp_path / "four-died").exists()
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"fsdp_version": 1}, "version"),
+        ({"cpu_offload": True}, "offload"),
+        ({"cpu_ram_efficient_loading": True}, "cpu_ram_efficient_loading"),
+        ({"activation_checkpointing": True}, "activation_checkpointing"),
+        ({"state_dict_type": "SHARDED_STATE_DICT"}, "SHARDED_STATE_DICT"),
+    ],
+)
+def test_options_of_fsdp_that_a_run_does_not_carry_are_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], found: str
+) -> None:
+    from transformers import TrainingArguments
+
+    from elastic.integrations.transformers import ElasticTrainer
+
+    arguments = TrainingArguments(str(tmp_path), optim="adamw_torch", fsdp=True, fsdp_config=config)
+    with pytest.raises(ConfigError, match=found):
+        ElasticTrainer(gpt(), arguments, elastic={"url": "unused", "virtual_workers": 2})

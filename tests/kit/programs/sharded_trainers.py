@@ -1,4 +1,4 @@
-"""A small sharded model in the loops of other frameworks: Accelerate and Fabric.
+"""A small sharded model in the loops of other frameworks: Accelerate, Fabric, Hugging Face's Trainer.
 
 With --whole it is not sharded: what its bits are without any of this. Each worker prints one line: the digest of the
 whole weights, and how many steps there were. What the framework saves at the end lies beside the run, in URL-saved.
@@ -12,6 +12,8 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 import torch
 import torch.nn.functional as F
@@ -53,9 +55,17 @@ def points() -> TensorDataset:
     return TensorDataset(x, x[:, :3].argmax(1))
 
 
+def gpt() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_positions=16, n_embd=20, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("framework", choices=("accelerate", "fabric"))
+    parser.add_argument("framework", choices=("accelerate", "fabric", "transformers"))
     parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--whole", action="store_true")
@@ -124,6 +134,55 @@ def _fabric(options: argparse.Namespace) -> tuple[elastic.Run, nn.Module]:
         fabric.save(f"{options.url}-saved", {"model": model, "optimizer": optimizer})
 
     return _loop(options, fabric, save)
+
+
+def _transformers(options: argparse.Namespace) -> tuple[elastic.Run, nn.Module]:
+    from transformers import TrainerCallback, TrainingArguments
+
+    from elastic.integrations.transformers import ElasticTrainer
+
+    texts = [
+        {"input_ids": row, "labels": row}
+        for row in torch.randint(61, (BATCH * 4 - 7, 12), generator=torch.Generator().manual_seed(1))
+    ]
+    of_fsdp: dict[str, Any] = {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]},
+    }
+    arguments = TrainingArguments(
+        f"{options.url}-out",
+        max_steps=options.steps,
+        per_device_train_batch_size=BATCH,
+        learning_rate=1e-2,
+        max_grad_norm=options.clip,
+        optim="adamw_torch",
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        load_best_model_at_end=True,
+        report_to="none",
+        seed=0,
+        **({} if options.whole else of_fsdp),
+    )
+    trainer = ElasticTrainer(
+        gpt(),
+        arguments,
+        train_dataset=texts,
+        eval_dataset=texts[:30],
+        elastic={"url": options.url, "virtual_workers": VIRTUAL_WORKERS, "save_every": 2},
+    )
+
+    class Dying(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            assert trainer.run is not None
+            _die(options, trainer.run)
+
+    trainer.add_callback(Dying())
+    trainer.train()
+    trainer.save_model(f"{options.url}-saved")
+    assert trainer.run is not None
+    return trainer.run, trainer.model
 
 
 if __name__ == "__main__":

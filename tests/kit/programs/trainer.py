@@ -126,11 +126,11 @@ class Decaying(TrainerCallback, ExportableState):  # type: ignore[misc]
 class Dying(ElasticTrainer):  # a run's; the worker that writes the checkpoint of a step is killed in it, once
     die: int | None = None
 
-    def _save(self, output_dir: str | None = None, **named: Any) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if self.state.global_step == self.die and not os.path.exists(died := f"{self.args.output_dir}-died"):
             open(died, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        super()._save(output_dir, **named)
+        super()._save(output_dir, state_dict)
 
 
 def network(name: str) -> PreTrainedModel:
