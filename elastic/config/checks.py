@@ -200,12 +200,14 @@ def _check_model(name: str, model: torch.nn.Module) -> None:
             raise ConfigError(
                 f"{where} gives sparse gradients, and sums in a fixed order need dense ones; use sparse=False"
             )
+    unit = next(filter(is_unit, model.modules()), None)  # the model, or that of its parts which has all weights
+    in_unit = set() if unit is None else set(map(id, unit.parameters()))
     for path, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ConfigError(
                 f"{name}.{path} is not initialised yet; run one forward pass before handing the model over"
             )
-        if isinstance(parameter, DTensor) and not is_unit(model):
+        if isinstance(parameter, DTensor) and id(parameter) not in in_unit:
             raise ConfigError(
                 f"{name}.{path} is a DTensor, and the model is no unit of fully_shard\n"
                 "  next  fully_shard(model, mesh=elastic.device_mesh()), behind that of its parts"

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import lightning
@@ -30,6 +31,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
     Timer,
 )
@@ -40,13 +42,16 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, SequentialSampler
+from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
 from elastic.config.argument_groups import Data
 from elastic.data.order import Order, Sequential
 from elastic.errors import UNTOUCHED, ConfigError, StepError
+from elastic.group.replica_mesh import device_mesh
 from elastic.integrations.placing import (
     check_arguments,
     other_than_shuffle,
@@ -55,6 +60,7 @@ from elastic.integrations.placing import (
     place_before_views,
     steps_per_epoch,
 )
+from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, reshard, whole_state
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
@@ -89,6 +95,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
     Of Run's arguments the Trainer and its train loader decide `model`, `optimizer`, `scheduler`, `dataset`,
     `collate_fn`, `num_workers`, `last_batch` (drop_last), `steps` (max_steps) and `epochs` (max_epochs). The loader
     shuffles, and has no sampler of its own.
+
+    `configure_model` shards the module by `fully_shard(..., mesh=self.device_mesh["data_parallel"])`, the mesh of this
+    worker's replica, as under ModelParallelStrategy; checkpoints have it whole.
 
     Args:
         url: Where the run lives, see elastic.Run; default ELASTIC_URL.
@@ -145,6 +154,24 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         if not self._has_device:
             self._root_device = own_device("cpu" if isinstance(self.accelerator, CPUAccelerator) else "cuda")
         super().setup_environment()
+        self.lightning_module._device_mesh = _Mesh(self._root_device.type)
+
+    def setup(self, trainer: Any) -> None:
+        """Set up as Lightning does; of a sharded model refuse what saves alone. Raises ConfigError."""
+        super().setup(trainer)
+        module = self.lightning_module
+        if not is_sharded_model(module):
+            return
+        if any(getattr(one, "save_on_exception", False) for one in trainer.callbacks) or _has(
+            trainer, OnExceptionCheckpoint
+        ):
+            raise ConfigError(
+                "a callback saves on an exception, and a sharded model is gathered by all workers of a replica\n"
+                "  next  leave it out: the run saves by itself, and the same command goes on"
+            )
+        for metric in module.modules():
+            if isinstance(metric, Metric):  # each worker validates with all examples: nothing is missing
+                metric.distributed_available_fn = _no_others
 
     def process_dataloader(self, loader: Any) -> Any:
         """Give the run the train loader's dataset; other loaders are read whole by each worker. Raises ConfigError."""
@@ -282,6 +309,19 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         results.log_step(run)
         return super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
 
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the module's state for a checkpoint; a sharded one's is gathered within the replica."""
+        return whole_state(self.lightning_module)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return an optimizer's state for a checkpoint, likewise."""
+        return gathered(super().optimizer_state(optimizer))
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load a checkpoint's whole model; of a sharded one each worker keeps its part."""
+        with loads_whole(self.lightning_module):
+            super().load_model_state_dict(checkpoint, strict)
+
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **named: Any) -> Any:
         """Load a checkpoint as Lightning does. Raises ConfigError for `fit(ckpt_path=...)`."""
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
@@ -295,12 +335,13 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         """Write a checkpoint on one worker; all go on when it is there."""
 
         def write() -> None:
-            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            if self.is_global_zero:  # and no other of its replica
+                self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
         fails_alone = sys.exc_info()[0] is not None  # a callback that saves on an exception
         if self._is_open and not fails_alone and self.run is not None:
             self.run.on_coordinator(write)
-        elif self.is_global_zero:
+        else:
             write()
 
     def on_validation_start(self) -> None:
@@ -310,6 +351,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def on_validation_end(self) -> None:
         """Close the section that on_validation_start opened."""
+        reshard(self.lightning_module)
         self._section.close()
 
     def on_train_end(self) -> None:
@@ -325,6 +367,25 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         """Leave the run where there was nothing left to train: then this is the first to come."""
         self._stack.close()
         super().teardown()
+
+
+class _Mesh:
+    """The mesh of this worker's replica, by ModelParallelStrategy's names. torch.distributed begins as it is used."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made[name]
+
+    @cached_property
+    def _made(self) -> Any:
+        size = device_mesh(self._kind).size()
+        return init_device_mesh(self._kind, (size, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+
+
+def _no_others() -> bool:
+    return False
 
 
 class _WholeStep(dict[str, PlainStep]):

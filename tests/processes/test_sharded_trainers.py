@@ -23,7 +23,7 @@ WITHIN_S = 300.0
 STEPS = 5
 PROGRAM = "tests.kit.programs.sharded_trainers"
 SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "sharded_trainers.py"
-FRAMEWORKS = ["accelerate", "fabric", pytest.param("transformers", marks=needs_transformers)]
+FRAMEWORKS = ["accelerate", "fabric", pytest.param("transformers", marks=needs_transformers), "lightning"]
 
 Run = Callable[..., set[tuple[str, int]]]
 
@@ -60,8 +60,11 @@ def loaded(framework: str, saved: Path) -> torch.nn.Module:
         from safetensors.torch import load_file
 
         model.load_state_dict(load_file(saved / "model.safetensors"))
-    else:
+    elif framework == "fabric":
         model.load_state_dict(torch.load(saved)["model"])
+    else:
+        state = torch.load(saved, weights_only=False)["state_dict"]
+        model.load_state_dict({name.removeprefix("network."): one for name, one in state.items()})
     return model
 
 

@@ -148,6 +148,8 @@ ALLOWED = (
         "a storage's identity, an OrderedDict's attributes", "_cdata _metadata", "checkpoint/elastic_checkpoint/format"
     ),
     Allowed("who accelerate takes for the main process", "_shared_state", "elastic/integrations/accelerate.py"),
+    Allowed("which models accelerate has prepared", "_models", "elastic/integrations/accelerate.py"),
+    Allowed("what a model of transformers is not to be split in", "_no_split_modules", "elastic/integrations"),
     Allowed("how torchmetrics brings ranks' states together", "_reductions", "elastic/integrations/torchmetrics.py"),
     Allowed(
         "what transformers' Trainer knows beside its TrainerState",
@@ -157,12 +159,13 @@ ALLOWED = (
     ),
     Allowed(
         "the moments of transformers' Trainer that have no callback",
-        "_evaluate _finalize_training _init_training_state _prepare_for_training _save_checkpoint",
+        "_evaluate _finalize_training _init_training_state _load_best_model _move_model_to_device "
+        "_prepare_for_training _save _save_checkpoint",
         "elastic/integrations/transformers.py",
     ),
     Allowed(
         "ElasticMixin's, for the classes beside it: a public name would be one of the Trainer that a user extends",
-        "_elastic _is_apart _items _loss_shifts_labels _progress _steps",
+        "_elastic _is_apart _items _loss_shifts_labels _progress _shard _steps",
         "elastic/integrations/transformers.py",
     ),
     Allowed(
@@ -170,7 +173,7 @@ ALLOWED = (
         "_ResultCollection _batches_that_stepped _call_callbacks_load_state_dict _call_callbacks_state_dict "
         "_call_callbacks_on_load_checkpoint _call_callbacks_on_save_checkpoint _call_lightning_module_hook "
         "_accelerator_connector _layer_sync _callback_metrics _logged_metrics _enable_version_counter "
-        "_logger_connector _restarting _result "
+        "_device_mesh _logger_connector _restarting _result "
         "_train_time_interval _val_check_time_interval",
         "elastic/integrations/lightning.py",
     ),

@@ -1,4 +1,4 @@
-"""A small sharded model in the loops of other frameworks: Accelerate, Fabric, Hugging Face's Trainer.
+"""A small sharded model in the loops of other frameworks: Accelerate, Fabric, Hugging Face's Trainer, Lightning's.
 
 With --whole it is not sharded: what its bits are without any of this. Each worker prints one line: the digest of the
 whole weights, and how many steps there were. What the framework saves at the end lies beside the run, in URL-saved.
@@ -65,7 +65,7 @@ def gpt() -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("framework", choices=("accelerate", "fabric", "transformers"))
+    parser.add_argument("framework", choices=("accelerate", "fabric", "transformers", "lightning"))
     parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--whole", action="store_true")
@@ -183,6 +183,56 @@ def _transformers(options: argparse.Namespace) -> tuple[elastic.Run, nn.Module]:
     trainer.save_model(f"{options.url}-saved")
     assert trainer.run is not None
     return trainer.run, trainer.model
+
+
+def _lightning(options: argparse.Namespace) -> tuple[elastic.Run, nn.Module]:
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader
+    from torchmetrics import SumMetric
+
+    from elastic.integrations.lightning import ElasticStrategy
+
+    class Module(L.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network: Any = None
+            self.right = SumMetric()
+
+        def configure_model(self) -> None:
+            if self.network is None:
+                self.network = Network() if options.whole else sharded(Network(), self.device_mesh["data_parallel"])
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            _die(options, self.trainer.strategy.run)
+            loss = F.cross_entropy(self.network(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.right((self.network(batch[0]).argmax(1) == batch[1]).sum())
+            self.log("right", self.right)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2, foreach=True)
+
+    module = Module()
+    best = ModelCheckpoint(f"{options.url}-best", "best", monitor="right", mode="max")
+    trainer = L.Trainer(
+        max_steps=options.steps,
+        accelerator="cpu",
+        gradient_clip_val=options.clip or None,
+        strategy=ElasticStrategy(options.url, virtual_workers=VIRTUAL_WORKERS, save_every=2),
+        callbacks=[best],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        val_check_interval=0.5,
+    )
+    trainer.fit(module, DataLoader(points(), BATCH, shuffle=True), DataLoader(points(), BATCH))
+    trainer.save_checkpoint(f"{options.url}-saved")
+    trainer.validate(module, DataLoader(points(), BATCH), ckpt_path=best.best_model_path, verbose=False)
+    return trainer.strategy.run, module
 
 
 if __name__ == "__main__":
