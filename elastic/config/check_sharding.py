@@ -29,9 +29,7 @@ def check_sharding(config: Config, launch: Launch) -> None:
             "         --replica-size, and under torchrun all workers are one replica"
         )
     for what, given, instead in (
-        ('compute=Compute(mode="fast")', config.compute.mode != "exact", "leave it out: exact sums"),
         ("update=Update(scaler=...)", config.update.scaler is not None, "bfloat16 by MixedPrecisionPolicy needs none"),
-        ("update=Update(on_bad=...)", config.on_bad is not None, "leave it out; losses are summed in run.sums"),
         ("update=Update(rebuild=...)", config.update.rebuild is not None, "build all parameters before the Run"),
         ('data=Data(on_bad_example="skip")', config.data.on_bad_example == "skip", "read what can be read"),
     ):

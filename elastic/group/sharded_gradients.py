@@ -33,6 +33,9 @@ from elastic.group.tree import Schedule
 from elastic.group.warm_memory import WarmMemory
 from elastic.state.sharding import Sharding, Unit
 
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""The latter is its name before torch 2.13."""
+
 
 class ShardedUnits:
     """The units of a run's models, with what torch calls in them, for as long as the run's session.
@@ -106,10 +109,14 @@ class _ReduceScatter:
         """Take a unit's gradients of a pass of the run's; sum those of any other pass as torch does."""
         sums = self._units.sums
         if sums is None or not sums.is_open:
-            dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group)
+            _reduce_scatter(output_tensor, input_tensor, group=group)
             return
 
         def exchanged(own: torch.Tensor) -> torch.Tensor:
+            if not sums.ordered:  # one row of the sums of all members
+                arrived = own.new_empty(own.numel() // group.size())
+                _reduce_scatter(arrived, own, group=group)
+                return arrived.unsqueeze(0)
             arrived = torch.empty_like(own)
             dist.all_to_all_single(arrived, own, group=group)
             return arrived.view(group.size(), -1)
@@ -123,6 +130,7 @@ class ShardedGradientSum:
 
     names    of the parameters
     across   the workers at this place in all replicas
+    ordered  the exact mode's tree; off, torch's own reduce-scatter within the replica, and plain all-reduces
     is_open  a backward pass of the run's is under way
     """
 
@@ -134,9 +142,11 @@ class ShardedGradientSum:
         across: Group,
         replica: ReplicaGroup | None,
         *,
+        ordered: bool,
         memory: WarmMemory | None = None,
     ) -> None:
         self.names = tuple(names)
+        self.ordered = ordered
         self.is_open = False
         self._parameters = tuple(parameters)
         self._units = units
@@ -144,7 +154,9 @@ class ShardedGradientSum:
         self._replica = replica
         self._size = units.sharding.size
         trained = set(map(id, parameters))
-        self._sums = [_UnitSum(unit, trained, self._size, across, memory) for unit in units.sharding.units]
+        self._sums = [
+            _UnitSum(unit, trained, self._size, across, memory, ordered=ordered) for unit in units.sharding.units
+        ]
         self._leaves: tuple[_Leaf | None, ...] = ()
         self._piece, self._passes = 0, 1
         self._weight: float = 1
@@ -206,7 +218,8 @@ class ShardedGradientSum:
     def begin_round(self, leaves: Sequence[tuple[int, int] | None], *, passes: int) -> None:
         """Prepare a round of passes, one of each member's shares.
 
-        leaves  of each member, (merges, pieces) of its share, see GradientSum.begin_pass; None: it has none
+        leaves  of each member, (merges, pieces) of its share, see GradientSum.begin_pass; None: it has none. Not
+                ordered: of the members' sum
         passes  how many each member makes
         """
         self._leaves = tuple(None if one is None else _Leaf(*one) for one in leaves)
@@ -292,7 +305,16 @@ class _UnitSum:
     ever   of each parameter that trains, whether a share of this replica's has given it one
     """
 
-    def __init__(self, unit: Unit, trained: set[int], members: int, across: Group, memory: WarmMemory | None) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        trained: set[int],
+        members: int,
+        across: Group,
+        memory: WarmMemory | None,
+        *,
+        ordered: bool,
+    ) -> None:
         self._unit = unit
         self._members = members
         self._spans: list[tuple[int, DTensor, int, int]] = []  # number, parameter, where it begins, its padded length
@@ -306,7 +328,7 @@ class _UnitSum:
         first = unit.parameters[0]
         dtype = summed_in(first.dtype)
         self.total: FlatSum = tree_sum(
-            across, at + len(self._spans), dtype, first.to_local().device, ordered=True, memory=memory
+            across, at + len(self._spans), dtype, first.to_local().device, ordered=ordered, memory=memory
         )
         self.given: set[int] = set()
         self.ever = torch.zeros(len(self._spans), dtype=torch.uint8)

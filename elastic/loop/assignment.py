@@ -4,13 +4,14 @@ In exact mode a rank computes its shares one by one and the tree orders every su
 them as one batch, the gradients are summed by plain all-reduces, and the tree stands over the ranks.
 
 Where a replica is of several ranks, it has a block of shares, as a rank has otherwise, and deals them out in rounds:
-all of its ranks pass one each at a time, for in each pass they hold the model together.
+all of its ranks pass one each at a time, for in each pass they hold the model together. In fast mode there is one
+round, in which each passes its own, and their sum is the replica's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -32,30 +33,26 @@ class IdleRanks:
 
 
 @dataclass(frozen=True)
-class ReplicaAssignment:
-    """What a replica of several ranks computes of a step.
+class Round:
+    """What the ranks of a replica pass together.
 
-    block     its shares; in round i its rank at place c passes the share at i * size + c, where there is one
-    merges    per share, the merges of the replica's partial sums that follow it
+    batches  of each of them, in the order of places, the shares that it passes as one batch; empty: it has none
+    merges   the merges of the replica's partial sums that follow each batch that is not empty (exact), or all (fast)
+    """
+
+    batches: tuple[range, ...]
+    merges: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaAssignment:
+    """What a replica of several ranks computes of a step, in rounds.
+
     schedule  the sums over all replicas
     """
 
-    size: int
-    block: range
-    merges: tuple[int, ...]
+    rounds: tuple[Round, ...]
     schedule: Schedule
-
-    @property
-    def rounds(self) -> int:
-        return -(-len(self.block) // self.size)
-
-    def in_round(self, number: int) -> range:
-        """Return the shares of a round, in the order of places; the last round may have fewer than places."""
-        return self.block[number * self.size : (number + 1) * self.size]
-
-    def merges_in(self, number: int) -> tuple[int, ...]:
-        """Return the merges that follow the shares of a round."""
-        return self.merges[number * self.size : (number + 1) * self.size]
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,11 @@ class ShareAssignment:
 
 def assign_shares(config: Config, shares: int, world_size: int, idle: Collection[int] = ()) -> list[ShareAssignment]:
     """Return what every rank computes of a step of `shares` non-empty shares, of which ranks in `idle` get none."""
-    size = config.replica_size
-    if size > 1:
+    size, mode = config.replica_size, config.compute.mode
+    if size > 1 and mode == "exact":
         return _dealt(size, config.plan.virtual_workers, shares, world_size, frozenset(idle))
-    return _assigned(config.compute.mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
+    alone = _assigned(mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
+    return alone if size == 1 else _in_replicas(size, tuple(alone))
 
 
 @lru_cache(maxsize=64)
@@ -92,7 +90,9 @@ def _dealt(
 ) -> list[ShareAssignment]:
     replicas = tuple(blocks(shares, world_size // size, {rank // size for rank in idle}))
     between = schedule(virtual_workers, shares, replicas)
-    owned = tuple(range(block.start + place, block.stop, size) for block in replicas for place in range(size))
+    owned = tuple(
+        range(min(block.start + place, block.stop), block.stop, size) for block in replicas for place in range(size)
+    )
     plan = schedule_of_dealt(virtual_workers, shares, owned)
     return [
         ShareAssignment(
@@ -101,10 +101,30 @@ def _dealt(
             tuple(range(share, share + 1) for share in owned[rank]),
             plan.merges[rank],
             plan,
-            ReplicaAssignment(size, replicas[rank // size], between.merges[rank // size], between),
+            ReplicaAssignment(tuple(_rounds(size, replicas[rank // size], between.merges[rank // size])), between),
         )
         for rank in range(world_size)
     ]
+
+
+def _rounds(size: int, block: range, merges: Sequence[int]) -> Iterator[Round]:
+    """Yield the rounds of a replica's shares, of which each of its ranks has at most one."""
+    for at in range(0, len(block), size):
+        shares = block[at : at + size]
+        yield Round(tuple(shares[place : place + 1] for place in range(size)), tuple(merges[at : at + size]))
+
+
+@lru_cache(maxsize=64)
+def _in_replicas(size: int, ranks: tuple[ShareAssignment, ...]) -> list[ShareAssignment]:
+    """Return what ranks compute that pass their batches in replicas, a sum of which is one leaf."""
+    replicas = [ranks[first].blocks[first : first + size] for first in range(0, len(ranks), size)]
+    leaves = [0, *accumulate(int(any(batches)) for batches in replicas)]
+    between = schedule(leaves[-1], leaves[-1], tuple(range(lo, hi) for lo, hi in pairwise(leaves)))
+    rounds = [
+        (Round(tuple(batches), merges),) if any(batches) else ()
+        for batches, merges in zip(replicas, between.merges, strict=True)
+    ]
+    return [replace(one, replica=ReplicaAssignment(rounds[rank // size], between)) for rank, one in enumerate(ranks)]
 
 
 @lru_cache(maxsize=64)  # it is asked for at every step, and by the loader again
@@ -138,14 +158,17 @@ def blocks(shares: int, world_size: int, idle: Collection[int] = ()) -> list[ran
 def bodies(config: Config, step: StepPlan, rank: int, world_size: int) -> int:
     """Return how many batches a rank is handed in a step; without a share it gets one, which counts for nothing."""
     own = assign_shares(config, len(step.sizes), world_size)[rank]
-    if (replica := own.replica) is not None:
-        return sum(passes_in(step, replica.in_round(number)) for number in range(replica.rounds)) or 1
+    if own.replica is not None:
+        return sum(max(pieces_in(config, step, one, own.blocks)) for one in own.replica.rounds) or 1
     return sum(pieces(config, step, shares, own.blocks) for shares in own.batches) or 1
 
 
-def passes_in(step: StepPlan, shares: range) -> int:
-    """Return how many passes a round of these shares takes: its ranks pass equally often."""
-    return max(step.pieces(share) for share in shares)
+def pieces_in(config: Config, step: StepPlan, of_round: Round, every: Sequence[range]) -> list[int]:
+    """Return how many micro-batches each rank has in a round; all pass as often as the one with the most.
+
+    every: all ranks' blocks
+    """
+    return [pieces(config, step, batch, every) if batch else 0 for batch in of_round.batches]
 
 
 def pieces(config: Config, step: StepPlan, batch: range, every: Sequence[range]) -> int:

@@ -273,7 +273,15 @@ class GradientSync:
         names = [name for name, trains in zip(trained.names, trained.trained, strict=True) if trains]
         parameters = [p for p, trains in zip(trained.parameters, trained.trained, strict=True) if trains]
         if self._units is not None:
-            return ShardedGradientSum(parameters, names, self._units, self._across, self._mates, memory=self._memory)
+            return ShardedGradientSum(
+                parameters,
+                names,
+                self._units,
+                self._across,
+                self._mates,
+                ordered=self._config.compute.mode == "exact",
+                memory=self._memory,
+            )
         return GradientSum(
             parameters,
             names,

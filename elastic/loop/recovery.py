@@ -227,8 +227,7 @@ class Recovery:
         while True:
             state.learned = None
             applied = session.train_state.applied
-            steady = applied.weights.steady and self._context.config.sharding is None
-            summary = state.summary(rewinds=applied.known(), steady=steady)
+            summary = state.summary(rewinds=applied.known(), steady=applied.weights.steady)
             try:
                 restorer = session.restorer
                 own = state.side_state(restorer.claim_document(), restorer.losses().document())
@@ -268,8 +267,10 @@ class Recovery:
         every, restorer, state = self._context.config.saves.steps, self._session.restorer, self._state
         if not self._context.config.goes_back or every is None or restorer.saver is None:
             return
-        if state.step % every == 0 and state.is_whole and not state.finished and not restorer.is_committed(state.step):
-            self.save_unless_held(must=False)
+        if state.step % every == 0 and state.is_whole and not state.finished:
+            sharding, missing = self._context.config.sharding, not restorer.is_committed(state.step)
+            if missing if sharding is None else sharding.any(missing):
+                self.save_unless_held(must=False)
 
     def _give_up(self, lost: PeerLost, doing: str) -> None:
         """End this process under plain torchrun, for the launcher to start all of them again. Raises SystemExit."""

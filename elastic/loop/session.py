@@ -211,7 +211,7 @@ class Session:
             self.mates = ReplicaGroup(config.sharding.mesh, timeout_s=2 * config.compute.timeout_s)
             self.on_close(self.mates.close)
         identity = identities.identity(
-            config.numerics(), config.models, config.optimizers, config.schedulers, config.device
+            config.numerics(), config.models, config.optimizers, config.schedulers, config.device, config.sharding
         )
         identity["url"] = redact(config.url)
         identities.check_accept(config.accept, identity)

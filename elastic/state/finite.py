@@ -2,7 +2,7 @@
 
 Of a state the weights are asked before it is saved: the parameters of the models. Buffers may hold infinities on
 purpose (masks), and what an optimizer keeps follows from gradients that were finite. Of what is sharded each worker
-looks at its own part.
+looks at its own part, and asks the others of its replica.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from elastic.state.sharding import local
+from elastic.state.sharding import Sharding, local
 
 
 def norm(tensors: Sequence[torch.Tensor]) -> float:
@@ -30,8 +30,18 @@ def norm_later(tensors: Sequence[torch.Tensor]) -> Callable[[], float]:
     return lambda: math.hypot(*map(float, norms))
 
 
-def not_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
-    """Return the first parameter with an infinity or NaN, and how many of its numbers are so; None: all are finite."""
+def not_finite(parameters: Mapping[str, torch.Tensor], sharding: Sharding | None = None) -> str | None:
+    """Return the first parameter with an infinity or NaN, and how many of its numbers are so; None: all are finite.
+
+    sharding  of these parameters: all workers of the replica call it together, and none finds them finite unless all do
+    """
+    found = _first_of(parameters)
+    if sharding is not None and sharding.any(found is not None):
+        return found or "a part of the weights that another worker of the replica holds"
+    return found
+
+
+def _first_of(parameters: Mapping[str, torch.Tensor]) -> str | None:
     asked = {name: local(tensor).detach() for name, tensor in parameters.items() if tensor.is_floating_point()}
     if math.isfinite(norm([*asked.values()])):
         return None

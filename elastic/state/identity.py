@@ -21,7 +21,7 @@ from elastic.errors import ConfigError, IdentityMismatch
 from elastic.membership.environment import processor_settings
 from elastic.state import compiled, gpu_kernels
 from elastic.state.processor import libraries, processor
-from elastic.state.sharding import is_sharded
+from elastic.state.sharding import Sharding, precisions_of
 from elastic.version import __version__
 
 Identity = dict[str, Any]
@@ -30,6 +30,8 @@ CONTENT = "dataset_content"
 """No field: word for what the data set reads as."""
 NORM = "norm"
 """Which norm gradients are clipped by, of sharded models alone: clipping.py. The bits that it gives are others."""
+PRECISION = "precision"
+"""In which precision fully_shard has units compute and send, where it is not that of their parameters."""
 SCRIPT = "script"
 """No field: word for which gradients the script's code makes of what it reads."""
 _OF_GPU = ("gpu", "cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "gpu_settings")
@@ -44,12 +46,14 @@ def identity(
     optimizers: Mapping[str, torch.optim.Optimizer],
     schedulers: Mapping[str, Any],
     device: torch.device,
+    sharding: Sharding | None = None,
 ) -> Identity:
     """Return the fields that must be equal for equal bits, flat and JSON-ready.
 
     They are equal exactly when the same configuration runs on equivalent software and hardware.
 
     configuration  the arguments of `Run` that numerics depend on, by name
+    sharding       of the models: where it is cut is no part, and in which precision it computes is
     """
     found: Identity = {
         **configuration,
@@ -66,8 +70,10 @@ def identity(
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
-    if any(is_sharded(parameter) for model in models.values() for parameter in model.parameters()):
+    if sharding is not None:
         found[NORM] = "exact"
+        if precisions := precisions_of(sharding.units):
+            found[PRECISION] = precisions
     if device.type == "cuda":
         found |= {
             "gpu": torch.cuda.get_device_name(device),
@@ -148,7 +154,9 @@ def check(
 
 def check_accept(accept: Collection[str], here: Identity) -> None:
     """Raise ConfigError for names that no identity has, or that cannot be accepted."""
-    known = (here.keys() | {*_OF_DEVICES, CONTENT, NORM, SCRIPT, "on_bad", "on_bad_example"}) - NEVER_ACCEPTED
+    known = (
+        here.keys() | {*_OF_DEVICES, CONTENT, NORM, PRECISION, SCRIPT, "on_bad", "on_bad_example"}
+    ) - NEVER_ACCEPTED
     if isinstance(accept, str) or (unknown := sorted(set(accept) - known)):
         given = repr(accept) if isinstance(accept, str) else ", ".join(unknown)
         raise ConfigError(

@@ -6,9 +6,10 @@ looks at the part that this worker holds (`local`).
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
     from torch.distributed.tensor import DTensor
 
 _NEXT = "  next   fully_shard(module, mesh=elastic.device_mesh()) for each unit, and for the whole model"
@@ -27,12 +28,16 @@ _NEXT = "  next   fully_shard(module, mesh=elastic.device_mesh()) for each unit,
 class Unit:
     """A module that `fully_shard` has made a unit: its parameters are gathered together, and their gradients cut.
 
+    name        of the module, behind its model's
     module      as `fully_shard` has left it
+    precision   that its passes and messages are in
     parameters  in the order in which they lie in the unit's messages
     holders     (module, name, parameter's number): where a forward pass finds each of them whole
     """
 
+    name: str
     module: FSDPModule
+    precision: MixedPrecisionPolicy
     parameters: tuple[DTensor, ...]
     holders: tuple[tuple[torch.nn.Module, str, int], ...]
 
@@ -79,8 +84,8 @@ def sharding_of(models: Mapping[str, torch.nn.Module]) -> Sharding | None:
     units, whole, known = list[Unit](), list[str](), set[int]()
     for key, model in models.items():
         modules = {name: module for name, module in model.named_modules() if isinstance(module, fsdp.FSDPModule)}
-        for module in modules.values():
-            unit = _unit(module, modules.values())
+        for name, module in modules.items():
+            unit = _unit(f"{key}.{name}".rstrip("."), module, modules.values())
             known.update(map(id, unit.parameters))
             if unit.parameters:  # a root of which all parts are units has none of its own
                 units.append(unit)
@@ -94,6 +99,20 @@ def sharding_of(models: Mapping[str, torch.nn.Module]) -> Sharding | None:
             f"  state  nothing was begun\n{_NEXT}"
         )
     return Sharding(_mesh_of(units), tuple(units))
+
+
+def precisions_of(units: Iterable[Unit]) -> dict[str, dict[str, Any]]:
+    """Return the policies that may round, as JSON: each with how many units have it, and a hash of which."""
+    of: dict[str, list[str]] = {}
+    for unit in units:
+        given = {name: value for name, value in asdict(unit.precision).items() if isinstance(value, torch.dtype)}
+        if given:
+            casts = ", ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in sorted(given.items()))
+            of.setdefault(f"{casts}, cast_forward_inputs={unit.precision.cast_forward_inputs}", []).append(unit.name)
+    return {
+        policy: {"units": len(names), "which": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]}
+        for policy, names in sorted(of.items())
+    }
 
 
 def is_unit(module: torch.nn.Module) -> bool:
@@ -135,24 +154,37 @@ def is_sharded(tensor: Any) -> bool:
     return kind is not None and isinstance(tensor, kind.DTensor)
 
 
-def _unit(module: Any, units: Iterable[torch.nn.Module]) -> Unit:
+def _unit(name: str, module: Any, units: Iterable[torch.nn.Module]) -> Unit:
     """Return the unit of this module: what hangs below it, but for what hangs below another unit."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    shard: Any = fully_shard
+    state = shard.state(module)
+    if any(isinstance(one.offload_policy, CPUOffloadPolicy) for one in state._fsdp_param_groups):
+        raise ConfigError(
+            f"{name} is sharded with CPUOffloadPolicy, which a run does not carry\n"
+            "  found  gradients on the CPU, of parameters that compute elsewhere\n"
+            "  state  nothing was begun\n"
+            "  next   leave offload_policy out; more workers in a replica need less memory each"
+        )
     parameters: dict[int, tuple[int, Any]] = {}
     holders: list[tuple[torch.nn.Module, str, int]] = []
     for holder in _own_modules(module, {id(unit) for unit in units}):
-        for name, parameter in holder._parameters.items():
+        for part, parameter in holder._parameters.items():
             if parameter is None:
                 continue
             if not is_sharded(parameter):
                 raise ConfigError(
-                    f"parameter {name} of a {type(holder).__name__} is in a unit of fully_shard, and not sharded\n"
+                    f"parameter {part} of a {type(holder).__name__} is in a unit of fully_shard, and not sharded\n"
                     "  found  ignored_params, or a forward pass that no backward pass has followed\n"
                     "  state  nothing was begun\n"
                     "  next   shard all of them; model.reshard() after such a forward pass"
                 )
             number, _ = parameters.setdefault(id(parameter), (len(parameters), parameter))
-            holders.append((holder, name, number))
-    return Unit(module, tuple(parameter for _, parameter in parameters.values()), tuple(holders))
+            holders.append((holder, part, number))
+    return Unit(
+        name, module, state._mp_policy, tuple(parameter for _, parameter in parameters.values()), tuple(holders)
+    )
 
 
 def _own_modules(module: torch.nn.Module, units: set[int]) -> Iterator[torch.nn.Module]:

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, distribute_module
 from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.config.check_sharding import check_sharding
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, IdentityMismatch
 from elastic.events.reading import read_events
 from tests.kit.arguments import grouped
 
@@ -62,8 +62,7 @@ def made(url: Path, model: nn.Module, optimizer: Any = None, **options: Any) -> 
         dataset=TensorDataset(torch.zeros(24, 4)),
         batch_size=12,
         virtual_workers=6,
-        epochs=1,
-        **grouped(options),
+        **grouped({"epochs": 1} | options),
     )
 
 
@@ -93,8 +92,6 @@ Options = dict[str, Any]
 @pytest.mark.parametrize(
     ("found", "options"),
     [
-        (r'compute=Compute\(mode="fast"\) does not go', {"mode": "fast"}),
-        (r"update=Update\(on_bad=\.\.\.\) does not go", {"on_bad": "skip"}),
         (r"update=Update\(rebuild=\.\.\.\) does not go", {"rebuild": lambda *_: None}),
         (r"update=Update\(scaler=\.\.\.\) does not go", {"scaler": torch.amp.GradScaler("cpu")}),
         (r'data=Data\(on_bad_example="skip"\) does not go', {"on_bad_example": "skip"}),
@@ -210,8 +207,25 @@ def test_how_a_model_is_sharded_is_no_part_of_the_identity(mesh: DeviceMesh, tmp
     assert identity_of(tmp_path / "d", sharded(mesh, other)) != known[1]
 
 
-def identity_of(url: Path, model: nn.Module) -> Any:
-    with made(url, model):
+def test_the_precision_that_units_compute_in_is_part_of_the_identity(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """What rounds, and in which units: a run goes on in another precision where that is accepted alone."""
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    whole, rounded, at_root = sharded(mesh), sharded(mesh, mp_policy=half), network()
+    fully_shard(at_root, mesh=mesh, mp_policy=half)
+    known = [identity_of(tmp_path / name, one) for name, one in (("a", whole), ("b", rounded), ("c", at_root))]
+    assert known[1].pop("precision") != known[2].pop("precision")
+    assert known[0] == known[1] == known[2]
+    with pytest.raises(IdentityMismatch, match="precision"):
+        identity_of(tmp_path / "a", sharded(mesh, mp_policy=half), epochs=2)
+    identity_of(tmp_path / "a", sharded(mesh, mp_policy=half), epochs=2, accept=["precision"])
+
+
+def test_units_that_are_offloaded_are_refused(mesh: DeviceMesh, tmp_path: Path) -> None:
+    refused(tmp_path / "run", "CPUOffloadPolicy", sharded(mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+def identity_of(url: Path, model: nn.Module, **options: Any) -> Any:
+    with made(url, model, **options):
         pass
-    (identity,) = [event["identity"] for event in read_events(url) if event["event"] == "run_started"]
+    *_, identity = [event["identity"] for event in read_events(url) if event["event"] == "run_started"]
     return {key: value for key, value in identity.items() if key != "url"}

@@ -188,6 +188,21 @@ def test_two_replicas_of_three_may_be_lost_at_once(
     assert not end.read_from_storage()
 
 
+def test_a_replica_that_joins_receives_the_state_while_the_others_compute(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]]
+) -> None:
+    """Each of its workers from those at its place. It has no share of that step, and takes part in it."""
+    end = run(4, "--kill=1:second:3:SIGKILL", "--pause=0.2", "--steps=9", size=2)
+    assert end.bits() == whole("--steps=9")
+    newcomers = {event["worker"] for event in end.of("transfer") if event["role"] == "takes"}
+    applied = [event for event in end.of("step_applied") if event["worker"] in newcomers]
+    joined = min(event["step"] for event in applied)
+    without = {event["worker"] for event in applied if event["step"] == joined and not range(*event["shares"])}
+    assert len(newcomers) == 2
+    assert without == newcomers
+    assert {event["role"] for event in end.of("transfer") if event["worker"] not in newcomers} == {"gives"}
+
+
 def test_where_every_replica_is_lost_the_run_goes_on_from_storage(
     run: Run, whole: Callable[..., set[tuple[str, ...]]]
 ) -> None:
@@ -247,6 +262,45 @@ def test_a_step_that_nobody_knows_to_be_whole_comes_again_on_all(
     assert not end.of("transfer")
     assert len(end.of("run_started")) == 4
     assert end.lived_through(range(4))
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize(("steps", "bad"), [(5, "3:nan"), (13, "11:1e6")], ids=["no number", "spike"])
+@pytest.mark.parametrize("loop", [(), PLAIN_LOOP], ids=["steps", "batches"])
+def test_bad_steps_are_passed_over_alike(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]], action: str, steps: int, bad: str, loop: tuple[str, ...]
+) -> None:
+    """A replica's workers judge by a norm that all parts have gone into, and go back together."""
+    options = (*loop, f"--on-bad={action}", f"--bad={bad}", f"--steps={steps}")
+    end = run(4, *options, f"--kill={steps - 1}:forward:1:SIGKILL", "--pause=0.05", size=2)
+    assert end.bits() == whole(*options)
+    assert {event["step"] for event in end.of("passed_over")} == {int(bad.partition(":")[0])}
+    assert run(3, *options, url="by three").bits() == whole(*options)
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize(
+    ("workers", "size", "options"),
+    [(3, None, SHORT), (4, 2, SHORT), (4, 2, (*IN_PIECES, *PLAIN_LOOP)), (6, 3, ())],
+)
+def test_fast_mode_computes_what_as_many_workers_do_that_hold_the_whole_model(
+    run: Run, workers: int, size: int | None, options: tuple[str, ...]
+) -> None:
+    """Of the same batches, with the same random numbers; the sums are torch's own, in another order."""
+    end = run(workers, "--fast", "--sgd", *UNUSED, *options, size=size)
+    ((_, _, evaluated, steps),) = end.bits()
+    assert steps == str(STEPS)
+    ((_, _, expected, _),) = run(workers, "--fast", "--sgd", "--whole", *UNUSED, *options, url="whole").bits()
+    assert float.fromhex(evaluated) == pytest.approx(float.fromhex(expected), rel=1e-5)
+
+
+def test_a_loss_in_fast_mode_costs_at_most_a_step(run: Run) -> None:
+    end = run(4, "--fast", "--kill=2:second:3:SIGKILL", "--pause=0.05", "--micro-batch-size=1", size=2)
+    assert len(end.bits()) == 1
+    assert {step for step, _ in end.redone()} == {2}
+    assert end.lived_through((0, 1))
+    assert not end.read_from_storage()
 
 
 RESUMES = [

@@ -72,13 +72,13 @@ def test_every_share_is_passed_once_and_all_of_a_replica_have_the_same_rounds(
         assert all(one == members[0] for one in members)
         (first, *_) = members
         assert first is not None
-        rounds = [first.in_round(at) for at in range(first.rounds)]
-        assert (number in idle) <= (not rounds)
-        assert all(len(one) == size for one in rounds[:-1])
+        assert (number in idle) <= (not first.rounds)
+        assert all(len(one.batches) == size for one in first.rounds)
+        assert all(all(one.batches) for one in first.rounds[:-1])
         for place in range(size):
-            passed = [one[place] for one in rounds if place < len(one)]
+            passed = [share for one in first.rounds for share in one.batches[place]]
             assert passed == list(assigned[number * size + place].shares), "its shares are those of its place"
-    working = [one.replica.rounds for one in assigned if one.replica is not None and one.replica.block]
+    working = [len(one.replica.rounds) for one in assigned if one.replica is not None and one.replica.rounds]
     assert max(working) - min(working) <= 1, "no replica passes much more often than others"
 
 
@@ -101,10 +101,31 @@ def test_sums_of_dealt_shares_have_the_bits_of_one_ranks_in_both_ways(
     of_replicas: list[list[tuple[float, int]]] = []
     for one in (assigned[number * size].replica for number in range(replicas)):
         assert one is not None
-        passed = [zip(one.in_round(at), one.merges_in(at), strict=True) for at in range(one.rounds)]
+        passed = [zip(chain.from_iterable(of.batches), of.merges, strict=True) for of in one.rounds]
         of_replicas.append([(values[share], merges) for share, merges in chain.from_iterable(passed)])
         between = one.schedule
     assert added(between, of_replicas).hex() == expected.hex()
+
+
+@given(case=cases())
+def test_in_fast_mode_a_replica_passes_once_and_each_of_it_what_a_rank_passes_otherwise(
+    made: Config, case: tuple[int, int, int, int, frozenset[int]]
+) -> None:
+    _, shares, size, _, _ = case
+    fast = replace(made, compute=replace(made.compute, mode="fast"))
+    assigned = dealt(fast, case)
+    assert list(chain.from_iterable(one.shares for one in assigned)) == list(range(shares))
+    of_replicas = [one.replica for one in assigned[::size]]
+    for number, one in enumerate(assigned):
+        assert one.replica is not None
+        assert one.replica == of_replicas[number // size]
+        passed = [of.batches[number % size] for of in one.replica.rounds]
+        assert [batch for batch in passed if batch] == list(one.batches)
+    merges = [[of.merges for of in one.rounds] for one in of_replicas if one is not None]
+    assert all(of_one in ([], [(0,)]) for of_one in merges)
+    between = of_replicas[0].schedule if of_replicas[0] is not None else None
+    assert between is not None
+    assert sum(between.rows) == sum(len(of_one) for of_one in merges), "a leaf of each replica that has shares"
 
 
 def added(plan: Schedule, of_ranks: list[list[tuple[float, int]]]) -> float:

@@ -88,6 +88,11 @@ ALLOWED = (
         "_inst _rand",
         "elastic/data/own_generators.py",
     ),
+    Allowed(
+        "in which precision a unit of fully_shard computes, and whether it is offloaded",
+        "_mp_policy _fsdp_param_groups",
+        "elastic/state/sharding.py",
+    ),
     Allowed("how torch's schedulers mark an optimizer", "_wrapped_by_lr_sched", "elastic/loop/plain/schedule.py"),
     Allowed("the stages of a stream of Hugging Face's datasets", "_ex_iterable", "elastic/data/stream_check.py"),
     Allowed("one node's part of such a stream", "_distributed", "elastic/data/hugging_face.py"),

@@ -111,7 +111,8 @@ def at_one_place(parts: Roles, summaries: Sequence[StateSummary], size: int) -> 
         for number in range(len(summaries) // size)
         if number not in lacks and all(s.step == best for s in summaries[number * size : (number + 1) * size])
     ]
-    return Roles(donors=tuple(holds), need_state=tuple(sorted(lacks)), need_side_state=tuple(sorted(lacks)))
+    need = tuple(sorted(lacks))
+    return Roles(donors=tuple(holds), need_state=need, need_side_state=need, follows=parts.follows)
 
 
 def pass_on(

@@ -28,6 +28,7 @@ from elastic.group.sums import Agreed
 from elastic.loop.restoring.transfer import broadcast
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
+from elastic.state.clipping import exact_norm
 from elastic.state.finite import norm, not_finite
 from elastic.state.health import Passed
 from elastic.state.on_bad import OnBad, Signs, signs, too_many
@@ -76,7 +77,7 @@ class BadSteps:
         if rule.action == "skip" or step % every == 0:  # what was saved there is what there is
             return PassOver(Passed(step, step, why), found, [step])
         # Before anything is touched: a peer that is lost here costs the step in hand, which comes round, bad again.
-        back = _go_back(self._session, step - step % every, every)
+        back = self._session.all_or_none(lambda: _go_back(self._session, step - step % every, every))
         if back is None:
             raise self._ends(step, why, "no regular save is left in storage to go back to")
         first, state = back
@@ -104,7 +105,7 @@ class BadSteps:
         step = self._session.state.step
         if self._checked == step:
             return
-        found = not_finite(self._config.parameters())
+        found = not_finite(self._config.parameters(), self._config.sharding)
         if found is not None:
             raise WeightsNotFinite(
                 f"after {step} steps a weight is infinite or not a number: {found}\n"
@@ -128,7 +129,9 @@ class BadSteps:
         scaler = self._config.update.scaler
         scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
         try:
-            return signs(self._rule, agreed.sums, agreed.count, norm(gradients), scale)
+            sharded = self._config.sharding is not None and bool(gradients)
+            found = float(exact_norm(gradients)) if sharded else norm(gradients)
+            return signs(self._rule, agreed.sums, agreed.count, found, scale)
         except KeyError as missing:
             raise StepError(
                 f"OnBad(loss={self._rule.loss!r}), and no share added anything under that name\n{UNTOUCHED}"
@@ -139,7 +142,7 @@ class BadSteps:
 
     def _ends(self, step: int, why: str, because: str) -> BadStep:
         """Return the error that ends the run at a bad step."""
-        weight = not_finite(self._config.parameters())
+        weight = not_finite(self._config.parameters(), self._config.sharding)
         spoilt = "" if weight is None else f"; and no step can be well any more, for a weight is no number: {weight}"
         return BadStep(
             f"step {step} is bad: {why}\n"

@@ -27,7 +27,7 @@ from elastic.events import schema
 from elastic.group.replica_group import MateLost, ReplicaGroup, Word
 from elastic.group.sharded_gradients import ShardedGradientSum
 from elastic.group.sums import FIRST, Agreed
-from elastic.loop.assignment import ReplicaAssignment, passes_in, pieces
+from elastic.loop.assignment import ReplicaAssignment, pieces, pieces_in
 from elastic.loop.disagreement import ShareDiffers
 from elastic.loop.recovery import Recovery
 from elastic.loop.session import Session
@@ -213,26 +213,22 @@ class StepInHand:
 
         Whoever has no share in a round, or one of fewer micro-batches, passes another for nothing.
         """
-        sync, place = self.session.gradient_sync, self.session.group.rank % replica.size
-        gradients = sync.gradients
+        config, sync = self.session.context.config, self.session.gradient_sync
+        gradients, place = sync.gradients, self.session.group.rank % config.replica_size
         assert isinstance(gradients, ShardedGradientSum)
         if not replica.rounds and driver.must_have_a_body:
-            gradients.begin_round([None] * replica.size, passes=1)
+            gradients.begin_round([], passes=1)
             yield from self._stand_in(driver, last=True)
-        for number in range(replica.rounds):
-            shares, passes = replica.in_round(number), passes_in(self.plan, replica.in_round(number))
-            leaves: list[tuple[int, int] | None] = [
-                (merges, self.plan.pieces(share))
-                for share, merges in zip(shares, replica.merges_in(number), strict=True)
-            ]
-            gradients.begin_round([*leaves, *[None] * (replica.size - len(leaves))], passes=passes)
-            own = shares[place : place + 1]
-            count = self.plan.pieces(own[0]) if own else 0
-            examples = 0
+        for of_round in replica.rounds:
+            counts = pieces_in(config, self.plan, of_round, sync.assignment.blocks)
+            passes, merges = max(counts), iter(of_round.merges)
+            each = [(next(merges), count) if count else None for count in counts] if gradients.ordered else []
+            gradients.begin_round(each or [(of_round.merges[0], passes)], passes=passes)
+            own, count, examples = of_round.batches[place], counts[place], 0
             if own:
                 self.own.begin_share()
             for piece in range(passes):
-                last = number == replica.rounds - 1 and piece == passes - 1
+                last = of_round is replica.rounds[-1] and piece == passes - 1
                 if piece >= count:
                     yield from self._stand_in(driver, last=last)
                 else:

@@ -487,9 +487,7 @@ class Saver:
         """Return what the checkpoint says of weights that are not finite; None: nothing."""
         # One that says so does not count among those to keep. With `on_bad` it is not saved at all.
         trained = {name: p for name, p in self._config.parameters().items() if p.requires_grad}
-        found = not_finite(trained) if self._config.on_bad is None else None
-        if (sharding := self._config.sharding) is not None and sharding.any(found is not None):
-            found = found or "a part of the weights that another worker of the replica holds"
+        found = not_finite(trained, self._config.sharding) if self._config.on_bad is None else None
         return None if found is None else f"after {step} steps, {found}"
 
     def _older_than(self, step: int) -> UnderWay | None:

@@ -101,6 +101,10 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="the loop over run.batches()")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each body")
     parser.add_argument("--clip", type=float, help="the norm that gradients are clipped to")
+    parser.add_argument("--sgd", action="store_true", help="an optimizer that shows how large a gradient is")
+    parser.add_argument("--fast", action="store_true", help="a worker's shares as one batch")
+    parser.add_argument("--on-bad", choices=["skip", "rollback"])
+    parser.add_argument("--bad", default="-1:1", help="STEP:FACTOR, that the losses of that step are multiplied by")
     parser.add_argument("--kill", help="STEP:MOMENT:RANK,RANK:SIGNAL, in the run's first view; see MOMENTS")
     parser.add_argument("--deaf", help="STEP:RANK,RANK do not hear that all hold the step, once they have said it")
     parser.add_argument("--lacks", help="STEP:RANK,RANK lose a peer as they take the step's sums")
@@ -128,8 +132,11 @@ def main() -> None:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True)
+    if options.sgd:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
     data = Text()
+    bad, factor = int(options.bad.partition(":")[0]), float(options.bad.partition(":")[2])
     if options.short:
         data.__class__.__len__ = lambda _: 3 * options.batch_size - options.short  # type: ignore[method-assign]
     with elastic.Run(
@@ -142,7 +149,11 @@ def main() -> None:
         epochs=100,
         steps=options.steps,
         save_every=options.save_every,
-        update=elastic.Update(clip_grad_norm=None if options.plain else options.clip),
+        update=elastic.Update(
+            clip_grad_norm=None if options.plain else options.clip,
+            on_bad=elastic.OnBad(options.on_bad, spike=20, window=8) if options.on_bad else None,
+        ),
+        compute=elastic.Compute(mode="fast" if options.fast else "exact"),
         data=elastic.Data(
             last_batch="short", micro_batch_size=options.micro_batch_size, num_workers=options.num_workers
         ),
@@ -157,6 +168,7 @@ def main() -> None:
                     _die(options, run, run.step_index, "forward")
                     optimizer.zero_grad()
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+                    loss = loss * factor if run.step_index == bad else loss
                     loss.backward()  # type: ignore[no-untyped-call]
                     if options.clip:
                         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
@@ -170,6 +182,7 @@ def main() -> None:
                     time.sleep(options.pause)
                     _die(options, run, step.index, "forward" if number == 0 else "second")
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
+                    loss = loss * factor if step.index == bad else loss
                     step.backward(loss, count=y.numel())
                     step.add(loss=loss)
                 _die(options, run, step.index, "applied")
