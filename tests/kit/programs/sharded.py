@@ -203,9 +203,8 @@ def main() -> None:
         "evaluated": float(told["loss"]).hex(),
         "steps": run.step_index,
     }
-    print(json.dumps(found), flush=True)
     state = f"{found['weights']} {found['moments']} {found['evaluated']}, {found['steps']} steps"
-    os.write(1, f"took part: {state}\n".encode())  # at once: print writes piece by piece
+    os.write(1, f"{json.dumps(found)}\ntook part: {state}\n".encode())  # at once: print writes piece by piece
 
 
 def _rest(options: argparse.Namespace, run: elastic.Run) -> None:
