@@ -203,6 +203,17 @@ def test_a_replica_that_joins_receives_the_state_while_the_others_compute(
     assert {event["role"] for event in end.of("transfer") if event["worker"] not in newcomers} == {"gives"}
 
 
+def test_a_first_save_of_which_half_is_written_is_made_again(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]], tmp_path: Path
+) -> None:
+    """By all who save: there is none before it that the run could go on from."""
+    end = run(4, "--torn", size=2)
+    assert end.bits() == whole()
+    assert "torn" in (tmp_path / "run.faults").read_text().lower()
+    assert not end.of("peer_lost")
+    assert len(end.of("run_started")) == 4
+
+
 def test_where_every_replica_is_lost_the_run_goes_on_from_storage(
     run: Run, whole: Callable[..., set[tuple[str, ...]]]
 ) -> None:

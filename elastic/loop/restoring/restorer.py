@@ -42,6 +42,7 @@ from elastic.membership.progress import Phase
 from elastic.plan.cadence import Losses
 from elastic.state import identity as identities
 from elastic.state.train_state import TrainState, Tree
+from elastic_checkpoint.errors import TornManifest
 from elastic_checkpoint.storage import redact
 
 _CANNOT_TELL = "storage that is no witness"
@@ -171,14 +172,20 @@ class StateRestorer:
     def _save_the_first_together(self) -> Tree | None:
         """Commit it likewise, by the workers of the first replica; return it there, None elsewhere."""
         tree: Tree | None = None
-        failure: Exception | None = None
-        if self._saves:
-            try:
-                tree = self._save_the_first()
-            except Exception as refused:
-                failure = refused  # told to all before anyone raises, as in `_claim_and_read`
-        told = f"{type(failure).__name__}: {failure}" if failure is not None else None
-        if (refusal := self._view_group.first_answer(told)) is not None:
+        for tries_left in (1, 0):
+            failure: Exception | None = None
+            if self._saves:
+                try:
+                    tree = self._save_the_first()
+                except Exception as refused:
+                    failure = refused  # told to all before anyone raises, as in `_claim_and_read`
+            told = f"{type(failure).__name__}: {failure}" if failure is not None else None
+            refusal = self._view_group.first_answer(told)
+            if refusal is None:
+                return tree
+            # The first save has none before it that the run could go on from, so it is tried again, by all of them.
+            if tries_left and refusal.startswith(f"{TornManifest.__name__}: "):
+                continue
             all_know(self._view_group.group)
             raise failure or StartFailed(f"the first replica could not start the run\n{refusal}")
         return tree

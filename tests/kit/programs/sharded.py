@@ -30,6 +30,7 @@ from elastic.group.sums import Agreed
 from elastic.loop.gradient_sync import GradientSync
 from elastic.loop.session import Session
 from elastic.loop.steps.step_in_hand import BatchInHand, StepInHand
+from elastic_checkpoint.testing import Faults, Plan, TornWrite
 
 VOCABULARY, WIDTH, LENGTH = 61, 20, 16
 MOMENTS = ("forward", "second", "held", "word", "applied")
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a worker's shares as one batch")
     parser.add_argument("--on-bad", choices=["skip", "rollback"])
     parser.add_argument("--bad", default="-1:1", help="STEP:FACTOR, that the losses of that step are multiplied by")
+    parser.add_argument("--torn", action="store_true", help="half of the first commit is written")
     parser.add_argument("--kill", help="STEP:MOMENT:RANK,RANK:SIGNAL, in the run's first view; see MOMENTS")
     parser.add_argument("--deaf", help="STEP:RANK,RANK do not hear that all hold the step, once they have said it")
     parser.add_argument("--lacks", help="STEP:RANK,RANK lose a peer as they take the step's sums")
@@ -139,8 +141,13 @@ def main() -> None:
     bad, factor = int(options.bad.partition(":")[0]), float(options.bad.partition(":")[2])
     if options.short:
         data.__class__.__len__ = lambda _: 3 * options.batch_size - options.short  # type: ignore[method-assign]
+    url, storage = options.url, None
+    if options.torn:
+        plan = Plan(TornWrite(path="*/commits/*", times=1))
+        url, around = Faults(plan).around(options.url, {"auto_mkdir": True})
+        storage = {**around, "faults": plan.document(), "record": f"{options.url}.faults"}
     with elastic.Run(
-        options.url,
+        url,
         model=model,
         optimizer=optimizer,
         dataset=data,
@@ -157,6 +164,7 @@ def main() -> None:
         data=elastic.Data(
             last_batch="short", micro_batch_size=options.micro_batch_size, num_workers=options.num_workers
         ),
+        saving=elastic.Saving(storage_options=storage),
         checks=elastic.Checks(accept=["norm"]),  # of a model that is not sharded, whose run a sharded one resumes
     ) as run:
         if options.kill:
