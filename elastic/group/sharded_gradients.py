@@ -393,6 +393,9 @@ class _UnitSum:
 
     def start(self) -> None:
         """Send this replica's partial sums to the others."""
+        if self._depth == 0:  # no share: in fast mode a row is sent all the same, which still holds an earlier step's
+            for row in self.total.rows:
+                row.fill_(NOTHING)
         for number, row in enumerate(self.total.rows):
             counts = row[self._chunk : self._chunk + len(self.ever)]
             counts.copy_(self.ever) if number == 0 else counts.zero_()

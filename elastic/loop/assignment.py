@@ -80,8 +80,9 @@ def assign_shares(config: Config, shares: int, world_size: int, idle: Collection
     size, mode = config.replica_size, config.compute.mode
     if size > 1 and mode == "exact":
         return _dealt(size, config.plan.virtual_workers, shares, world_size, frozenset(idle))
-    alone = _assigned(mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
-    return alone if size == 1 else _in_replicas(size, tuple(alone))
+    if size > 1:
+        return _in_replicas(size, config.plan.virtual_workers, shares, world_size, frozenset(idle))
+    return _assigned(mode, config.plan.virtual_workers, shares, world_size, frozenset(idle))
 
 
 @lru_cache(maxsize=64)
@@ -115,8 +116,11 @@ def _rounds(size: int, block: range, merges: Sequence[int]) -> Iterator[Round]:
 
 
 @lru_cache(maxsize=64)
-def _in_replicas(size: int, ranks: tuple[ShareAssignment, ...]) -> list[ShareAssignment]:
-    """Return what ranks compute that pass their batches in replicas, a sum of which is one leaf."""
+def _in_replicas(
+    size: int, virtual_workers: int, shares: int, world_size: int, idle: frozenset[int]
+) -> list[ShareAssignment]:
+    """Return what ranks compute that pass their batches in replicas, a sum of which is one leaf (fast)."""
+    ranks = _assigned("fast", virtual_workers, shares, world_size, idle)
     replicas = [ranks[first].blocks[first : first + size] for first in range(0, len(ranks), size)]
     leaves = [0, *accumulate(int(any(batches)) for batches in replicas)]
     between = schedule(leaves[-1], leaves[-1], tuple(range(lo, hi) for lo, hi in pairwise(leaves)))

@@ -227,7 +227,9 @@ class Recovery:
         while True:
             state.learned = None
             applied = session.train_state.applied
-            summary = state.summary(rewinds=applied.known(), steady=applied.weights.steady)
+            # Of a replica of several workers nothing is rewound: whoever is behind by a step comes back as a newcomer.
+            rewinds = applied.known() and self._context.config.replica_size == 1
+            summary = state.summary(rewinds=rewinds, steady=applied.weights.steady)
             try:
                 restorer = session.restorer
                 own = state.side_state(restorer.claim_document(), restorer.losses().document())

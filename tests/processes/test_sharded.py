@@ -27,6 +27,7 @@ SCRIPT = Path(__file__).parents[1] / "kit" / "programs" / "sharded.py"
 PLAIN_LOOP = ("--plain",)
 UNUSED = ("--unused",)
 IN_PIECES = ("--micro-batch-size=1",)
+FEW = ("--short=22",)  # the last batch of every three has two shares, and some replicas have none
 SHORT = ("--short=13",)  # the last batch of every three has 11 examples of 24
 
 
@@ -293,7 +294,7 @@ def test_bad_steps_are_passed_over_alike(
 @pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize(
     ("workers", "size", "options"),
-    [(3, None, SHORT), (4, 2, SHORT), (4, 2, (*IN_PIECES, *PLAIN_LOOP)), (6, 3, ())],
+    [(3, None, SHORT), (4, 2, SHORT), (4, 2, (*IN_PIECES, *PLAIN_LOOP)), (6, 3, ()), (6, 2, FEW)],
 )
 def test_fast_mode_computes_what_as_many_workers_do_that_hold_the_whole_model(
     run: Run, workers: int, size: int | None, options: tuple[str, ...]

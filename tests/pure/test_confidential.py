@@ -80,3 +80,8 @@ def test_of_code_only_literals_count() -> None:
     code = "token = tokenizer(text)\nAPI_KEY = 'planted-literal'\nkey = 5\n"
     assert [value for name, value in named_in(code, literals=True) if is_confidential(name)] == ["planted-literal"]
     assert Scrubber("runs/x", {}, named_in(code, literals=True))(code) == code.replace("planted-literal", "***")
+
+
+def test_a_text_without_an_end_of_a_word_is_read_once() -> None:
+    """A search from each of its characters to the end would hold the process for hours."""
+    assert list(named_in("a" * 1_000_000 + " token = 'kept away'")) == [("token", "kept away")]

@@ -31,7 +31,7 @@ _LAST_OF_NAME = {"token", "pass", "auth", "authorization", "bearer", "cookie", "
 _KINDS_OF_KEY = {"api", "access", "private", "account", "storage", "service", "signing", "encryption", "shared", "ssh"}
 _OF_TOKENIZERS = {"bos", "cls", "eos", "mask", "pad", "sep", "unk", "image", "special", "start", "end", "next", "per"}
 _NAMED = re.compile(
-    r"""(["']?)([A-Za-z][\w.-]*)\1\s*[=:]\s*(?:Bearer\s+)?(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"',;&{}\[\]()]+))"""
+    r"""(?<!\w)(["']?)([A-Za-z][\w.-]{0,99})\1\s*[=:]\s*(?:Bearer\s+)?(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"',;&{}\[\]()]+))"""
 )
 
 
