@@ -105,7 +105,12 @@ def precisions_of(units: Iterable[Unit]) -> dict[str, dict[str, Any]]:
     """Return the policies that may round, as JSON: each with how many units have it, and a hash of which."""
     of: dict[str, list[str]] = {}
     for unit in units:
-        given = {name: value for name, value in asdict(unit.precision).items() if isinstance(value, torch.dtype)}
+        own = {parameter.dtype for parameter in unit.parameters}
+        given = {
+            name: value
+            for name, value in asdict(unit.precision).items()
+            if isinstance(value, torch.dtype) and own != {value}
+        }
         if given:
             casts = ", ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in sorted(given.items()))
             of.setdefault(f"{casts}, cast_forward_inputs={unit.precision.cast_forward_inputs}", []).append(unit.name)
@@ -160,7 +165,7 @@ def _unit(name: str, module: Any, units: Iterable[torch.nn.Module]) -> Unit:
 
     shard: Any = fully_shard
     state = shard.state(module)
-    if any(isinstance(one.offload_policy, CPUOffloadPolicy) for one in state._fsdp_param_groups):
+    if any(isinstance(one.offload_policy, CPUOffloadPolicy) for one in getattr(state, "_fsdp_param_groups", ())):
         raise ConfigError(
             f"{name} is sharded with CPUOffloadPolicy, which a run does not carry\n"
             "  found  gradients on the CPU, of parameters that compute elsewhere\n"

@@ -71,7 +71,7 @@ class Weights:
         weights = [
             name
             for name, weight in zip(trained.names, trained.parameters, strict=True)
-            if noted.get(id(weight)) != weight._version or not self._is_as_accessed(weight)
+            if noted.get(id(weight)) != _version(weight) or not self._is_as_accessed(weight)
         ]
         return f"weights: {listed(weights)}" if weights else "what optimizers keep, or which parameters there are"
 
@@ -84,7 +84,7 @@ class Weights:
         noted = self._now()
 
         def written() -> bool:
-            found = any(tensor._version != version for tensor, version in noted) or self._written_through_data()
+            found = any(_version(tensor) != version for tensor, version in noted) or self._written_through_data()
             self._unsteady |= found
             return found
 
@@ -110,4 +110,10 @@ class Weights:
             for tensor in (state.values() if isinstance(state, dict) else ())
             if isinstance(tensor, torch.Tensor)
         ]
-        return [(tensor, tensor._version) for tensor in (*self._trained.now().parameters, *tensors)]
+        return [(tensor, _version(tensor)) for tensor in (*self._trained.now().parameters, *tensors)]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written; of a sharded one also by way of this worker's part, which counts apart."""
+    part: torch.Tensor = local(tensor)
+    return tensor._version + (part._version if part is not tensor else 0)
