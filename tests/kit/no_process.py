@@ -1,4 +1,4 @@
-"""A test of tests/pure and of tests/one_process starts no process but a run's writer; what does, stands in
+"""A test of tests/pure and of tests/one_process starts no process but a run's writer and what tells of it; what does, stands in
 tests/processes."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from elastic_checkpoint.save.writer import WRITER_MODULE
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 _ALLOWED = (
     WRITER_MODULE,  # which a run starts once it has trained for two seconds, on a slow machine
+    "'git', '--no-optional-locks'",  # asked for a run's manifest, where pytest has a script's name
     "'g++', '--version'",  # asked of each run's compiler, where another test of this process has compiled
     "'g++', '-v'",
 )
