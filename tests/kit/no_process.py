@@ -1,5 +1,5 @@
-"""A test of tests/pure and of tests/one_process starts no process but a run's writer and what tells of it; what does, stands in
-tests/processes."""
+"""A test of tests/pure and of tests/one_process starts no process but a run's writer, and git for its manifest; what
+does, stands in tests/processes."""
 
 from __future__ import annotations
 
