@@ -23,7 +23,7 @@ from elastic.membership import environment, launchers
 from elastic.membership.environment import Launch
 from elastic_checkpoint import linux
 from elastic_checkpoint.storage import Scrubber, redact
-from elastic_checkpoint.storage.redact import is_confidential, named_in, words_of
+from elastic_checkpoint.storage.redact import without_literals, words_of
 
 _OF_LIBRARIES = (
     *("PYTHON", "TORCH", "PYTORCH", "ATEN_", "CUDA", "CUBLAS", "CUDNN", "NVIDIA_", "NCCL_", "GLOO_", "HIP_", "ROCR_"),
@@ -160,9 +160,9 @@ class Collecting:
     def _file(self, data: bytes, suffix: str) -> dict[str, Any]:
         """Keep a file, and return where; its name is its hash, so that launches share those that are equal."""
         text = data[:LARGEST].decode("utf-8", "surrogateescape")
-        literals = [(name, value) for name, value in named_in(text, literals=True) if is_confidential(name)]
+        without, literals = without_literals(text)
         scrub = Scrubber(self._of.config.url, self._of.config.storage_options, [*self._named, *literals])
-        kept = scrub(text).encode("utf-8", "surrogateescape")
+        kept = scrub(without).encode("utf-8", "surrogateescape")
         digest = hashlib.sha256(kept).hexdigest()
         key = f"{FOLDER}/{digest[:16]}{suffix}"
         self.files[key] = kept

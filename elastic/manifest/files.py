@@ -72,7 +72,10 @@ def _put_new(storage: Storage, key: str, data: bytes) -> bool:
 def _append(storage: Storage, url: str, line: bytes) -> None:
     folder = local_folder(url)
     if folder is None:
-        storage.put(LAUNCHES, _read(storage, LAUNCHES) + line)
+        before = b""
+        with contextlib.suppress(Missing):  # what is too large to be read is not written over
+            before = bytes(get_bounded(storage, LAUNCHES, _LARGEST))
+        storage.put(LAUNCHES, before + line)
         return
     file = os.open(folder / LAUNCHES, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

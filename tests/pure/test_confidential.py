@@ -7,7 +7,7 @@ import json
 import pytest
 
 from elastic_checkpoint.storage import Scrubber
-from elastic_checkpoint.storage.redact import is_confidential, named_in, words_of
+from elastic_checkpoint.storage.redact import is_confidential, named_in, without_literals, words_of
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,42 @@ def test_there_may_be_no_command_line() -> None:
     assert list(words_of([])) == []
 
 
-def test_of_code_only_literals_count() -> None:
-    code = "token = tokenizer(text)\nAPI_KEY = 'planted-literal'\nkey = 5\n"
-    assert [value for name, value in named_in(code, literals=True) if is_confidential(name)] == ["planted-literal"]
-    assert Scrubber("runs/x", {}, named_in(code, literals=True))(code) == code.replace("planted-literal", "***")
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("API_KEY = 'PLANTED'", 'api_key: str = "PLANTED"', 'api_key: "str | None" = "PLANTED"', 'TOKEN = f"PLANTED"'),
+        *(
+            "client_secret = b'PLANTED'",
+            'token = ("PLANTED")',
+            'self.password = """PLANTED"""',
+            "if auth == 'PLANTED':",
+        ),
+        *('os.environ["HF_TOKEN"] = "PLANTED"', 'environ.setdefault("WANDB_API_KEY", "PLANTED")'),
+        *('parser.add_argument("--token", type=str, help="for login", default="PLANTED")', "{'password': 'PLANTED'}"),
+        *("-    login(token='PLANTED')\n+    login(token=os.environ['HF_TOKEN'])", "f(a='b', passwd='PLANTED', c='d')"),
+        'parser.add_argument("--lr", default=1.0); parser.add_argument("--token", default="PLANTED")',
+    ],
+)
+@pytest.mark.parametrize("value", ["Pl-4nt.ed/long+enough", "word"])
+def test_literals_under_confidential_names_are_not_kept_with_code(code: str, value: str) -> None:
+    weak = value == "word" and "setdefault" in code
+    kept, removed = without_literals(code.replace("PLANTED", value))
+    assert weak or (kept == code.replace("PLANTED", "***") and [value for _, value in removed] == [value])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("token = tokenizer(text)", "key = 5", "best = max(runs, key='loss')", "columns = ['token', 'label']"),
+        *('pad_token = "<pad>"', "f(token, 'of a text')", "tokens = ['a', 'b']", "key = lambda run: run['loss']"),
+    ],
+)
+def test_other_code_is_kept(code: str) -> None:
+    assert without_literals(code) == (code, [])
 
 
 def test_a_text_without_an_end_of_a_word_is_read_once() -> None:
     """A search from each of its characters to the end would hold the process for hours."""
-    assert list(named_in("a" * 1_000_000 + " token = 'kept away'")) == [("token", "kept away")]
+    text = "a" * 1_000_000 + " token = 'kept away'"
+    assert list(named_in(text)) == without_literals(text)[1] == [("token", "kept away")]
+    assert without_literals('"token",' * 20_000)[1] == []

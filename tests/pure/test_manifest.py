@@ -13,7 +13,7 @@ from elastic.config.argument_groups import Data, Saving
 from elastic.manifest import files, machine, packages, schema
 from elastic.manifest.arguments import described
 from elastic.manifest.differences import Effect, differences, effect
-from elastic_checkpoint.storage import open_storage
+from elastic_checkpoint.storage import TooLarge, open_storage
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANIFEST: dict[str, Any] = {
@@ -79,6 +79,17 @@ def test_a_line_that_was_torn_costs_no_other_one(tmp_path: Path) -> None:
         file.write(b'{"run": {"claim": 2, ')
     files.add(storage, str(tmp_path), of_claim(3), {})
     assert [launch["run"]["claim"] for launch in files.read_launches(storage, MANIFEST)] == [1, 3]
+
+
+def test_launches_that_are_too_many_to_be_read_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://too-many-launches"
+    storage = open_storage(url)
+    files.add(storage, url, MANIFEST, {})
+    before = storage.get("launches.jsonl")
+    monkeypatch.setattr(files, "_LARGEST", len(before) - 1)
+    with pytest.raises(TooLarge):
+        files.add(storage, url, of_claim(2), {})
+    assert storage.get("launches.jsonl") == before
 
 
 def test_what_decides_bits_comes_first_and_each_fact_once() -> None:

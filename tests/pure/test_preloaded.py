@@ -85,12 +85,16 @@ def test_variables_of_other_libraries_do_not_show(folder: Path) -> None:
         ("sys.path[:0] = folders()", True),
         ("rank = int(os.environ['LOCAL_RANK'])", False),
         ("if os.environ.get('OMP_NUM_THREADS') == '2':", False),
+        ("import settings_of_ours", True),
+        ("    from settings_of_ours import threads", True),
+        ("import json", False),
+        ("import torch\nimport settings_of_ours", False),
     ],
 )
 def test_what_a_worker_may_set_before_it_asks_for_torch_shows_in_the_source(
     folder: Path, line: str, shows: bool
 ) -> None:
-    assert at_the_script(folder).may_show(["import os", line]) is shows
+    assert at_the_script(folder).may_show(["import os", *line.splitlines()]) is shows
 
 
 def test_a_folder_that_is_not_there_is_no_error(folder: Path) -> None:

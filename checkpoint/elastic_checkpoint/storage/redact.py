@@ -33,6 +33,12 @@ _OF_TOKENIZERS = {"bos", "cls", "eos", "mask", "pad", "sep", "unk", "image", "sp
 _NAMED = re.compile(
     r"""(?<!\w)(["']?)([A-Za-z][\w.-]{0,99})\1\s*[=:]\s*(?:Bearer\s+)?(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"',;&{}\[\]()]+))"""
 )
+_NAME_IN_CODE = re.compile(r"""(?<![\w.-])(["']?)(-{0,2}[A-Za-z][\w.-]{0,99})\1""")
+_LITERAL = r"""\(?\s*[rbfuRBFU]{0,2}(?:\"{3}(?P<a>[^"]+)\"{3}|'{3}(?P<b>[^']+)'{3}|"(?P<c>[^"\n]+)"|'(?P<d>[^'\n]+)')"""
+# `name = "…"`, `name: str | None = ("…")`, `environ["NAME"] = "…"`, `"name": "…"`, `name == "…"`
+_ASSIGNED = re.compile(r"""\]?(?:\s*:\s*(?:[^\n"'=]{1,80}|(["'])[^\n"'=]{1,80}\1))?\s*[=:]{1,2}\s*""" + _LITERAL)
+# `setdefault("NAME", "…")`, `add_argument("--name", default="…")`
+_PASSED = re.compile(r"""\s*,\s*(?P<default>[^\n]{0,200}?\bdefault\s*=\s*)?""" + _LITERAL)
 
 
 def redact(url: str) -> str:
@@ -80,12 +86,33 @@ def is_confidential(name: str) -> bool:
     return bool(words) and words[-1] in _LAST_OF_NAME and not (words[-1] == "token" and before in _OF_TOKENIZERS)
 
 
-def named_in(text: str, *, literals: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield name and value of what is written in a text as `name=value` or `"name": "value"`; literals: quoted ones."""
+def named_in(text: str) -> Iterator[tuple[str, str]]:
+    """Yield name and value of what is written in a text as `name=value` or `"name": "value"`."""
     for found in _NAMED.finditer(text):
-        quoted = found[3] or found[4]
-        if value := quoted if literals else quoted or found[5]:
-            yield found[2], value
+        yield found[2], found[3] or found[4] or found[5]
+
+
+def without_literals(code: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return code, or a difference of it, with `***` for each literal under a confidential name, and what these were.
+
+    What another word may mean stays: `sorted(…, key="loss")`, `["token", "label"]`.
+    """
+    kept, at, removed = [], 0, []
+    for name in _NAME_IN_CODE.finditer(code):
+        literal = _ASSIGNED.match(code, name.end())
+        weak = name[2] == "key"
+        if literal is None and name[1]:
+            literal = _PASSED.match(code, name.end())
+            weak = literal is not None and literal["default"] is None
+        if literal is None or literal.start(literal.lastgroup or 0) < at or not is_confidential(name[2]):
+            continue
+        value = literal[literal.lastgroup or 0]
+        if not (weak and _is_ordinary(value)):
+            start, end = literal.span(literal.lastgroup or 0)
+            kept += [code[at:start], "***"]
+            at = end
+            removed.append((name[2], value))
+    return "".join([*kept, code[at:]]), removed
 
 
 class Scrubber:

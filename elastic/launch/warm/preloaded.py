@@ -24,6 +24,7 @@ _OTHERS = ("TOKENIZERS_", "HF_", "TRANSFORMERS_", "DATASETS_", "WANDB_", "MLFLOW
 _SETS = re.compile(
     r"environ\s*(\[.*\]\s*\+?=(?!=)|\|=|\.(setdefault|update|pop|clear))|del .*environ|putenv|sys\.path\b"
 )
+_IMPORTS = re.compile(r"\s*(?:from|import)\s+(\w+)")
 
 
 class Preloaded:
@@ -59,9 +60,17 @@ class Preloaded:
     def may_show(self, lines: Iterable[str]) -> bool:
         """Return whether lines of the script, left to the workers, may set what a module looks at that is loaded here.
 
+        Whatever is not loaded here may set something as it is imported, ahead of torch.
+
         lines  before which the script has not asked for torch
         """
-        return any(map(_SETS.search, lines))
+        known, asked_for = {*sys.stdlib_module_names, *self._folders, *_OWN}, False
+        for line in lines:
+            found = _IMPORTS.match(line)
+            if _SETS.search(line) or (found is not None and not asked_for and found[1] not in known):
+                return True
+            asked_for = asked_for or line.startswith(("import torch", "from torch"))
+        return False
 
     def _shadowed(self, folder: str) -> str | None:
         """Return the name of a loaded module that python would have found there first."""
