@@ -58,12 +58,18 @@ def left_to_the_night(items: Sequence[Any]) -> set[str]:
     if NIGHTLY:
         return set()
     left: set[str] = set()
-    families: dict[str, list[Any]] = {}
+    families: dict[tuple[str, int], list[Any]] = {}
     for item in items:
-        if mark := item.get_closest_marker("nightly"):
-            families.setdefault(mark.kwargs.get("of", item.nodeid.partition("[")[0]), []).append(item)
-    for cases in families.values():
-        left.update(item.nodeid for item in cases)
-        if sample := cases[0].get_closest_marker("nightly").kwargs.get("sample"):
-            left.difference_update(item.nodeid for item in sampled(cases, sample, ROTATION))
+        if mark := _mark(item):
+            left.add(item.nodeid)
+            family = mark.kwargs.get("of", item.nodeid.partition("[")[0])
+            families.setdefault((family, mark.kwargs.get("sample", 0)), []).append(item)
+    for (_, sample), cases in families.items():
+        left.difference_update(item.nodeid for item in sampled(cases, sample, ROTATION))
     return left
+
+
+def _mark(item: Any) -> Any:
+    """Return what says when an item is run: a case's own mark, which pytest has behind its test's; else None."""
+    own = [mark for mark in item.own_markers if mark.name == "nightly"]
+    return own[-1] if own else item.get_closest_marker("nightly")

@@ -33,6 +33,8 @@ LOOKS = {
 
 def touches(source: str) -> Iterator[int]:
     """Lines that touch the environment."""
+    if not any(name in source for name in _NAMES):
+        return
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in _NAMES:
