@@ -19,6 +19,7 @@ membership            who is in the run
 launch, preemption    `elastic run`; notices
 events                what a run records; report: drawn from it afterwards; status: shown meanwhile; pages: of HTML
 manifest              what a run was made with
+record                what each step came to
 plan                  what a run should cost
 integrations          frameworks with loops of their own
 drill                 faults on purpose; demo: some of them, on a script of ours

@@ -10,6 +10,11 @@ import numpy as np
 import torch
 import xxhash
 
+from elastic.state.bits import memory
+
+_QUICK_BYTES = 256 << 10
+_QUICK_ITEM = 1 << 10  # bytes, which an item of a list counts as
+
 
 def digest_of(example: Any) -> str | None:
     """Return XXH3-64, hexadecimal, of an example's values; None where something in it raises, or has no known bytes."""
@@ -24,6 +29,40 @@ def digest_at(batch: Any, share: int, micro: int) -> int | None:
     """Digest a batch in its place within a step, in 40 bits: a float64 holds the sum of 8,192 of them."""
     digest = digest_of(batch)
     return None if digest is None else xxhash.xxh3_64_intdigest(f"{share} {micro} {digest}".encode()) >> 24
+
+
+def quick_digest(batch: Any, seed: int) -> int:
+    """Return XXH3-64 of a batch's values, behind what `seed` is the digest of; 0: it is not known without some cost.
+
+    So it is where a tensor lies on a GPU, where there is more than 256 KiB, and where there is what is no tensor,
+    array, number or text, nor a tuple, list or dict of such.
+    """
+    left = _QUICK_BYTES
+    parts = [batch]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, torch.Tensor):
+            if not part.is_cpu or part.layout is not torch.strided or not part.is_contiguous() or part.is_conj():
+                return 0
+            data, left = memory(part), left - part.nbytes
+        elif isinstance(part, np.ndarray):
+            if part.dtype.hasobject or part.dtype.names is not None or not part.flags.c_contiguous:
+                return 0
+            data, left = part.reshape(-1).view(np.uint8), left - part.nbytes
+        elif isinstance(part, tuple | list | dict):
+            left -= _QUICK_ITEM * len(part)
+            if left < 0:
+                return 0
+            parts += reversed(part.values() if isinstance(part, dict) else part)
+            continue
+        elif part is None or isinstance(part, str | int | float):
+            data = repr(part).encode()
+        else:
+            return 0
+        if left < 0:
+            return 0
+        seed = xxhash.xxh3_64_intdigest(data, seed)
+    return seed
 
 
 def digests_of_rows(batch: Any, examples: int) -> dict[str, list[str | None]]:

@@ -36,6 +36,7 @@ from elastic.data.ahead import Ahead
 from elastic.data.aligned import aligned
 from elastic.data.data_plan import Examples
 from elastic.data.dataset_changes import DatasetChanges
+from elastic.data.example_digest import quick_digest
 from elastic.data.loader_process import READ_AHEAD, LoaderProcesses
 from elastic.data.own_generators import OwnGenerators
 from elastic.data.placement import move, pin
@@ -64,11 +65,15 @@ class LeftOut:
 
 @dataclass(eq=False)
 class Loaded:
-    """A batch, None if all was left out, and the dataset indices that went into it: int64[n], noted as each is read."""
+    """A batch, None if all was left out, and the dataset indices that went into it: int64[n], noted as each is read.
+
+    digest  of a batch that has gone to a GPU, as it was before, see quick_digest; 0: it has not, or it is not known
+    """
 
     batch: Any
     indices: NDArray[np.int64]
     left_out: tuple[LeftOut, ...] = ()
+    digest: int = 0
 
 
 class Loader:
@@ -161,6 +166,8 @@ class Loader:
         loaded = self._receive() if self._num_workers else self._read()
         batch = loaded.batch
         if self._device is not None and not self._is_there:
+            if self._device.type != "cpu":
+                loaded.digest = quick_digest(batch, 1)
             batch = move(batch, self._device, non_blocking=self._pin)
         return replace(loaded, batch=aligned(batch))
 

@@ -119,5 +119,8 @@ class Observer:
         """Return one loaded batch of `share` (a micro-batch, where shares are split), on its way to the user's code."""
         return batch
 
+    def recorded(self, line: Mapping[str, Any]) -> None:
+        """Hear what a step came to, as it goes on record on this worker; see elastic/record/recorder.py."""
+
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
         """Hear that `run` is at `moment`; `share` is given at data, forward and backward. May not return at all."""

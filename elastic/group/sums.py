@@ -1,8 +1,8 @@
 """The small numbers of a step: what the script adds up, the global count, and each rank's requests.
 
-One all-gather per step carries a fixed row per rank: where it stands, its count, its requests, and its
-subtrees' sums in float64, in the tree's order. Which names exist (and which buffers move) is agreed
-once and remembered; a rank that brings a new one says so in its row, and then all exchange their lists.
+One all-gather per step carries a fixed row per rank: where it stands, its count, its requests, digests of what its
+shares read and gave, and its subtrees' sums in float64, in the tree's order. Which names exist (and which buffers move)
+is agreed once and remembered; a rank that brings a new one says so in its row, and then all exchange their lists.
 What shares add is added along the tree as it comes, so that as many sums are kept as the tree is high.
 
 A sum of integers comes back as an int, exact below 2**53.
@@ -107,6 +107,7 @@ class Agreed:
     own, passed  digests of cross-checked shares, of every rank's own and of what it has passed of others
     read      digest of what was read for it, of how many shares, in how many batches; where that was asked for
     first     digests of the first share's batch and of what that gave; likewise
+    shares    what each share read and gave, see record/share_digests.py
     """
 
     sums: dict[str, Any]
@@ -121,6 +122,7 @@ class Agreed:
     first: tuple[int, ...] = ()
     own: tuple[int, ...] = ()
     passed: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
 
 
 class SubtreeSums:
@@ -161,6 +163,8 @@ class StepSums:
         relaid: Sequence[str] = (),
         replica: int = 0,
         checked: tuple[int, int] = (0, 0),
+        shares: Sequence[int] = (),
+        slots: int = 0,
     ) -> Agreed:
         """Exchange rows in one round, two more when a name is new.
 
@@ -174,18 +178,20 @@ class StepSums:
                   `relaid` is known for this step
         replica   digest of what the step began with, see state/replica.py; every rank's are returned
         checked   see loop/cross_check.py; likewise
+        shares    numbers other than 0, of as many shares as this rank has, at most `slots`; those of all are returned
         """
         mine = {entry for part in parts for entry in part.entries()}
         news = bool(mine - set(self._entries) or newly_moving or relaid)
         all_relaid: tuple[str, ...] = ()
         header = (*position, count, requests, buffers, replica, *checked, int(news))
-        rows = self._gather(header, parts, schedule)
+        head = (*header, *shares, *[0] * (slots - len(shares)))
+        rows = self._gather(head, parts, schedule)
         self._same_step(rows, position)
         if any(row[_HEADER.index("news")] for row in rows.view(np.int64)):
             all_relaid = self._agree_names(mine, newly_moving, relaid)  # the rows get other widths, and go once more
-            rows = self._gather(header, parts, schedule)
+            rows = self._gather(head, parts, schedule)
         heads = rows.view(np.int64)
-        sums = self._total(rows, schedule)
+        sums = self._total(rows[:, len(head) :], schedule)
         return Agreed(
             sums=sums,
             count=int(heads[:, _HEADER.index("count")].sum()) + sums.pop(COUNT, 0),
@@ -199,15 +205,16 @@ class StepSums:
             first=tuple(map(int, sums.pop(FIRST, ()))),
             own=tuple(int(d) for d in heads[:, _HEADER.index("own")]),
             passed=tuple(int(d) for d in heads[:, _HEADER.index("passed")]),
+            shares=tuple(d for d in heads[:, len(header) : len(head)].reshape(-1).tolist() if d),
         )
 
-    def _gather(self, header: Iterable[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:
-        """Return all ranks' rows, (world size, header + subtrees * width), the header's integers as raw bits."""
+    def _gather(self, head: Sequence[int], parts: Sequence[ShareSums], schedule: Schedule) -> npt.NDArray[np.float64]:
+        """Return all ranks' rows, (world size, head + subtrees * width), the head's integers as raw bits."""
         width = sum(entry.width for entry in self._entries)
-        row = np.full(len(_HEADER) + max(schedule.rows) * width, NOTHING)  # which no sum notices
-        row[: len(_HEADER)].view(np.int64)[:] = list(header)
+        row = np.full(len(head) + max(schedule.rows) * width, NOTHING)  # which no sum notices
+        row[: len(head)].view(np.int64)[:] = head
         for index, part in enumerate(parts):
-            self._write(row[len(_HEADER) + index * width :][:width], part)
+            self._write(row[len(head) + index * width :][:width], part)
         rows = torch.empty(self._group.world_size * row.size, dtype=torch.float64)
         self._group.all_gather(rows, torch.from_numpy(row)).wait()
         return rows.numpy().reshape(self._group.world_size, row.size)
@@ -223,12 +230,15 @@ class StepSums:
             at += entry.width
 
     def _total(self, rows: npt.NDArray[np.float64], schedule: Schedule) -> dict[str, Any]:
-        """Return the step's sums by name, added as the tree says, of the names that any share gave."""
+        """Return the step's sums by name, added as the tree says, of the names that any share gave.
+
+        rows  of all ranks, from behind the head
+        """
         width = sum(entry.width for entry in self._entries)
         if not width:
             return {}
         held = [
-            row[len(_HEADER) + index * width :][:width].copy()
+            row[index * width :][:width].copy()
             for row, count in zip(rows, schedule.rows, strict=True)
             for index in range(count)
         ]

@@ -134,12 +134,14 @@ class GradientSync:
         unit: int = 1,
         sets_options: bool = False,
         checked: tuple[int, int] = (0, 0),
+        digests: Sequence[int] | None = None,
     ) -> Agreed:
         """Sum everything over the ranks.
 
         unit          the gradients were weighted by so many examples each
         sets_options  the loop's bodies have set optimizers' options, which must be the same on all ranks
         checked       see CrossCheck.digests
+        digests       of this rank's shares, see record/share_digests.py; None: no rank has any
 
         Raises PeerLost, CollectiveMismatch, and StepError if nothing was counted anywhere.
         """
@@ -163,6 +165,8 @@ class GradientSync:
             schedule=self.assignment.schedule,
             replica=self.replicas.digest,
             checked=checked,
+            shares=digests or (),
+            slots=0 if digests is None else max(map(len, self.assignment.blocks)),
         )
         if len(set(self._at_this_place(agreed.replicas))) > 1:  # some rank holds something else, or is set otherwise
             self.replicas.step_began_apart()

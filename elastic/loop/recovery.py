@@ -108,6 +108,7 @@ class Recovery:
         last       of the run: see Saver.save_last
         """
         saver, state = self._session.restorer.saver, self._state
+        self._session.record.save_begins(state.step, coordinates=self._session.view_group.rank == 0)
         if saver is None:
             return
         self._session.phases.enter(Phase.SAVING, self._session.restorer.storage_s)

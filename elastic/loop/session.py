@@ -45,6 +45,7 @@ from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.progress import Phase
 from elastic.membership.rules.next_view import BOUNDARY
 from elastic.membership.worker.live import IdentityDiffers, RunIsPast
+from elastic.record.recorder import Recorder
 from elastic.state import gpu_kernels
 from elastic.state import identity as identities
 from elastic.state.body import Body
@@ -72,6 +73,7 @@ class Session:
 
     compiling                  torch's compiler, under exact mode
     compile_cache              what it made, in the run's storage
+    record                     what each step comes to
     side_state_of_those_ahead  where the run was under way when this worker joined
     mates                      the other workers of this one's replica; None: it holds the whole model
     is_past                    the run was finished then, and the others in a later one of the script's: this worker
@@ -116,6 +118,7 @@ class Session:
         self._units: ShardedUnits | None = None
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
         self._manifest = ManifestRecorder(config, launch, context.worker_id)
+        self.record = Recorder(config, context.worker_id, context.observer.recorded)
         self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state, self._manifest)
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
         show = self._on_the_terminal() if launch.terminal else None
@@ -176,6 +179,7 @@ class Session:
         """
         context, config = self.context, self._config
         self.on_close(context.events.close)  # opened first, closed last: what else ends may still be recorded
+        self.on_close(lambda: self.record.close(abruptly=self._abruptly))  # once peers know that this worker ends
         if context.live is not None:
             context.live.begin_run(redact(config.url))
             self.on_close(context.live.end_run)
@@ -331,6 +335,7 @@ class Session:
         side_state_of_those_ahead = self.restorer.from_peers_or_storage(summary, side_state)
         self.gradient_sync.close(in_order=not lost)
         self.gradient_sync = self._new_gradient_sync()
+        self.record.view_formed(coordinates=self.view_group.rank == 0)
         return side_state_of_those_ahead
 
     def completes(self, exchanged_by: GradientSync) -> None:

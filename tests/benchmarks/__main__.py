@@ -29,6 +29,7 @@ BENCHMARKS = {
     "data_correctness": "examples lost and repeated by a run that is killed and resized, beside other loaders",
     "events": "what recording costs a step",
     "manifest": "what a run's manifest costs it, beside none",
+    "record": "what the record of its steps costs a run, beside none",
     "cross_check": "what shares that two workers pass cost a run, and what is compared before a save",
     "exact_norm": "the norm of gradients that is the same at every cut, beside torch's and a step",
 }

@@ -66,6 +66,7 @@ class BadSteps:
         """
         rule, health = self._rule, self._session.train_state.health
         found = self._signs = self._signs_of(agreed)
+        self._session.record.norm(step, found.norm)
         why = health.why_bad(found)
         if why is None:
             return None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from elastic.data.data_plan import Examples, StepPlan
@@ -23,6 +24,7 @@ from elastic.group.sums import COUNT, LEFT_OUT, ShareSums
 from elastic.loop.gradient_sync import nothing_to_read
 from elastic.loop.session import Session
 from elastic.membership.progress import Phase
+from elastic.record import share_digests
 
 T = TypeVar("T")
 
@@ -95,10 +97,31 @@ class Contribution:
     def __init__(self) -> None:
         self.sums: list[ShareSums] = []
         self.count = 0
+        self._read: list[int] = []  # of each share a digest of its batches; 0: it is not known
+        self._losses: list[int] = []  # likewise of its losses, as far as they are seen
 
     def begin_share(self) -> None:
         """Add to another share's sums from here on."""
         self.sums.append(ShareSums())
+        self._read.append(1)
+        self._losses.append(1)
+
+    def has_read(self, digest: int) -> None:
+        """Take the digest of a batch of the share in hand; 0: it is not known."""
+        before = self._read[-1]
+        self._read[-1] = digest if before == 1 or not (digest and before) else share_digests.both(before, digest)
+
+    def has_lost(self, loss: torch.Tensor) -> None:
+        """Take the loss of the share in hand, where nobody has to wait for it."""
+        if loss.is_cpu:
+            self._losses[-1] = share_digests.with_loss(self._losses[-1], loss.item())
+
+    def digests(self, batches: Sequence[range]) -> list[int]:
+        """Return what each share has read and given, for the step's record; batches: the shares, each alone."""
+        return [
+            share_digests.packed(batch[0], read, share_digests.with_sums(loss, sums.values))
+            for batch, read, loss, sums in zip(batches, self._read, self._losses, self.sums, strict=True)
+        ]
 
     def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> None:
         """Add to the sums of the share in hand. of_nothing: see ShareSums.add."""

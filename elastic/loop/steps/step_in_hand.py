@@ -22,6 +22,7 @@ import numpy as np
 
 from elastic.data.aligned import aligned
 from elastic.data.data_plan import StepPlan
+from elastic.data.example_digest import quick_digest
 from elastic.errors import PeerLost, StepError
 from elastic.events import schema
 from elastic.group.replica_group import MateLost, ReplicaGroup, Word
@@ -278,6 +279,9 @@ class StepInHand:
                 self.own.add(streams.carried(one))
         if in_hand.purpose is Purpose.COUNTS:
             batch = context.observer.batch(batch, step=self.index, share=share, attempt=self.attempt)
+        if self.session.record.of_shares:
+            is_read = in_hand.purpose is Purpose.COUNTS
+            self.own.has_read(loaded.digest or quick_digest(batch, 1) if is_read else 0)
         if self.note.is_taken and not loaded.left_out:
             read = batch if in_hand.purpose is Purpose.COUNTS else None
             self.note.read(self.own, read, share, in_hand.piece, len(ended))
@@ -391,6 +395,7 @@ class StepInHand:
             unit=unit,
             sets_options=session.body.has_set_options,
             checked=check.digests(),
+            digests=own.digests(session.gradient_sync.assignment.batches) if session.record.of_shares else None,
         )
 
     def recover(self, lost: PeerLost, driver: Driver) -> None:
@@ -421,15 +426,29 @@ class StepInHand:
                 return
             session.body.give_up(self.index)  # a step that was held has kept what its bodies had set
             if state.step > self.index and state.agreed is not None:
-                self.agreed, self.taken, self.applied = state.agreed, True, True
+                self.agreed, self.taken = state.agreed, True
+                self.is_applied()
                 self.leave_to_the_script()
                 return
         self.attempt = state.attempt = self.attempt + 1
         session.context.events.emit(schema.Redo(step=self.index, attempt=self.attempt))
 
     def is_applied(self) -> None:
-        """Note that the run's state holds the step, or that it was passed over."""
+        """Note, and put on record, that the run's state holds the step, or that it was passed over."""
         self.applied = True
+        session, noted, why = self.session, self.note.computed, self.passed_over
+        assert self.agreed is not None
+        session.record.add(
+            self.index,
+            session.restorer.claim,
+            self.agreed,
+            coordinates=session.view_group.rank == 0,
+            epoch=self.plan.epoch,
+            gradients=noted.gradients if noted is not None else 0,
+            weights=noted.weights if noted is not None else 0,
+            passed_over=why,
+            first=session.train_state.health.passed[-1].first if why is not None else None,
+        )
 
     def _leave_boundary_if_changed(self) -> None:
         """Leave the boundary if the script has changed something since: what comes now may save the state."""

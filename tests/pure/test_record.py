@@ -1,0 +1,132 @@
+"""A run's record has each step once, whoever wrote it and how often; two records of a step say what differs, and where.
+
+Pure: lines as workers write them, and what is read from them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastic.data.example_digest import quick_digest
+from elastic.record import Part, StepRecord, share_digests
+from elastic.record.reading import of_lines
+from elastic.record.step_record import FORMAT, VERSION, encoded
+
+
+def line(step: int, claim: int = 1, **known: Any) -> dict[str, Any]:
+    """A step's line, as it is read again from what a worker wrote."""
+    written = {"step": step, "claim": claim, "count": 24, "sums": {"loss": 0.1 * (step + 1)}, **known}
+    found: dict[str, Any] = json.loads(encoded(written))
+    return found
+
+
+def shares(*digests: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(share_digests.packed(share, read, gave) for share, (read, gave) in enumerate(digests))
+
+
+def step(**known: Any) -> StepRecord:
+    found = StepRecord.of(line(7, **known))
+    assert found is not None
+    return found
+
+
+def test_steps_that_two_coordinators_wrote_are_there_once() -> None:
+    """The one that was killed had written some; the next one writes all that it has, and knows no norm of them."""
+    first = [line(at, norm=float(at)) for at in range(5)]
+    found = of_lines([*first, *(line(at) for at in range(3, 9))])
+    assert list(found.steps) == [*range(9)]
+    assert (found.missing, found.twice) == ([], [])
+    assert [one.norm for one in found.steps.values()][:6] == [0.0, 1.0, 2.0, 3.0, 4.0, None]
+
+
+def test_steps_that_a_resume_has_not_done_again_are_not_there() -> None:
+    found = of_lines([line(at, 1) for at in range(20)] + [line(at, 2) for at in range(10, 13)])
+    assert list(found.steps) == [*range(13)]
+    assert [one.claim for one in found.steps.values()] == [1] * 10 + [2] * 3
+    assert found.twice == []
+
+
+def test_a_step_that_is_done_over_and_comes_to_something_else_is_told() -> None:
+    found = of_lines([line(at, 1) for at in range(5)] + [line(3, 2), line(4, 2, sums={"loss": 0.25})])
+    [(at, older, newer, apart)] = found.twice
+    assert (at, older, newer) == (4, 1, 2)
+    assert [part for part, _ in apart] == [Part.SUMS]
+    assert found.steps[4].sums == {"loss": 0.25}
+
+
+def test_what_is_not_on_record_is_told() -> None:
+    assert of_lines([line(2), line(3), line(7)]).missing == [(0, 2), (4, 7)]
+
+
+def test_a_later_version_is_refused_and_foreign_lines_are_passed_over() -> None:
+    with pytest.raises(ValueError, match=f"version {VERSION + 1}"):
+        of_lines([{"format": FORMAT, "version": VERSION + 1}])
+    odd: list[dict[str, Any]] = [
+        {"step": True, "claim": 1},
+        {"step": 1},
+        {"step": 1, "claim": 1, "shares": "no number"},
+    ]
+    assert of_lines([*odd, line(0)]).steps.keys() == {0}
+
+
+def test_a_norm_that_comes_later_belongs_to_its_step() -> None:
+    """Of a GPU it is known one step later, in a line of its own."""
+    late = json.loads(encoded({"step": 0, "claim": 1, "norm": 2.5}))
+    found = of_lines([line(0), line(1), late])
+    assert (found.steps[0].norm, found.steps[0].sums) == (2.5, {"loss": 0.1})
+
+
+def test_the_share_that_differs_is_named_and_whether_its_examples_do() -> None:
+    one = step(shares=shares((1, 2), (3, 4), (5, 6)))
+    assert one.differs(one) == []
+    apart = one.differs(step(shares=shares((1, 2), (3, 9), (5, 6))))
+    assert apart == [(Part.GAVE, "another loss or sum comes from share 1")]
+    apart = one.differs(step(shares=shares((1, 2), (9, 9), (9, 9))))
+    assert [part for part, _ in apart] == [Part.READ, Part.GAVE]
+    assert apart[0][1] == "other values are read by shares 1, 2"
+    assert one.differs(step(shares=shares((1, 0), (0, 4), (0, 0)))) == [], "what is not known is no difference"
+
+
+@pytest.mark.parametrize("value", [0.1, -0.0, 5e-324, math.nan, math.inf, -math.inf, 3, [1.0, math.nan]])
+def test_sums_come_back_bit_by_bit(value: Any) -> None:
+    one = step(sums={"loss": value})
+    assert one.differs(step(sums={"loss": value})) == []
+    assert repr(one.sums["loss"]) == repr(value)
+    assert one.differs(step(sums={"loss": 0.0})) != []
+
+
+def test_the_last_bit_of_a_norm_and_each_digest_count() -> None:
+    one = step(norm=1.0, gradients=17, weights=18)
+    assert [part for part, _ in one.differs(step(norm=math.nextafter(1.0, 2.0)))] == [Part.GRADIENTS]
+    assert [part for part, _ in one.differs(step(gradients=18, weights=17))] == [Part.GRADIENTS, Part.WEIGHTS]
+    assert one.differs(step(norm=1.0)) == []
+    assert [part for part, _ in one.differs(step(passed_over="loss is nan", first=0))] == [Part.END]
+
+
+def test_a_shares_number_fits_into_the_row() -> None:
+    largest = share_digests.packed(share_digests.SHARES_MAX - 1, (1 << 64) - 1, (1 << 64) - 1)
+    assert largest < 1 << 63
+    assert share_digests.unpacked(largest) == (share_digests.SHARES_MAX - 1, (1 << 24) - 1, (1 << 24) - 1)
+    assert share_digests.unpacked(share_digests.packed(0, 1 << 24, 0)) == (0, 1, 0), "0 is for what is not known"
+
+
+def test_a_batch_is_digested_by_its_values() -> None:
+    batch = (torch.arange(6.0), {"text": ["a", "b"], "ids": np.arange(3)}, None, 1.5)
+    again = (torch.arange(6.0), {"text": ["a", "b"], "ids": np.arange(3)}, None, 1.5)
+    other = (torch.arange(6.0), {"text": ["a", "c"], "ids": np.arange(3)}, None, 1.5)
+    assert quick_digest(batch, 1) == quick_digest(again, 1) != 0
+    assert quick_digest(other, 1) != quick_digest(batch, 1)
+    assert quick_digest((torch.arange(6.0), torch.ones(2)), 1) != quick_digest((torch.ones(2), torch.arange(6.0)), 1)
+
+
+@pytest.mark.parametrize(
+    "batch", [object(), torch.zeros(1 << 17), torch.zeros(4, 4).t(), torch.zeros(2).to_sparse(), [0] * (1 << 20)]
+)
+def test_a_batch_that_would_cost_something_is_not_digested(batch: Any) -> None:
+    assert quick_digest((torch.ones(1), batch), 1) == 0
