@@ -52,6 +52,10 @@ class ReplicaGroup:
         if self.vote(Word.ON if lost is None else Word.LOST) is Word.LOST:
             raise MateLost(step) from lost
 
+    def any(self, flag: bool) -> bool:
+        """Return whether any member says so."""
+        return bool(self.highest(torch.tensor([int(flag)])))
+
     def highest(self, flags: torch.Tensor) -> torch.Tensor:
         """Return, element by element, the highest of all members' flags."""
         flags = flags.clone()

@@ -112,7 +112,8 @@ class Recovery:
         if saver is None:
             return
         self._session.phases.enter(Phase.SAVING, self._session.restorer.storage_s)
-        if saver.holds(state.step, state.stopped):
+        # What became of a save each worker finds out alone, and all of a replica save, or none.
+        if not self._session.any_mate(not saver.holds(state.step, state.stopped)):
             return
         self.check()
         self._context.moment("save")
@@ -270,10 +271,9 @@ class Recovery:
         every, restorer, state = self._context.config.saves.steps, self._session.restorer, self._state
         if not self._context.config.goes_back or every is None or restorer.saver is None:
             return
-        if state.step % every == 0 and state.is_whole and not state.finished:
-            sharding, missing = self._context.config.sharding, not restorer.is_committed(state.step)
-            if missing if sharding is None else sharding.any(missing):
-                self.save_unless_held(must=False)
+        is_due = state.step % every == 0 and state.is_whole and not state.finished
+        if is_due and self._session.any_mate(not restorer.is_committed(state.step)):
+            self.save_unless_held(must=False)
 
     def _give_up(self, lost: PeerLost, doing: str) -> None:
         """End this process under plain torchrun, for the launcher to start all of them again. Raises SystemExit."""

@@ -119,7 +119,9 @@ class Session:
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
         self._manifest = ManifestRecorder(config, launch, context.worker_id)
         self.record = Recorder(config, context.worker_id, context.observer.recorded)
-        self.restorer = StateRestorer(context, self.phases, self.view_group, self.train_state, self._manifest)
+        self.restorer = StateRestorer(
+            context, self.phases, self.view_group, self.train_state, self._manifest, self.any_mate
+        )
         context.events.context(rank=launch.rank, world_size=launch.world_size, generation=0)
         show = self._on_the_terminal() if launch.terminal else None
         tracker = StatusTracker(
@@ -276,6 +278,10 @@ class Session:
             if lost is not None:
                 self.view_group.sever()  # a mate may be waiting for this worker's own word in the view's group
             self.mates.goes_on(lost, step=self.state.step)
+
+    def any_mate(self, flag: bool) -> bool:
+        """Return whether any worker of this one's replica says so; all of them call it together."""
+        return flag if self.mates is None else self.mates.any(flag)
 
     def all_or_none(self, act: Callable[[], T]) -> T:
         """Return what `act` gives; where one worker of the replica loses a peer in it, raise PeerLost on all of them.

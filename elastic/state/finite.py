@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from elastic.state.sharding import Sharding, local
+from elastic.state.sharding import local
 
 
 def norm(tensors: Sequence[torch.Tensor]) -> float:
@@ -30,13 +30,13 @@ def norm_later(tensors: Sequence[torch.Tensor]) -> Callable[[], float]:
     return lambda: math.hypot(*map(float, norms))
 
 
-def not_finite(parameters: Mapping[str, torch.Tensor], sharding: Sharding | None = None) -> str | None:
+def not_finite(parameters: Mapping[str, torch.Tensor], any_mate: Callable[[bool], bool]) -> str | None:
     """Return the first parameter with an infinity or NaN, and how many of its numbers are so; None: all are finite.
 
-    sharding  of these parameters: all workers of the replica call it together, and none finds them finite unless all do
+    any_mate  see Session.any_mate: none of a replica's workers finds them finite unless all do
     """
     found = _first_of(parameters)
-    if sharding is not None and sharding.any(found is not None):
+    if any_mate(found is not None):
         return found or "a part of the weights that another worker of the replica holds"
     return found
 

@@ -62,14 +62,6 @@ class Sharding:
     def place(self) -> int:
         return self.mesh.get_local_rank()
 
-    def any(self, flag: bool) -> bool:
-        """Return whether any worker of the replica says so; all of them call it together."""
-        if self.size == 1:
-            return flag
-        said = torch.tensor([int(flag)])
-        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX, group=self.mesh.get_group())
-        return bool(said)
-
     def reshard(self) -> None:
         """Let go of parameters that a forward pass without a backward pass has left whole."""
         for unit in self.units:

@@ -146,6 +146,16 @@ def test_every_shape_has_the_bits_of_one_process(
     assert not end.of("peer_lost")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_members_save_together_whatever_one_of_them_knows_of_the_newest_save(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]], rank: int
+) -> None:
+    """One that takes the state for saved leaves the others waiting for its part, for as long as a group's deadline."""
+    end = run(2, f"--held={rank}", "--on-bad=skip")
+    assert end.bits() == whole("--on-bad=skip")
+    assert {event["step"] for event in end.of("saved")} == {0, 2, 4, STEPS}
+
+
 KILLS = [(moment, rank) for moment in MOMENTS for rank in range(4)]
 
 

@@ -40,7 +40,7 @@ def restorer(view: SimpleNamespace, written: Written) -> StateRestorer:
     unused: Any = None
     of_view: Any = view
     saver: Any = written
-    coordinator = StateRestorer(context, unused, of_view, unused, unused)
+    coordinator = StateRestorer(context, unused, of_view, unused, unused, unused)
     coordinator.saver = saver
     return coordinator
 

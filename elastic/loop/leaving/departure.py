@@ -175,8 +175,11 @@ class Departure:
     def save_without_others(self) -> None:
         """Save with no hub and no group: whoever comes first of those who are left. Raises SystemExit."""
         self.is_settled = True
-        if self._session.restorer.saver is None:
+        saver, state = self._session.restorer.saver, self._state
+        if saver is None:
             self._wait_for_others_to_save()
+        elif saver.holds(state.step, state.stopped):
+            return  # with no word to the others of its replica, which may be gone
         self._save()
 
     def leave_while_others_go_on(self) -> None:
@@ -286,7 +289,8 @@ class Departure:
     def _is_committed(self) -> bool:
         """Return whether a peer that saved, and went, has committed what this worker holds, or a later step."""
         restorer = self._session.restorer
-        return restorer.saver is None and restorer.is_committed(self._state.step)
+        lacks = restorer.saver is not None or not restorer.is_committed(self._state.step)
+        return not self._session.any_mate(lacks)  # each has looked alone
 
     def _look_at_time(self, saver: Saver | None) -> None:
         """Warn, once, that the save may come too late: with the notice, or before it begins."""

@@ -77,6 +77,7 @@ class StateRestorer:
         view_group: ViewGroup,
         train_state: TrainState,
         manifest: ManifestRecorder,
+        any_mate: Callable[[bool], bool],
     ) -> None:
         self._context = context
         self._config = context.config
@@ -99,6 +100,7 @@ class StateRestorer:
         self._noted_in = 0
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._manifest = manifest
+        self._any_mate = any_mate
         self._keeps_trained = False  # what the script has made trainable, and not what the saved run had
         self._accepted: set[str] = set()  # fields in which the run that goes on was another, or other workers are
 
@@ -512,6 +514,7 @@ class StateRestorer:
                 self._events,
                 self._context.console,
                 self.losses,
+                self._any_mate,
                 self._view_group.beacon,
             )
             self.saver.world_size = self._view_group.group.world_size

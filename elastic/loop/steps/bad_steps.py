@@ -106,7 +106,7 @@ class BadSteps:
         step = self._session.state.step
         if self._checked == step:
             return
-        found = not_finite(self._config.parameters(), self._config.sharding)
+        found = not_finite(self._config.parameters(), self._session.any_mate)
         if found is not None:
             raise WeightsNotFinite(
                 f"after {step} steps a weight is infinite or not a number: {found}\n"
@@ -143,7 +143,7 @@ class BadSteps:
 
     def _ends(self, step: int, why: str, because: str) -> BadStep:
         """Return the error that ends the run at a bad step."""
-        weight = not_finite(self._config.parameters(), self._config.sharding)
+        weight = not_finite(self._config.parameters(), self._session.any_mate)
         spoilt = "" if weight is None else f"; and no step can be well any more, for a weight is no number: {weight}"
         return BadStep(
             f"step {step} is bad: {why}\n"

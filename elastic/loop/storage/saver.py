@@ -62,6 +62,7 @@ class Saver:
     next_step  what is known of the first step behind the checkpoint that was read last, as JSON; None: it is not
                compared
     last_read  likewise the step before it, where that was the last one of its run
+    any_mate  see Session.any_mate
     answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
     """
 
@@ -74,6 +75,7 @@ class Saver:
         events: EventLog,
         console: Console,
         losses: Callable[[], Losses],
+        any_mate: Callable[[bool], bool],
         answers: tuple[str, dict[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -87,6 +89,7 @@ class Saver:
         self._console = console
         self._clock = clock
         self._losses = losses
+        self._any_mate = any_mate
         self._opened_s = clock()
         self.schedule = SaveSchedule(config.saves, losses, events, clock=clock)
         self._soon = SoonSave()
@@ -487,7 +490,7 @@ class Saver:
         """Return what the checkpoint says of weights that are not finite; None: nothing."""
         # One that says so does not count among those to keep. With `on_bad` it is not saved at all.
         trained = {name: p for name, p in self._config.parameters().items() if p.requires_grad}
-        found = not_finite(trained, self._config.sharding) if self._config.on_bad is None else None
+        found = not_finite(trained, self._any_mate) if self._config.on_bad is None else None
         return None if found is None else f"after {step} steps, {found}"
 
     def _older_than(self, step: int) -> UnderWay | None:

@@ -30,6 +30,7 @@ from elastic.group.sums import Agreed
 from elastic.loop.gradient_sync import GradientSync
 from elastic.loop.session import Session
 from elastic.loop.steps.step_in_hand import BatchInHand, StepInHand
+from elastic.loop.storage.saver import Saver
 from elastic_checkpoint.testing import Faults, Plan, TornWrite
 
 VOCABULARY, WIDTH, LENGTH = 61, 20, 16
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--lacks", help="STEP:RANK,RANK lose a peer as they take the step's sums")
     parser.add_argument("--misses", help="STEP:RANK,RANK lose a peer as they are to meet it for the exchange")
     parser.add_argument("--finds-out", help="STEP:RANK,RANK find a peer lost before another pass")
+    parser.add_argument("--held", type=int, help="the rank that takes for saved what is not")
     parser.add_argument("--bug", choices=["no vote", "word first"], help="planted in the run")
     options = parser.parse_args()
     if options.deaf:
@@ -122,6 +124,8 @@ def main() -> None:
         _make_lack(options.lacks, options.url)
     if options.finds_out:
         _find_out(options.finds_out)
+    if options.held is not None:
+        _take_for_held(options.held)
     if options.bug:
         _plant(options.bug, options.url)
     elastic.seed(0)
@@ -219,6 +223,16 @@ def _rest(options: argparse.Namespace, run: elastic.Run) -> None:
     """Let a run of few steps see its lost workers replaced."""
     if run.world_size < options.unhurried:
         time.sleep(0.1)
+
+
+def _take_for_held(rank: int) -> None:
+    """Have this rank find that storage holds what it is about to save, which the others do not find."""
+    holds = Saver.holds
+
+    def is_told(self: Saver, step: int, stopped: str | None) -> bool:
+        return holds(self, step, stopped) or (step > 0 and torch.distributed.get_rank() == rank)
+
+    Saver.holds = is_told  # type: ignore[method-assign]
 
 
 def _make_deaf(planned: str, url: str) -> None:
