@@ -28,6 +28,7 @@ from elastic.state.data_access import same
 from elastic.state.leftout import LeftOutBuffers
 from elastic.state.modes import Modes
 from elastic.state.rewound import Rewound
+from elastic.state.sharding import local, version_of
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet
 from elastic.state.weights import Weights
@@ -227,17 +228,18 @@ class Applied:
         return {
             key
             for key, tensor in kept.tensors.items()
-            if tensor._version != kept.marks[key][0] or (closely and mark(tensor) != kept.marks[key])
+            if version_of(tensor) != kept.marks[key][0] or (closely and mark(tensor) != kept.marks[key])
         }
 
 
 def mark(tensor: torch.Tensor) -> Mark:
     """Return a tensor's version and a hash of some of its elements, by which a change of it is known."""
-    if not tensor.numel() or tensor.device.type != "cpu":  # a look at another device would wait for it
-        return tensor._version, 0
-    flat = tensor.detach().reshape(-1)
+    part = local(tensor)
+    if not part.numel() or part.device.type != "cpu":  # a look at another device would wait for it
+        return version_of(tensor), 0
+    flat = part.detach().reshape(-1)
     some = flat[:: max(1, flat.numel() // _LOOKED_AT)].clone()  # after numpy() a tensor can never be resized again
-    return tensor._version, xxhash.xxh3_64_intdigest(some.view(torch.uint8).numpy().data)
+    return version_of(tensor), xxhash.xxh3_64_intdigest(some.view(torch.uint8).numpy().data)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -25,6 +25,7 @@ from elastic.errors import UNTOUCHED, StepError
 from elastic.state.applied import mark
 from elastic.state.data_access import DATA, same, watch
 from elastic.state.modules import roots
+from elastic.state.sharding import version_of
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, changed_in_body, listed
 
@@ -55,6 +56,7 @@ class Body:
         self._of_extra = [module._parameters for thing in self._extra.values() for module in thing.modules()]
         self._others: list[torch.nn.Parameter] = []
         self._others_versions: list[int] = []
+        self._known: set[int] = set()
         self._before: dict[int, tuple[torch.nn.Parameter, torch.Tensor]] = {}
         self._unwatch: Callable[[], None] = lambda: None
 
@@ -72,11 +74,12 @@ class Body:
         for _, parameter in trained.frozen:
             parameter.grad = None  # of steps before it was frozen: an optimizer would go on applying it
         self._settings = [_settings(optimizer) for optimizer in self._optimizers.values()]
-        self._versions = [parameter._version for parameter in trained.parameters]
+        self._versions = [version_of(parameter) for parameter in trained.parameters]
         self._others = [
             parameter for within in self._of_extra for parameter in within.values() if parameter is not None
         ]
-        self._others_versions = [parameter._version for parameter in self._others]
+        self._others_versions = [version_of(parameter) for parameter in self._others]
+        self._known = {*map(id, trained.parameters), *map(id, self._others)}
         self._before = {}
         self._looks += 1
         if self._looks <= _LOOK_FIRST or self._looks % _LOOK_EVERY == 0:
@@ -172,7 +175,7 @@ class Body:
         """Return the names of weights with another version, or reached through `.data` and with another value."""
         parameters = [*self._set.parameters, *self._others]
         versions = [*self._versions, *self._others_versions]
-        written = {id(p) for p, version in zip(parameters, versions, strict=True) if p._version != version}
+        written = {id(p) for p, then in zip(parameters, versions, strict=True) if version_of(p) != then}
         written |= {key for key, (p, before) in self._before.items() if not same(before, DATA.__get__(p))}
         if not written:
             return []
@@ -184,7 +187,8 @@ class Body:
 
     def _accessed(self, parameter: torch.nn.Parameter) -> None:
         """Keep a weight's value, once a step, before something is done through `parameter.data`."""
-        if self._runs and id(parameter) not in self._before:
+        # not those that a unit of fully_shard has gathered, whose memory is let go again
+        if self._runs and id(parameter) in self._known and id(parameter) not in self._before:
             self._before[id(parameter)] = parameter, DATA.__get__(parameter).clone()
 
 
@@ -226,7 +230,7 @@ def _put_back(optimizer: torch.optim.Optimizer, before: _Settings) -> None:
 def _plain(value: Any) -> Any:
     """Return what an option is compared by: a large tensor, or one of another device, by its identity and version."""
     if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 and value.device.type == "cpu" else (id(value), value._version)
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else (id(value), version_of(value))
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from elastic.state.sharding import local
+
 Accessed = Callable[[torch.nn.Parameter], None]
 
 DATA: Any = torch.Tensor.data
@@ -35,7 +37,8 @@ def watch(accessed: Accessed) -> Callable[[], None]:
 
 
 def same(before: torch.Tensor, now: torch.Tensor) -> bool:
-    """Return whether two tensors are of one kind and have equal values, where NaN equals NaN."""
+    """Return whether two tensors are of a kind and have equal values, where NaN equals NaN; of DTensors, own parts."""
+    before, now = local(before), local(now)
     if (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
         return False
     return torch.equal(before, now) or torch.allclose(before, now, rtol=0, atol=0, equal_nan=True)

@@ -123,6 +123,12 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written; of a DTensor also by way of this worker's part, which counts apart."""
+    part: torch.Tensor = local(tensor)
+    return tensor._version + (part._version if part is not tensor else 0)
+
+
 def cut_of(tensor: Any) -> list[Any] | None:
     """Return how a DTensor is cut, as JSON: (dimension, shape, strides) of the whole; None for any other tensor."""
     if not is_sharded(tensor):

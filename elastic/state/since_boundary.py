@@ -18,6 +18,7 @@ import torch
 
 import elastic_checkpoint
 from elastic.state.applied import Applied
+from elastic.state.sharding import local, version_of
 
 
 class SinceBoundary:
@@ -44,15 +45,15 @@ class SinceBoundary:
         self._epoch = now
         self._noted = {name: elastic_checkpoint.encode(thing.state_dict()) for name, thing in self._changeable.items()}
         self._versions = {
-            name: {key: tensor._version for key, tensor in tensors.items()}
+            name: {key: version_of(tensor) for key, tensor in tensors.items()}
             for name, (_, tensors) in self._noted.items()
         }
-        self._written = [weight._version for weight in self._weights()]
+        self._written = [version_of(weight) for weight in self._weights()]
 
     def changed(self) -> list[str]:
         """Return the names of what has changed since `note`; none where nothing was noted."""
         found = [name for name, noted in self._noted.items() if not self._is_as(name, *noted)]
-        if self._written is not None and self._written != [weight._version for weight in self._weights()]:
+        if self._written is not None and self._written != [version_of(weight) for weight in self._weights()]:
             found.append("weights")
         if self._epoch is not None:
             found += [name for name in self._epoch.changed() if name not in found]
@@ -67,4 +68,5 @@ class SinceBoundary:
     @staticmethod
     def _is_same(now: torch.Tensor, then: torch.Tensor, version: int) -> bool:
         """Return whether a tensor is as noted. A state_dict may give its object's own tensors, or copies."""
-        return then._version == version and (now.data_ptr() == then.data_ptr() or torch.equal(now, then))
+        here, there = local(now), local(then)  # of DTensors torch would ask the other members
+        return version_of(then) == version and (here.data_ptr() == there.data_ptr() or torch.equal(here, there))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from elastic.state.data_access import DATA, same
-from elastic.state.sharding import local
+from elastic.state.sharding import local, version_of
 from elastic.state.trained import Trained
 from elastic.state.trained_set import listed
 
@@ -71,7 +71,7 @@ class Weights:
         weights = [
             name
             for name, weight in zip(trained.names, trained.parameters, strict=True)
-            if noted.get(id(weight)) != _version(weight) or not self._is_as_accessed(weight)
+            if noted.get(id(weight)) != version_of(weight) or not self._is_as_accessed(weight)
         ]
         return f"weights: {listed(weights)}" if weights else "what optimizers keep, or which parameters there are"
 
@@ -84,7 +84,7 @@ class Weights:
         noted = self._now()
 
         def written() -> bool:
-            found = any(_version(tensor) != version for tensor, version in noted) or self._written_through_data()
+            found = any(version_of(tensor) != version for tensor, version in noted) or self._written_through_data()
             self._unsteady |= found
             return found
 
@@ -110,10 +110,4 @@ class Weights:
             for tensor in (state.values() if isinstance(state, dict) else ())
             if isinstance(tensor, torch.Tensor)
         ]
-        return [(tensor, _version(tensor)) for tensor in (*self._trained.now().parameters, *tensors)]
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written; of a sharded one also by way of this worker's part, which counts apart."""
-    part: torch.Tensor = local(tensor)
-    return tensor._version + (part._version if part is not tensor else 0)
+        return [(tensor, version_of(tensor)) for tensor in (*self._trained.now().parameters, *tensors)]

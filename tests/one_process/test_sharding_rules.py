@@ -19,8 +19,10 @@ from torch.utils.data import TensorDataset
 
 import elastic
 from elastic.config.check_sharding import check_sharding
-from elastic.errors import ConfigError, IdentityMismatch
+from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.events.reading import read_events
+from elastic.state.applied import mark
+from elastic.state.since_boundary import SinceBoundary
 from tests.kit.arguments import grouped
 
 
@@ -205,6 +207,32 @@ def test_how_a_model_is_sharded_is_no_part_of_the_identity(mesh: DeviceMesh, tmp
     other = network()
     other[0].norm = nn.LayerNorm(4, eps=1e-3)
     assert identity_of(tmp_path / "d", sharded(mesh, other)) != known[1]
+
+
+def test_a_write_to_a_workers_own_part_of_a_weight_is_a_write_to_it(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """By a body, which may write to none; between a boundary and a step; and to what an object in `extra=` keeps."""
+    model = sharded(mesh)
+    weight: Any = model[2].weight
+    since, before = SinceBoundary({}, model.parameters), mark(weight)
+    since.note()
+    write(weight)
+    assert since.changed() == ["weights"]
+    assert mark(weight) != before
+    with pytest.raises(StepError, match=r"^the body of the inner loop wrote to weights in step 0: 2\.weight\n"):
+        trained(made(tmp_path / "run", model), model, behind_each=lambda: write(weight))
+
+
+def trained(run: elastic.Run, model: nn.Module, behind_each: Callable[[], None] = lambda: None) -> None:
+    with run:
+        for step in run:
+            for (x,) in step:
+                step.backward(model(x).sum(), count=len(x))
+                behind_each()
+
+
+def write(weight: Any) -> None:
+    with torch.no_grad():
+        weight.to_local().add_(1)
 
 
 def test_the_precision_that_units_compute_in_is_part_of_the_identity(mesh: DeviceMesh, tmp_path: Path) -> None:
