@@ -156,6 +156,7 @@ class Run:
             raise unknown_argument(name, "elastic.Run", arguments_of(Run))
         check_groups(data=data, update=update, compute=compute, saving=saving, checks=checks)
         check_url(url, saving.storage_options)
+        environment.leave_world()
         self._launch = environment.read()
         self._observer = environment.observer(self._launch)
         where, storage_options = self._observer.storage(os.fspath(url), saving.storage_options)

@@ -348,7 +348,7 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
         launch = environment.read()
-        if launch.channel is not None:
+        if launch.channel is not None and not launch.placed:
             raise ConfigError(
                 "a worker of `elastic run` has no rank of its own: ranks come with views, which change\n"
                 "  next   let elastic.Run read the data, or launch with torchrun"

@@ -42,6 +42,7 @@ from elastic.launch.node.notices import Hints, NodeNotices, NoticeHook
 from elastic.launch.node_rules import NodeRules
 from elastic.launch.processes import children
 from elastic.launch.workers.death_watch import DeathWatch, Dying
+from elastic.launch.workers.group_store import GroupStore
 from elastic.launch.workers.logs import Logs, ShownFailures
 from elastic.launch.workers.node_worker import TERM_S, NodeWorker
 from elastic.launch.workers.replica_world import ReplicaWorld
@@ -56,6 +57,7 @@ from elastic.membership.messages.messages import (
     Failed,
     Figures,
     Finished,
+    GroupForms,
     KillHung,
     Leaving,
     MovedOn,
@@ -65,7 +67,9 @@ from elastic.membership.messages.messages import (
     Start,
     Started,
     Status,
+    StopAll,
     Unstarted,
+    World,
     as_message,
     parse,
 )
@@ -81,6 +85,7 @@ if TYPE_CHECKING:
     from elastic.launch.node.metrics import NodeMetrics  # whose HTTP takes a moment to load, and few ask for it
 
 _TICK_S = 0.1
+_STOPS_S = 30.0  # torchrun's default, for workers that are to start again
 _LAST_WORD_S = 1.0  # for a worker without which the run has gone on, to put that on record
 
 
@@ -99,6 +104,7 @@ class Agent:
         say: Callable[[str], None],
         timing: StartTimes | None = None,
         metrics: NodeMetrics | None = None,
+        group_store: GroupStore | None = None,
         end_stores: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the node's parts; starter: may be at work already; end_stores: ends the rendezvous' stores here."""
@@ -113,6 +119,10 @@ class Agent:
         self._workers: dict[str, NodeWorker] = {}  # by token
         self._ids: dict[str, NodeWorker] = {}
         self._starts: Counter[int] = Counter()  # of replicas, by their first slot
+        self._group_store = group_store
+        self._world: World | None = None
+        self._unplaced: list[int] = []  # slots whose workers start as soon as there is a world
+        self._in_group = False  # torch.distributed's default one has formed
         self._notices = notices
         self._hook = hook
         self._departure = NodeDeparture(rules.leave_s)
@@ -193,7 +203,8 @@ class Agent:
 
     def _slots(self) -> tuple[int, list[int]]:
         """Return how many workers this node has, 0 if it leaves, and the local ranks of those being started."""
-        starting = [worker.local_rank for worker in self._workers.values() if not worker.pid] + [*self._dying.awaited]
+        starting = [worker.local_rank for worker in self._workers.values() if not worker.pid]
+        starting += [*self._dying.awaited, *self._unplaced]
         return 0 if self._departure.begun or self._end.run is not None else self._rules.workers, starting
 
     def _moved_on(self, why: str) -> None:
@@ -218,6 +229,7 @@ class Agent:
     def _end_useless(self, last: MovedOn | None = None) -> None:
         """End the workers, which hold nothing that counts; `last` goes to those in the run, to be put on record."""
         self._dying.take_awaited()
+        self._unplaced = []
         for token in self._starter.cancel():
             worker = self._workers.pop(token)
             worker.close()
@@ -243,6 +255,9 @@ class Agent:
             return
         if self._dying.is_to_wait(slots):
             return
+        if self._group_store is not None and self._world is None:
+            self._unplaced.append(local_rank)
+            return
         size, restart = len(slots), self._starts[slots[0]]
         self._starts[slots[0]] += 1
         world = ReplicaWorld(self._hostname, size, restart) if size > 1 else None
@@ -251,7 +266,24 @@ class Agent:
             worker = NodeWorker(self._loop, slot, streams, world, heard=self._heard, channel_ended=self._channel_ended)
             self._workers[worker.token] = worker
             taken = bool(self._terminal or self._train_job)
-            self._starter.start(worker.request(self._rules, restart, status=taken))
+            self._starter.start(worker.request(self._rules, restart, status=taken, world=self._world))
+
+    def _placed(self, world: World) -> None:
+        """Start the workers that waited for it in this world."""
+        is_first = self._world is not None and self._world.group_rank == 0
+        if self._group_store is not None and world.group_rank == 0 and not is_first:
+            self._group_store.open(self._loop, lambda: self._hub.tell(as_message(GroupForms())))
+        self._world = world
+        waiting, self._unplaced = self._unplaced, []
+        for local_rank in waiting:
+            self._start(local_rank)
+
+    def _stop_all(self) -> None:
+        """End all workers, as they start again in another world."""
+        self._world = None
+        self._cancel_starts()
+        for worker in self._workers.values():
+            worker.terminate(min(_STOPS_S, self._rules.leave_s))
 
     def _started(self, token: str, pid: int) -> None:
         """Take note of a worker's process, and tell the hub."""
@@ -323,6 +355,12 @@ class Agent:
         match parse(TO_AGENT, message):  # by either hub, before it came here
             case Start(local_rank=local_rank) if local_rank < self._rules.workers:
                 self._start(local_rank)
+            case World() as world:
+                self._placed(world)
+            case GroupForms():
+                self._in_group = True
+            case StopAll():
+                self._stop_all()
             case Status(text=text):
                 self._say(text)
             case KillHung() as verdict:
@@ -382,18 +420,23 @@ class Agent:
     def _end_workers(self, tell: Callable[[NodeWorker], None]) -> None:
         """End the workers: `tell` those that are in the run, terminate the others, and cancel what was to start."""
         self._departure.workers_end()
-        for local_rank in self._dying.take_awaited():
-            self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
-        for token in self._starter.cancel():
-            worker = self._workers.pop(token)
-            worker.close()
-            self._hub.tell(as_message(Unstarted(local_rank=worker.local_rank)))
+        self._cancel_starts()
         for worker in self._workers.values():
             if worker.ready:
                 worker.expected = True
                 tell(worker)
             else:
-                worker.terminate()
+                worker.terminate(self._rules.leave_s if self._in_group else TERM_S)
+
+    def _cancel_starts(self) -> None:
+        """Start no worker that is not there yet."""
+        waiting, self._unplaced = [*self._dying.take_awaited(), *self._unplaced], []
+        for token in self._starter.cancel():
+            worker = self._workers.pop(token)
+            worker.close()
+            waiting.append(worker.local_rank)
+        for local_rank in waiting:
+            self._hub.tell(as_message(Unstarted(local_rank=local_rank)))
 
     # watching
 
@@ -541,6 +584,8 @@ class Agent:
             self._train_job.close()
         self._starter.close()
         self._end_stores()
+        if self._group_store is not None:
+            self._group_store.close()
         self._notices.close(self._loop, gone=self._departure.begun and not self._end.killed)
         for worker in self._workers.values():
             worker.kill()

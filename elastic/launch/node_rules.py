@@ -14,6 +14,7 @@ class NodeRules:
     address  the IPv4 address that workers listen on; None: theirs to find
     replica_size  so many of its workers are one replica
     job      --rdzv-id, where it tells jobs apart
+    role     torchrun's name for its workers; restarts_max: and how often they may start again
     hang_s   how long a step may take without a sign, unless experience says otherwise
     leave_s  how long workers may take to leave, or to come to an end when the run is over
     leave_on signals that make this node leave, beside those that always do
@@ -30,6 +31,8 @@ class NodeRules:
     workers: int
     replica_size: int = 1
     job: str | None
+    role: str = "default"
+    restarts_max: int = 0
     hang_s: float
     leave_s: float
     leave_on: tuple[signal.Signals, ...]
@@ -53,6 +56,7 @@ class ThisNode:
     node     its name
     address  under which others find it
     run      what agents of this run know
+    group_port  see Hello
     replica_size  see NodeRules
     secret   what only they know, for TLS between them; None: what they say goes in the clear
     """
@@ -60,5 +64,6 @@ class ThisNode:
     node: str
     address: str | None
     run: str
+    group_port: int | None = None
     replica_size: int = 1
     secret: str | None = field(default=None, repr=False)

@@ -154,6 +154,7 @@ def _run(
     from elastic.launch.node_rules import NodeRules, ThisNode
     from elastic.launch.processes import children
     from elastic.launch.processes.quiet_torch import say_errors_only
+    from elastic.launch.workers.group_store import GroupStore
     from elastic.launch.workers.logs import Logs
     from elastic.preemption.setting import sources
     from elastic.status.terminal import wanted
@@ -183,10 +184,13 @@ def _run(
                 print(f"elastic run: {failure}", file=sys.stderr)
                 return _FAILED
             raise
+        address = meeting.address if meeting else LOCAL
+        group_store = GroupStore(address) if arguments.replica_size == 1 else None  # else each replica has one
         this_node = ThisNode(
             node=node,
             address=meeting.address if meeting else None,
             run=meeting.nonce if meeting else token_hex(16),
+            group_port=group_store.port if group_store else None,
             replica_size=arguments.replica_size,
             secret=secret,
         )
@@ -204,10 +208,12 @@ def _run(
         )
         rules = NodeRules(
             node=node,
-            address=meeting.address if meeting else LOCAL,
+            address=address,
             workers=arguments.workers,
             replica_size=arguments.replica_size,
             job=arguments.run_id,
+            role=arguments.logs.role,
+            restarts_max=arguments.restarts_max,
             hang_s=arguments.hang_s,
             leave_s=arguments.leave_s,
             leave_on=arguments.leave_on,
@@ -229,6 +235,7 @@ def _run(
             say=say,
             timing=timing,
             metrics=metrics,
+            group_store=group_store,
             end_stores=end_stores,
         )
         return agent.run(early.take)

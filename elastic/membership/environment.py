@@ -46,9 +46,11 @@ _STDERR = 2
 NOTICES, GRACE = "ELASTIC_NOTICES", "ELASTIC_GRACE_S"
 ACCEPT, RESCUE = "ELASTIC_ACCEPT", "ELASTIC_RESCUE"
 REPLICA = "ELASTIC_REPLICA"  # SIZE:NAME
+WORLD = "ELASTIC_WORLD"  # the variables that this worker has of torchrun's world, with commas
 _TORCHRUNS_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUNS_FLAG = re.compile(rb"\0--shutdown[-_]timeout[=\0](\d+)\0")
 _OF_TRAIN_JOB = ("KUBEFLOW_TRAINER_STATUS_URL", "KUBEFLOW_TRAINER_STATUS_CA_CERT", "KUBEFLOW_TRAINER_STATUS_TOKEN")
+_left: dict[str, str] = {}  # this worker's place in torchrun's world, until it entered a run
 _DESCRIPTORS = ("ELASTIC_CHANNEL", "ELASTIC_PROGRESS")
 
 
@@ -80,6 +82,8 @@ class Launch:
     replica_size              so many workers of one node hold one copy of the state together, under `elastic run`
     replica                   the name of this worker's, another one each time that it is started; "": it is its own
     replica_rank              this worker's place in it
+    placed                    rank and world size are those of torchrun's world, which this worker of `elastic run` has
+                              not left for a run
     hang_s                    how long a worker may compute without a step's end before it counts as hung, at least
     """
 
@@ -112,6 +116,7 @@ class Launch:
     replica_size: int = 1
     replica: str = ""
     replica_rank: int = 0
+    placed: bool = False
 
     @property
     def one_node(self) -> bool:
@@ -125,7 +130,11 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     observer = env.get("ELASTIC_OBSERVER") or None
     if "ELASTIC_CHANNEL" in env:
         size, _, replica = env.get(REPLICA, "").partition(":")
+        placed = WORLD in env
         return Launch(
+            rank=int(env["RANK"]) if placed else 0,
+            world_size=int(env["WORLD_SIZE"]) if placed else 1,
+            placed=placed,
             local_rank=int(env.get("LOCAL_RANK", "0")),
             local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
             job=env.get("ELASTIC_JOB"),
@@ -172,6 +181,13 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     )
 
 
+def leave_world() -> None:
+    """Forget this worker's place in torchrun's world, as it enters a run: its rank follows from views from here on."""
+    names = os.environ.get(WORLD)
+    for name in (WORLD, *names.split(",")) if names else ():
+        _left[name] = os.environ.pop(name, "")
+
+
 def launcher(environ: Mapping[str, str] | None = None) -> launchers.Ranks | None:
     """Return which task of another launcher than torchrun `elastic run` is itself; None: none. Raises ConfigError."""
     env = dict(os.environ if environ is None else environ)
@@ -204,7 +220,9 @@ def grace_s(environ: Mapping[str, str] | None = None, parent: bytes | None = Non
     """
     env = os.environ if environ is None else environ
     of_torchrun = None
-    if "TORCHELASTIC_RUN_ID" in env:  # torchrun says it by its flag, its variable or its default; others do not
+    if (
+        "TORCHELASTIC_RUN_ID" in env and "ELASTIC_CHANNEL" not in env
+    ):  # torchrun says it by its flag, its variable or its default; others do not
         flag = _TORCHRUNS_FLAG.search(linux.command_line(os.getppid()) if parent is None else parent)
         of_torchrun = flag[1].decode() if flag is not None else env.get(_TORCHRUNS_GRACE, "30")
     for name, said in ((GRACE, env.get(GRACE)), (_TORCHRUNS_GRACE, of_torchrun)):
@@ -293,7 +311,7 @@ def missing_portable_settings(environ: Mapping[str, str] | None = None) -> dict[
 
 def with_portable_settings() -> dict[str, str]:
     """Return this process's environment with the settings that `portable=True` needs."""
-    return {**os.environ, **PORTABLE_INSTRUCTION_SETS}
+    return {**os.environ, **_left, **PORTABLE_INSTRUCTION_SETS}
 
 
 def processor_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:

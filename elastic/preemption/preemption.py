@@ -126,8 +126,9 @@ class Preemption:
         of `break`, or after what has to be closed: outside it a signal that comes twice ends the process.
 
         Args:
-            status: The exit status, by which a scheduler knows that the job is to be started again. Under torchrun it
-                is 0, for torchrun makes 1 of any other, and may start its workers again: there the `note` tells.
+            status: The exit status, by which a scheduler knows that the job is to be started again. Under `elastic run`
+                it is 75, by which the workers of other nodes go on among themselves. Under torchrun it is 0, for
+                torchrun makes 1 of any other, and may start its workers again: there the `note` tells.
 
         Raises:
             SystemExit: Always, if somebody leaves.
@@ -137,8 +138,10 @@ class Preemption:
             raise ConfigError(
                 "Preemption.exit was called although no rank was told to leave: ask `leaving`, or `agreed()`, before"
             )
-        # torchrun makes 1 of any other status, and may start its workers again.
-        status = 0 if environment.is_launchers_child() else status
+        if environment.read().placed:
+            status = AGAIN  # `elastic run` starts those of other nodes again, among themselves
+        elif environment.is_launchers_child():
+            status = 0  # torchrun makes 1 of any other, and may start its workers again
         if self._speaks:
             reason = f"{self.who} leaves: {self.reason}"
             if self._note is not None:

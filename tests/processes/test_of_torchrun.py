@@ -1,4 +1,4 @@
-"""A script that was written for torchrun is told what a run has in the place of what it asks for."""
+"""A script that asks in a run for what torchrun gives is told what the run has in its place."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ SCRIPT = """
     import os, sys
     import torch
     import torch.distributed as dist
+
+    import elastic
+
+    if "alone" not in sys.argv:
+        model = torch.nn.Linear(2, 1)
+        elastic.Run(
+            sys.argv[2],
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            dataset=torch.utils.data.TensorDataset(torch.ones(8, 2)),
+            batch_size=4,
+            virtual_workers=2,
+            epochs=1,
+        )
 
     def shown(kind, error, trace):
         sys.stderr.write(f"its own hook: {error!r}\\n")
@@ -50,7 +64,7 @@ ASKED = {
 def test_what_torchrun_gives_and_a_run_does_not_is_told_once(tmp_path: Path, what: str, said: str) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     command = ["run", "--standalone", "--no-status", "--max-restarts=0", "--nproc-per-node=2"]
-    with Launch("elastic", [*command, tmp_path / "script.py", what]) as launch:
+    with Launch("elastic", [*command, tmp_path / "script.py", what, tmp_path / "run"]) as launch:
         assert launch.finish(within_s=240) == 1, launch.output
         output = launch.output
     if "hook" in what:  # each worker speaks for itself, until the first failure has ended both
@@ -62,3 +76,12 @@ def test_what_torchrun_gives_and_a_run_does_not_is_told_once(tmp_path: Path, wha
         assert "\nelastic: " not in output
         assert "  next   " not in output
     assert "the run failed: the same failure once within 3600 s" in output, output
+
+
+def test_a_worker_in_no_run_is_told_what_torch_says_alone(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    with Launch("elastic", ["run", "--standalone", "--no-status", tmp_path / "script.py", "a rank", "alone"]) as launch:
+        assert launch.finish(within_s=240) == 1, launch.output
+        output = launch.output
+    assert "Default process group has not been initialized" in output
+    assert "\nelastic: " not in output

@@ -318,6 +318,7 @@ class HubLink:
                 node=this_node.node,
                 address=this_node.address,
                 port=self._port.number,
+                group_port=this_node.group_port,
                 slots=slots,
                 replica_size=this_node.replica_size,
                 starting=starting,

@@ -1,7 +1,8 @@
-"""What a script asks for that torchrun gives its workers: said behind its exception is what a run has in its place.
+"""What a script asks for in a run that torchrun gives its workers: said behind its exception is what a run has instead.
 
-A worker under `elastic run` lives through changes of its rank and of the world size, so no variable holds them, and
-torch.distributed's default group is not there: the run forms groups of its own, one for each view.
+A worker in an elastic.Run lives through changes of its rank and of the world size, so no variable holds them, and
+torch.distributed's default group is not there: the run forms groups of its own, one for each view. A worker that is in
+no run has them all, and is told nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ elastic: there is no default group of torch.distributed: it would end with the f
 
 def advice(error: BaseException) -> str:
     """Return what people are told behind this error, "" for most. Raises nothing: the script's error must be told."""
+    from elastic.membership import environment  # for most scripts never
+
     try:
+        if environment.read().placed:
+            return ""
         if isinstance(error, KeyError):
             name = error.args[0] if error.args else None
             asked = isinstance(name, str) and name in _VARIABLES and _is_of_the_environment(error)

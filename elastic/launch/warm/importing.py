@@ -26,9 +26,11 @@ from typing import Any
 
 from elastic_checkpoint import linux
 
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""A rank is a place in a view, so that no worker of `elastic run` has these, but for one of a replica of several: there
-they tell of the replica's own world."""
+RANK_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""A worker's place in torchrun's world, or in its replica's; one that has entered a run has none but by its view."""
 WORKER_VARIABLES = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
@@ -38,6 +40,7 @@ WORKER_VARIABLES = (
     "ELASTIC_RESTART",
     "ELASTIC_ORDERED",
     "ELASTIC_REPLICA",
+    "ELASTIC_WORLD",
 )
 """What differs between the workers of a node, or from the process that they are forked from."""
 

@@ -2,6 +2,7 @@
 
 node_worker     one of them: its process, what it is started with, and how it is ended
 replica_world   where the workers of one replica meet, if it has several
+group_store     where all do, if torch.distributed's default group forms; and what torchrun would tell a worker
 starter         a worker in this slot becomes a process
 start_times     where a start's time goes
 

@@ -20,11 +20,12 @@ from elastic.launch.node_rules import NodeRules
 from elastic.launch.processes import children, robust_mutex
 from elastic.launch.processes.robust_mutex import RobustMutex
 from elastic.launch.processes.worker import SHARED_STDERR
+from elastic.launch.workers import group_store
 from elastic.launch.workers.logs import Streams
 from elastic.launch.workers.memory import OomKills, oom_kills, sentence, struck
 from elastic.launch.workers.replica_world import ReplicaWorld
 from elastic.launch.workers.starter import Request
-from elastic.membership.messages.messages import ToWorker, as_message
+from elastic.membership.messages.messages import ToWorker, World, as_message
 from elastic.membership.messages.wire import Message
 from elastic.membership.progress import BYTES, Record
 from elastic_checkpoint import linux
@@ -83,8 +84,13 @@ class NodeWorker:
         """Return how people know the worker."""
         return f"worker {self.id or self.token} (local rank {self.local_rank})"
 
-    def request(self, rules: NodeRules, restart: int, *, status: bool) -> Request:
-        """Return what it is started with; restart: workers that had its slot; status: somebody here takes a status."""
+    def request(self, rules: NodeRules, restart: int, *, status: bool, world: World | None) -> Request:
+        """Return what it is started with.
+
+        restart  how many workers had its slot before
+        status   somebody here takes a status
+        world    as torchrun has it; None: its replica has one of its own
+        """
         env = {
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(rules.workers),
@@ -110,6 +116,8 @@ class NodeWorker:
             env[SHARED_STDERR] = "1"
         if self.world is not None:
             env |= self.world.environment(self.local_rank % rules.replica_size)
+        elif world is not None:
+            env |= group_store.environment(world, self.local_rank, rules)
         fds = {"ELASTIC_CHANNEL": self._its_end.fileno(), "ELASTIC_PROGRESS": self._progress, **self.streams.fds}
         return Request(self.token, env, fds)
 
@@ -138,12 +146,12 @@ class NodeWorker:
     def tell(self, said: ToWorker) -> None:
         self.channel.say(as_message(said))
 
-    def terminate(self) -> None:
-        """Send it SIGTERM, and SIGKILL TERM_S later; from here on its end is expected."""
+    def terminate(self, within_s: float = TERM_S) -> None:
+        """Send it SIGTERM, and SIGKILL so much later; from here on its end is expected."""
         self.expected = True
         if self.pid:
             os.kill(self.pid, signal.SIGTERM)  # not reaped yet, so still this process
-            self.kill_in(TERM_S)
+            self.kill_in(within_s)
 
     def kill_in(self, within_s: float) -> None:
         """Kill it after so long, unless it ends before."""

@@ -293,4 +293,5 @@ def node_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a node's workers have in common: no rank, which is a place in a view, and no outer launcher's."""
     env = {name: value for name, value in environ.items() if name not in _ABSENT and "TORCHELASTIC_" not in name}
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # torchrun's default, too; a run's own groups set theirs
     return env

@@ -14,6 +14,7 @@ from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.replacements import Replacements
 from elastic.membership.hub.run_end import OVER, RunEnd
 from elastic.membership.hub.takeover import Reports, Takeover
+from elastic.membership.hub.worker_group import WorkerGroup
 from elastic.membership.hub.workers import Workers
 from elastic.membership.messages.messages import Full, Hello, HubIs, MovedOn, Roster, RunIsOver
 from elastic.membership.succession.going_on import GoingOn
@@ -34,6 +35,7 @@ class Admission:
         self,
         nodes: Nodes,
         workers: Workers,
+        group: WorkerGroup,
         takeover: Takeover,
         going_on: GoingOn,
         reports: Reports,
@@ -43,6 +45,7 @@ class Admission:
     ) -> None:
         self._nodes = nodes
         self._workers = workers
+        self._group = group
         self._takeover = takeover
         self._going_on = going_on
         self._reports = reports
@@ -97,11 +100,14 @@ class Admission:
     def _let_in(self, now_s: float, node: str, said: Hello, report: NodeReport | None) -> None:
         """Take a node in: learn its report, and start a worker in each slot that has none."""
         self._nodes.comes(node, said.address, said.port)
+        self._group.comes(node, said)
         self._going_on.is_here(node)
         self._takeover.came(node)
         if report is not None:
             self._end.begun = True
             self._reports.learn(now_s, node, report)
+            if self._takeover.is_one:
+                self._group.learn(report)
         on_its_way = range(said.slots) if report is None else said.starting
         for local_rank in on_its_way:
             self._nodes.awaits((node, local_rank))

@@ -29,6 +29,7 @@ from elastic.membership.hub.release import Release
 from elastic.membership.hub.replacements import Replacements
 from elastic.membership.hub.run_end import OVER, RunEnd, Shortage
 from elastic.membership.hub.takeover import Reports, Takeover
+from elastic.membership.hub.worker_group import WorkerGroup
 from elastic.membership.hub.workers import Worker, Workers, WorkerStatus
 from elastic.membership.messages.messages import (
     TO_HUB,
@@ -39,6 +40,7 @@ from elastic.membership.messages.messages import (
     Exited,
     Failed,
     Finished,
+    GroupForms,
     HasRead,
     Hello,
     KillHung,
@@ -66,7 +68,7 @@ from elastic.membership.rules.next_view import next_view, replicas
 from elastic.membership.succession.going_on import GoingOn
 from elastic.membership.succession.node_report import number_of
 
-_OF_AGENTS = (Started, Unstarted, Sighted, Noted, Bye, Ping)
+_OF_AGENTS = (Started, Unstarted, Sighted, Noted, Bye, GroupForms, Ping)
 _NOT_LOST_MAX = 256  # of those not in the next view that it names: with more, a status counts some of them as lost
 _SILENT_S = 10.0  # a member that has not answered "broken" by then is named
 _COMES_S = 5.0  # a node that has met the others has so long to come, once a worker is ready: it takes a second
@@ -112,6 +114,7 @@ class Hub:
         self._nodes = Nodes(nodes_max)
         self._workers = Workers(replica_size)
         self._out = Outbox(self._nodes)
+        self._group = WorkerGroup(self._nodes, self._workers, self._out, restarts_max=restarts_max)
         self._runs = Runs()
         self._complained = 0  # in which generation
         self._know_nothing(Takeover(takes_over))
@@ -135,7 +138,9 @@ class Hub:
         self._reports = Reports(
             takeover, nodes, workers, going_on, self._endings, self._joining, self._runs, end, out, beacon=beacon
         )
-        self._admission = Admission(nodes, workers, takeover, going_on, self._reports, self._replacements, end, out)
+        self._admission = Admission(
+            nodes, workers, self._group, takeover, going_on, self._reports, self._replacements, end, out
+        )
         self._begun_elsewhere = False  # nobody has come here who was in a view, and there were some
         self._put: dict[str, str] = {}  # on the board of the present view, and nobody was told yet
 
@@ -167,6 +172,7 @@ class Hub:
             case Unstarted(local_rank=local_rank):
                 self._nodes.has_answered((node, local_rank))
             case Ready():
+                self._group.enters_run()
                 self._joining.ready(now_s, said)
             case ViewIsOver():
                 if self._workers.view_is_over(said):
@@ -196,6 +202,8 @@ class Hub:
                 self._going_on.noted(node, number)
             case Claimed():
                 self._move_on(self._claiming.heard(now_s, said), said.why)
+            case GroupForms():
+                self._group.forms(now_s)
             case Bye():
                 self._going_on.departs(node)
                 self.loses(node, dead=False)
@@ -216,6 +224,7 @@ class Hub:
         refuses  its machine does not take connections for it, or something in between says so
         """
         self._takeover.lost(node)
+        self._group.goes(node)
         self._going_on.is_away(node)
         self._nodes.is_lost(node)
         if dead:
@@ -239,6 +248,8 @@ class Hub:
         """Wait no more for a node, and return the orders that follow. departed: it has said that it goes."""
         if departed:
             self._going_on.departs(node)
+        else:
+            self._group.hub_is_lost()
         return self.lost(now_s, node, dead=False)
 
     def hands_over(self, now_s: float, node: str) -> list[Order]:
@@ -281,6 +292,7 @@ class Hub:
     def _forget(self, node: str) -> None:
         """Drop a node that has no part in the run any more, with its workers."""
         self._nodes.goes(node)
+        self._group.goes(node)
         self._replacements.forget(node)
         for worker in self._workers.of(node):
             self._forget_worker(worker)
@@ -331,7 +343,8 @@ class Hub:
         worker = self._workers[said.worker]
         self._forget_worker(worker)
         self._going_on.worker_ended(worker.id)
-        self._replacements.ended(now_s, worker, said)
+        if not self._group.takes(worker, said):
+            self._replacements.ended(now_s, worker, said)
 
     def _forget_worker(self, worker: Worker) -> None:
         self._workers.remove(worker.id)
@@ -359,6 +372,7 @@ class Hub:
         """Find out whether workers train on, save, wait, form the next view or end."""
         self._act_on(now_s, self._hangs.goes_by(now_s, ending=self._end.why is not None))
         self._replacements.start_due(now_s)
+        self._look_at_group(now_s)
         running = self._workers.running()
         self._reports.settle(now_s)
         self._claiming.look(now_s)
@@ -389,6 +403,11 @@ class Hub:
         elif self._end.begun and not self._workers.members() and (self._end.finished or not self._anybody()):
             self._finish(failed=self._end.loss is not None, why=self._end.loss or "")
 
+    def _look_at_group(self, now_s: float) -> None:
+        """Have all start again, if they are run as torchrun runs them and their world has changed."""
+        awaits_others = not self._takeover.to_come(now_s).issubset(self._nodes)
+        self._group.look(now_s, self._replacements, self._shortage, self._end, awaits_others=awaits_others)
+
     def _is_cut_off(self) -> bool:
         """Return whether the run is finished, and all who were in it were killed before their script's end."""
         return self._end.finished and not self._anybody() and self._replacements.are_all_killed
@@ -408,7 +427,8 @@ class Hub:
 
     def _anybody(self) -> bool:
         """Return whether there are workers, or some are to come."""
-        return bool(len(self._workers) or self._nodes.awaits_workers or self._replacements.are_due)
+        coming = self._nodes.awaits_workers or self._replacements.are_due or self._group.stopping
+        return bool(len(self._workers) or coming)
 
     @property
     def _next_generation(self) -> int:
@@ -439,8 +459,9 @@ class Hub:
         """Form the next view, if there are nodes enough, now that nobody trains."""
         # newcomers count even if they cannot join yet: then the survivors finish their step without them
         there = (*survivors, *newcomers)
-        if not self._shortage.enough(there):
-            if self._shortage.waits(now_s, there):
+        nodes = {worker.node for worker in there}
+        if not self._shortage.enough(nodes):
+            if self._shortage.waits(now_s, nodes):
                 self._release.save_for_the_wait(survivors)
             return
         waited_s = now_s - min(worker.since_s for worker in there)

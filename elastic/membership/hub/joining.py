@@ -108,7 +108,7 @@ class Joining:
         shares = min(worker.shares for worker in running)
         room = shares * self._workers.replica_size > len(self._workers.members())
         self._tell_of_left_over(0 if room else len(newcomers), shares)
-        short = self._shortage.is_short(running)
+        short = self._shortage.is_short({worker.node for worker in running})
         waits = newcomers and room and (short or self.gathered(now_s, newcomers, self._gather_s))
         if not self._asked and (waits or self._going_on.may_be_witnessed(self._workers.generation)):
             self._asked = True

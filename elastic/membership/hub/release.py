@@ -64,7 +64,7 @@ class Release:
             parting = see_off(
                 self._workers.holdings(leavers),
                 self._workers.holdings(survivors),
-                go_on=go_on and self._shortage.enough((*survivors, *newcomers)),
+                go_on=go_on and self._shortage.enough({worker.node for worker in (*survivors, *newcomers)}),
                 saved=self._end.saved,
             )
             self._release(self._those_of(parting.go, leavers), safe=True)

@@ -16,13 +16,6 @@ from elastic.membership.messages.messages import Exited, Start, Status
 from elastic.membership.rules.endings import KILLED, LEAVES, Bug, Ended, Endings, ended, what_failed
 from elastic.membership.rules.kills import Replace, Slot
 
-_NO_RUN = (
-    "{worker} has come to its script's end, and the script began no elastic.Run: each worker runs all of it by itself\n"
-    "  state  nothing was shared between workers, saved or recovered; if it trains, each trains a model of its own\n"
-    "  next   put its loop into `with elastic.Run(...)`; or start it as it is without elastic: with torchrun if it\n"
-    "         uses torch.distributed, else with python"
-)
-
 
 class Replacements:
     """Starts workers of one run in place of those that ended."""
@@ -59,8 +52,6 @@ class Replacements:
             return
         self._workers.note_gone(worker, what, exited)
         if exited.code == 0 and not worker.failed:
-            if worker.status == WorkerStatus.STARTING and not worker.runs and not self._at_its_end:
-                self._out.tell(worker.node, Status(text=_NO_RUN.format(worker=worker.id)))
             self._at_its_end = True
             return
         if self._end.finished:

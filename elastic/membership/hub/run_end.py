@@ -7,7 +7,7 @@ nobody is left                               it ends as what was lost last has i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from elastic.membership.hub.orders import Outbox
 from elastic.membership.hub.workers import Worker, WorkerStatus
@@ -128,17 +128,17 @@ class Shortage:
         self._since_s: float | None = None
         self._said = False
 
-    def is_short(self, there: Iterable[Worker]) -> bool:
-        """Return whether these workers are on fewer nodes than a view needs."""
-        return len({worker.node for worker in there}) < self._needed
+    def is_short(self, nodes: Collection[str]) -> bool:
+        """Return whether these nodes are fewer than a view needs."""
+        return len(nodes) < self._needed
 
-    def enough(self, there: Iterable[Worker]) -> bool:
+    def enough(self, nodes: Collection[str]) -> bool:
         """Return whether a view can be formed; a run that is finished needs none but those who are left."""
-        return self._end.finished or not self.is_short(there)
+        return self._end.finished or not self.is_short(nodes)
 
-    def waits(self, now_s: float, there: Iterable[Worker]) -> bool:
+    def waits(self, now_s: float, there: Collection[str]) -> bool:
         """Wait for more nodes, and end the run where that takes too long; return whether people were just told."""
-        nodes = sorted({worker.node for worker in there})
+        nodes = sorted(there)
         if self._since_s is None:
             self._since_s, self._said = now_s, False
         elif now_s - self._since_s > _SHORT_S and not self._said:

@@ -19,6 +19,7 @@ class Hello(Tagged):
 
     run     what only agents of this run know
     port    where this agent listens for others, should the hub come to be here
+    group_port  where torch.distributed's default group would meet on this node; None: its replicas have their own
     slots   how many workers the node has; 0: it leaves
     replica_size  so many of them, one after the other, are one replica
     starting  the slots, by local rank, whose worker is on its way
@@ -29,6 +30,7 @@ class Hello(Tagged):
     node: Annotated[str, Meta(max_length=NAME_MAX)] = ""
     address: Name | None = None
     port: Port | None = None
+    group_port: Port | None = None
     slots: Slot = 0
     replica_size: Positive = 1
     starting: Slots = field(default_factory=list)
@@ -85,6 +87,15 @@ class WhereIsTheHub(Tagged):
 
 
 # both ways, between an agent and the hub
+
+
+class GroupForms(Tagged):
+    """A worker has come to where torch.distributed's default group meets.
+
+    Said by the agent that listens there, and then to all. restarts: see World.restart_count.
+    """
+
+    restarts: Int = 0
 
 
 class Ping(Tagged):
@@ -182,6 +193,30 @@ class Refusal(Tagged):
 
 class Start(Tagged):
     local_rank: Slot
+
+
+class World(Tagged):
+    """The place of a node's workers among all: they are started with what torchrun's rendezvous would tell them.
+
+    group_rank     of this node; group_world_size: how many there are
+    first_rank     of its first worker
+    master_addr, master_port  of the first node, whose agent listens there
+    restart_count  how often all were started again for one that was lost
+    formed         torch.distributed's default group has formed before, and no run was begun
+    """
+
+    group_rank: Int
+    group_world_size: Positive
+    first_rank: Int
+    world_size: Positive
+    master_addr: Name
+    master_port: Port
+    restart_count: Int = 0
+    formed: bool = False
+
+
+class StopAll(Tagged):
+    """All workers of all nodes are to end: they start again, in another world."""
 
 
 class Status(Tagged):

@@ -17,6 +17,7 @@ from elastic.membership.messages.agent_messages import (
     Bye,
     Exited,
     Full,
+    GroupForms,
     Handover,
     Hello,
     HubIs,
@@ -32,9 +33,11 @@ from elastic.membership.messages.agent_messages import (
     Start,
     Started,
     Status,
+    StopAll,
     TakeNote,
     Unstarted,
     WhereIsTheHub,
+    World,
 )
 from elastic.membership.messages.wire import Message, WireError
 from elastic.membership.messages.worker_messages import (
@@ -73,10 +76,13 @@ _NESTED_MAX = 32  # lists and objects in each other: what may be anything at all
 
 FromWorker = Ready | ViewIsOver | Leaving | Saved | Put | Entered | Witness | HasRead | Claimed | Failed | Finished
 ToItsAgent = FromWorker | RunStatus | Figures
-ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Noted | Bye | Ping
+ToHub = FromWorker | Hello | Started | Unstarted | Exited | Sighted | Noted | Bye | GroupForms | Ping
 ToListener = Hello | WhereIsTheHub  # an agent that may be the hub
 ToAgent = (
     Start
+    | World
+    | GroupForms
+    | StopAll
     | Status
     | KillHung
     | RunIsOver

@@ -21,6 +21,7 @@ from elastic.membership.messages.messages import (
     Exited,
     Failed,
     Finished,
+    GroupForms,
     Leaving,
     NewView,
     Ready,
@@ -31,6 +32,7 @@ from elastic.membership.messages.messages import (
     TakeNote,
     ViewIsOver,
     Witness,
+    World,
     as_message,
     parse_nested,
 )
@@ -67,6 +69,7 @@ class NodeReport:
     claim   the run's, as far as is known here
     asked   workers of this node that were to take the next claim, and nobody knows whether they have
     ended   workers of this node that were not to
+    restarts  see World.restart_count; None: torch.distributed's default group has not formed, as far as is known here
     noted_here  of the known, what the present hub has asked to be noted: it may say otherwise
     """
 
@@ -79,6 +82,7 @@ class NodeReport:
     workers: dict[str, ReportedWorker] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     ended: tuple[EndedBefore, ...] = ()
+    restarts: int | None = None
     noted_here: KnownView | None = None
 
     def note_said(self, said: Any, now_s: float = 0.0) -> None:
@@ -116,6 +120,10 @@ class NodeReport:
             self._note_roster(said)
         if isinstance(said, TakeNote):
             self._note_next(said)
+        if isinstance(said, GroupForms):
+            self.restarts = said.restarts
+        if isinstance(said, World) and said.formed:
+            self.restarts = said.restart_count
         if isinstance(said, TakeClaim) and worker is not None:
             self.asked.add(worker)
         if not isinstance(said, NewView):
@@ -176,6 +184,7 @@ class NodeReport:
                 asked=sorted(self.asked),
                 saved=self.saved,
                 finished=self.finished,
+                restarts=self.restarts,
                 workers=[
                     _Worker(
                         worker=one.worker,
@@ -204,6 +213,7 @@ class NodeReport:
                 asked=set(found.asked),
                 saved=found.saved,
                 finished=found.finished,
+                restarts=found.restarts,
                 ended=tuple(found.ended),
                 workers={one.worker: one for one in workers},
             )
@@ -278,6 +288,7 @@ class _Report(Facts):
     finished: bool
     ended: list[EndedBefore]
     workers: list[_Worker]
+    restarts: Int | None = None
 
     def __post_init__(self) -> None:
         check_claim(self.claim)
