@@ -23,6 +23,7 @@ record                what each step came to
 plan                  what a run should cost
 integrations          frameworks with loops of their own
 drill                 faults on purpose; demo: some of them, on a script of ours
+reproduce             a run made again, and one of its steps
 docs_command          `elastic docs`; doctor: `elastic doctor`
 """
 

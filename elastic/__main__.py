@@ -23,6 +23,8 @@ _COMMANDS = {
     "check": ("elastic.drill.check_command", "is the result the same whatever happens? some steps, with faults"),
     "report": ("elastic.report.command", "what became of a run, from its events"),
     "manifest": ("elastic.manifest.command", "what a run was made with, and how that differs from another one"),
+    "reproduce": ("elastic.reproduce.command", "makes a run again, at any size, and compares it step by step"),
+    "replay": ("elastic.reproduce.replay_command", "computes one step of a run again, alone: its shares, its examples"),
     "checkpoint": ("elastic_checkpoint.cli", "a run's checkpoints: ls, verify, digest, diff, export, import, sweep"),
     "doctor": ("elastic.doctor.command", "what a run needs of this machine and of its URL, looked at, and what to do"),
     "docs": ("elastic.docs_command", "a page of the documentation, such as those that errors name"),

@@ -111,30 +111,31 @@ def _compare(one: Mapping[str, Any], other: Mapping[str, Any], *, as_json: bool)
     elif not found:
         print("no difference")
     else:
-        _screen().print(_table(found, ("this run", "the other")))
+        _screen().print(table(found, ("this run", "the other")))
     return _DIFFERS if any(each.effect is Effect.DECIDES for each in found) else _EQUAL
 
 
-def _table(found: Sequence[Difference], names: tuple[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def table(found: Sequence[Difference], names: tuple[str, str]) -> Table:
+    """Return a table of differences; names: of both sides."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("bits", "field", *names):
-        table.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold")
     for each in found:
         style = _STYLES[each.effect]
-        table.add_row(Text(each.effect.value, style), Text(one_line(each.path)), _value(each.one), _value(each.other))
-    return table
+        made.add_row(Text(each.effect.value, style), Text(one_line(each.path)), _value(each.one), _value(each.other))
+    return made
 
 
 def _shown(
     manifest: Mapping[str, Any], launches: Sequence[Mapping[str, Any]], views: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
     """Return what people see of a run."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    fields = Table(box=None, pad_edge=False, show_header=False)
+    fields.add_column(style="bold")
+    fields.add_column(overflow="fold")
     for path, value in _lines("", manifest):
-        table.add_row(Text(one_line(path)), _value(value))
-    shown: list[Any] = [table]
+        fields.add_row(Text(one_line(path)), _value(value))
+    shown: list[Any] = [fields]
     for launch in launches:
         run = launch["run"]
         went_on = run.get("resumed_from")
@@ -144,7 +145,7 @@ def _shown(
         )
         found = [each for each in differences(manifest, launch) if each.effect is not Effect.NOT]
         if found:
-            shown.append(_table(found, ("first launch", "this one")))
+            shown.append(table(found, ("first launch", "this one")))
     if views:
         shown.append(Text("\nviews", "bold"))
     for view in views:

@@ -23,6 +23,8 @@ LOOKS = {
     "elastic/group/nccl.py": "sets what NCCL reads",
     "elastic/plan/measure.py": "sets what gloo reads, for processes of its own",
     "elastic/drill/environment.py": "what a drill tells the processes of its run",
+    "elastic/reproduce/launch.py": "what a run that is made again gets",
+    "elastic/reproduce/observer.py": "where it is made",
     "elastic/drill/hosts/hosts.py": "what the processes of a drill get",
     "elastic/drill/hosts/machine.py": "the same",
     "elastic/drill/inject/node_starter.py": "the same",

@@ -1,0 +1,122 @@
+"""Launches a run's script again: with its arguments and the variables that decide bits, elsewhere, at any size.
+
+A variable that is set here stands as it is, and shows in the table of what differs; one that is not set here gets the
+value that the run had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import elastic
+import elastic_checkpoint
+from elastic.manifest import machine, packages
+from elastic.reproduce.observer import Elsewhere
+from elastic.reproduce.source_tree import CannotReproduce, SourceTree, moved_path
+from elastic_checkpoint.storage import Storage, get_bounded
+
+# What a process is given by its surroundings, and not by who has launched the run.
+_NOT_TAKEN = (
+    "LD_",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "TRITON_CACHE",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "LANG",
+    "LC_",
+)
+_REMOVED = "***"  # in place of a secret
+_LOCK_MAX = 4 << 20
+
+
+def parts_here() -> dict[str, Any]:
+    """Return the parts of a manifest that are known here without a launch."""
+    return {
+        "python": machine.python(os.environ),
+        "torch": machine.torch_build(),
+        "machine": machine.machine(),
+        "packages": {"versions": packages.lock()[1]},
+    }
+
+
+def arguments(manifest: Mapping[str, Any], given: Sequence[str]) -> list[str]:
+    """Return the script's arguments; given: in their place. Raises CannotReproduce where a secret was removed."""
+    found = [*given] or [*manifest["script"]["arguments"]]
+    if any(_REMOVED in one for one in found):
+        raise CannotReproduce(
+            "an argument of the script held a secret, which no manifest keeps\n"
+            f"  found  {' '.join(found)}\n"
+            "  next   give all of its arguments behind --: elastic reproduce RUN -- ARGUMENTS"
+        )
+    return found
+
+
+def environment(manifest: Mapping[str, Any], tree: SourceTree, to: Elsewhere, observer: str) -> dict[str, str]:
+    """Return the environment of a launch."""
+    had = manifest.get("environment") or {}
+    taken = {
+        name: value
+        for name, value in had.items()
+        if not name.startswith((*_NOT_TAKEN, "ELASTIC_")) and _REMOVED not in value and name not in os.environ
+    }
+    root = (manifest.get("git") or {}).get("root")
+    path = os.environ.get("PYTHONPATH") or had.get("PYTHONPATH") or ""
+    moved = {"PYTHONPATH": moved_path(path, root, tree.root)} if path else {}
+    return {**os.environ, **taken, **moved, **to.environment(observer)}
+
+
+@contextlib.contextmanager
+def interpreter(manifest: Mapping[str, Any], storage: Storage, *, make: bool, folder: Path) -> Iterator[str]:
+    """Give the python that runs the script. make: in an environment of its own, made of the manifest's lock file.
+
+    Raises CannotReproduce, and what the storage raises.
+    """
+    if not make:
+        yield sys.executable
+        return
+    lock = (manifest.get("packages") or {}).get("lock")
+    if lock is None:
+        raise CannotReproduce("--environment: the manifest has no lock file")
+    file = folder / "requirements.txt"
+    file.write_bytes(bytes(get_bounded(storage, lock["file"], _LOCK_MAX)))
+    made = folder / "environment"
+    python = made / "bin" / "python"
+    steps = [
+        [sys.executable, "-m", "venv", str(made)],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", str(file)],
+    ]
+    for command in steps:
+        if subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode:
+            raise CannotReproduce(f"--environment: {' '.join(command[1:4])} failed, as it says above")
+    # What was installed from a folder is a comment in a lock file, as this project is where it was cloned.
+    sources = {str(Path(package.__file__ or "").parents[1]) for package in (elastic, elastic_checkpoint)}
+    (site,) = made.glob("lib/python3*/site-packages")
+    (site / "elastic-reproduce.pth").write_text("".join(f"{source}\n" for source in sorted(sources)))
+    yield str(python)
+
+
+def run(
+    python: str,
+    tree: SourceTree,
+    script_arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    launcher: Sequence[str] = (),
+    output: TextIO | None = None,
+) -> int:
+    """Run the script to its end; return the exit status. launcher: words between python and the script."""
+    command = [python, *launcher, *tree.script, *script_arguments]
+    with subprocess.Popen(command, cwd=tree.folder, env=dict(environ), stdout=output) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # it has got the signal, too, and saves what it holds
+                continue

@@ -1,0 +1,167 @@
+"""`elastic replay RUN --step N`: computes a step again, in one process, from the newest checkpoint before it.
+
+What each share comes to is printed, with its examples, and compared with the run's record: a NaN becomes the number of
+an example. The run is only read: a copy of that checkpoint is what the script goes on from, in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import elastic_checkpoint
+from elastic.record import Record, StepRecord, read_record
+from elastic.reproduce import launch
+from elastic.reproduce.command import newest_launch, opened, parsed
+from elastic.reproduce.observer import Elsewhere, last_part
+from elastic.reproduce.replay_observer import Asked
+from elastic.reproduce.source_tree import CannotReproduce, checked_out
+from elastic_checkpoint import CheckpointError
+from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
+from elastic_checkpoint.storage import Storage, redact
+
+_EQUAL, _DIFFERS = 0, 1
+_SHOWN = 32  # examples of a share
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status: 0 it is what was recorded, 1 it is not, 2 for what cannot be done."""
+    given, asked = parsed(parser(), argv)
+    options = storage_options(asked)
+    try:
+        with opened(asked.run, options) as storage:
+            return _replay(asked, given, storage, options)
+    except (CannotReproduce, CheckpointError) as refused:
+        print(f"elastic replay: {refused}", file=sys.stderr)
+    except (OSError, ValueError, ImportError) as unreadable:
+        print(f"elastic replay: {redact(str(unreadable)) or type(unreadable).__name__}", file=sys.stderr)
+    return USAGE
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="elastic replay",
+        description="Computes a step of a run again, in one process, from the newest checkpoint before it, and prints "
+        "what each share comes to, with its examples, beside what the run has on record. The run is only read.",
+        epilog="Exit status: 0 it is what was recorded; 1 it is not, or nothing was; 2 it cannot be done as asked. "
+        "What stands behind -- takes the place of the script's arguments.",
+    )
+    made.add_argument("run", metavar="RUN", help="the run's folder or URL")
+    made.add_argument("--step", type=int, required=True, metavar="N", help="which step, from 0")
+    made.add_argument("--share", type=int, metavar="S", help="only up to this share, from 0")
+    made.add_argument("--pdb", action="store_true", help="stop in a debugger, where the script gets the batch")
+    made.add_argument("--profile", action="store_true", help="under torch's profiler: a table, and a trace here")
+    made.add_argument("--detect-anomaly", action="store_true", help="with torch's anomaly detection")
+    made.add_argument("--here", action="store_true", help="with the script as it is here now, and not as it was")
+    made.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_storage_option(made.add_argument)
+    return made
+
+
+def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, options: dict[str, Any]) -> int:
+    manifest = newest_launch(storage, asked.run)
+    total = int(manifest["arguments"]["resolved"]["total_steps"])
+    if not 0 <= asked.step < total:
+        raise CannotReproduce(f"--step {asked.step}: the run has steps 0 to {total - 1}")
+    words = launch.arguments(manifest, given)
+    record = read_record(asked.run, options)
+    with (
+        tempfile.TemporaryDirectory(prefix="elastic-replay-", ignore_cleanup_errors=True) as folder,
+        checked_out(manifest, storage, as_it_is=asked.here) as tree,
+    ):
+        into = str(Path(folder, "run"))
+        begins = _copy(asked.run, options, into, asked.step)
+        print(f"from the checkpoint of step {begins}" if begins is not None else "from the beginning", file=sys.stderr)
+        for words_of in tree.unchecked:
+            print(f"not checked: {words_of}", file=sys.stderr)
+        told = Asked(
+            step=asked.step,
+            into=str(Path(folder, "seen.json")),
+            share=asked.share,
+            debugs=asked.pdb,
+            profiles=asked.profile,
+            detects=asked.detect_anomaly,
+        )
+        to = Elsewhere(name=last_part(manifest["run"]["url"]), url=into)
+        environ = launch.environment(manifest, tree, to, "elastic.reproduce.replay_observer:observer")
+        output = None if asked.pdb else sys.stderr
+        status = launch.run(sys.executable, tree, words, {**environ, **told.environment()}, output=output)
+        seen = _seen(Path(told.into))
+        trace = Path(folder, f"replay-step-{asked.step}.json")
+        if trace.exists():
+            Path(trace.name).write_bytes(trace.read_bytes())
+            print(f"the trace is {trace.name}", file=sys.stderr)
+    if seen is None:
+        raise CannotReproduce(f"the script ended with status {status} before step {asked.step} was computed")
+    apart = _compared(seen, record, asked.share)
+    if asked.json:
+        print(json.dumps({**seen, "recorded": apart is not None, "differs": apart}))
+    else:
+        print("\n".join([*_words(seen, asked.share), *_verdict(asked.step, apart, status)]))
+    return _EQUAL if apart == [] else _DIFFERS
+
+
+def _copy(url: str, options: dict[str, Any], into: str, step: int) -> int | None:
+    """Copy the newest checkpoint that the step can be computed from; return its step, None: there is none."""
+    with elastic_checkpoint.Checkpointer(url, storage_options=options or None) as there:
+        steps = [one.step for one in there.list() if one.in_lineage and one.step <= step]
+        if not steps:
+            return None
+        found = there.read(step=max(steps))
+    with elastic_checkpoint.Checkpointer(into) as here:
+        here.save(found.step, found.tree, meta=found.meta)
+    return int(found.step)
+
+
+def _seen(file: Path) -> dict[str, Any] | None:
+    return dict(json.loads(file.read_text())) if file.exists() else None
+
+
+def _compared(seen: Mapping[str, Any], record: Record, share: int | None) -> list[str] | None:
+    """Return what differs from the record, in words; None: it does not have what could be compared."""
+    recorded = record.steps.get(seen["step"])
+    if recorded is None:
+        return None
+    if share is not None:
+        read = next((one["read"] for one in seen["shares"] if one["share"] == share), 0)
+        known = recorded.shares[share][0] if share < len(recorded.shares) else 0
+        return None if not (read and known) else [] if read == known else [f"other values are read by share {share}"]
+    line = StepRecord.of(seen.get("line"))
+    return None if line is None else [words for _, words in line.differs(recorded)]
+
+
+def _words(seen: Mapping[str, Any], share: int | None) -> list[str]:
+    """Return what people see of the shares."""
+    said, odd = [], list[int]()
+    for one in seen["shares"]:
+        if share is not None and one["share"] != share:
+            continue
+        examples = ", ".join(map(str, one["indices"][:_SHOWN]))
+        more = f" and {len(one['indices']) - _SHOWN} more" if len(one["indices"]) > _SHOWN else ""
+        loss = one["loss"] if one["loss"] is not None else "not passed back"
+        said.append(f"share {one['share']}: loss {loss}, gradient norm {one['norm']}, digest {one['gradients']}")
+        said.append(f"  examples  {examples}{more}")
+        if one["not_finite"]:
+            odd += one["not_finite"]
+        elif one["loss"] is not None and not math.isfinite(float(one["loss"])):
+            said.append("  its loss is not finite, and all numbers of its examples are")
+        elif one["first_not_finite"] is not None:
+            said.append(f"  the gradient of {one['first_not_finite']} is not finite")
+    if odd:
+        said.append(f"NOT FINITE: numbers in {'example' if len(odd) == 1 else 'examples'} {', '.join(map(str, odd))}")
+    return said
+
+
+def _verdict(step: int, apart: Sequence[str] | None, status: int) -> list[str]:
+    if apart is None:
+        ended = f" (the script ended with status {status} in it)" if status else ""
+        return [f"step {step} is not compared: the run has it not on record, or it came to no end{ended}"]
+    if not apart:
+        return [f"step {step} is what the run has on record, bit by bit"]
+    return [f"step {step} is not what the run has on record:", *(f"  {words}" for words in apart)]

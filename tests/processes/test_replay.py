@@ -1,0 +1,131 @@
+"""`elastic replay` computes a step again, alone: bit by bit what was recorded, and a NaN is an example's number.
+
+Real runs of both loops, of two workers, whose steps are replayed alone; on_bad, the debugger, the profiler, anomalies.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.launch import ROOT, Launch
+
+WITHIN_S = 240.0
+SCRIPT = """
+import sys
+import torch
+import torch.nn.functional as F
+import elastic
+
+url, plain, bad, on_bad = sys.argv[1], sys.argv[2] == "plain", int(sys.argv[3]), sys.argv[4]
+
+
+class Points:
+    def __len__(self):
+        return 480
+
+    def __getitem__(self, index):
+        return torch.full((4,), float("nan")) if index == bad else torch.randn(4) + index % 2, index % 2
+
+
+elastic.seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+with elastic.Run(
+    url, model=model, optimizer=optimizer, dataset=Points(), batch_size=8, virtual_workers=4, epochs=1,
+    save_every=10, update=elastic.Update(on_bad=None if on_bad == "none" else on_bad),
+) as run:
+    if plain:
+        for x, y in run.batches():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+    else:
+        for step in run:
+            for x, y in step:
+                loss = F.cross_entropy(model(x), y, reduction="sum")
+                step.backward(loss, count=len(y))
+                step.add(loss=loss)
+print("the script's end")
+"""
+
+
+def made(folder: Path, *args: object, workers: int = 2, ends: bool = True) -> Path:
+    (folder / "train.py").write_text(SCRIPT)
+    words = ["run", "--standalone", f"--nproc-per-node={workers}", folder / "train.py", folder / "run", *args]
+    with Launch("elastic", words, cwd=folder) as launch:
+        status = launch.finish(within_s=WITHIN_S)
+        assert (status == 0) is ends, launch.output
+    return folder / "run"
+
+
+def replay(url: Path, *flags: object) -> tuple[int, str]:
+    with Launch("elastic", ["replay", url, *flags], cwd=url.parent) as launch:
+        return launch.finish(within_s=WITHIN_S), launch.output
+
+
+@pytest.mark.parametrize("loop", ["plain", "steps"])
+def test_a_step_is_computed_again_bit_by_bit(loop: str, tmp_path: Path) -> None:
+    url = made(tmp_path, loop, -1, "none")
+    before = {path: path.stat().st_mtime_ns for path in url.rglob("*")}
+    status, output = replay(url, "--step", 43, "--json")
+    assert status == 0, output
+    assert "from the checkpoint of step 40" in output
+    assert "the script's end" not in output
+    (line,) = [line for line in output.splitlines() if line.startswith('{"step"')]
+    found: dict[str, Any] = json.loads(line)
+    assert (found["recorded"], found["differs"]) == (True, [])
+    assert [one["share"] for one in found["shares"]] == [0, 1, 2, 3]
+    assert all(len(one["indices"]) == 2 and float(one["loss"]) > 0 and one["gradients"] for one in found["shares"])
+    assert {path: path.stat().st_mtime_ns for path in url.rglob("*")} == before, "the run is only read"
+
+    status, output = replay(url, "--step", 43, "--share", 1)
+    assert status == 0, output
+    assert "share 1: loss" in output
+    assert "share 2" not in output
+    assert replay(url, "--step", 60)[0] == 2
+
+
+@pytest.mark.parametrize("on_bad", ["none", "stop"])
+def test_a_nan_is_an_examples_number(on_bad: str, tmp_path: Path) -> None:
+    url = made(tmp_path, "steps", 417, on_bad, ends=on_bad == "none")
+    step = step_that_reads(417)
+    status, output = replay(url, "--step", step)
+    assert "NOT FINITE: numbers in example 417\n" in output, output
+    assert status == (0 if on_bad == "none" else 1), output
+
+
+def step_that_reads(example: int) -> int:
+    """As the order of such a run has it."""
+    program = [
+        "import elastic",
+        "from elastic.config.config import order_of",
+        "from elastic.data.data_plan import DataPlan",
+        "plan = DataPlan(dataset_length=480, batch_size=8, virtual_workers=4, seed=0, last_batch='short', epochs=1,",
+        "    micro_batch_size=None, steps=None, order=order_of(range(480), elastic.Data().order))",
+        f"print(next(at for at in range(60) if {example} in plan.step(at).indices.tolist()))",
+    ]
+    command = [sys.executable, "-c", "\n".join(program)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+
+
+def test_a_step_is_looked_at_in_a_debugger_under_the_profiler_and_for_anomalies(tmp_path: Path) -> None:
+    url = made(tmp_path, "steps", -1, "none", workers=1)
+    command = [sys.executable, "-m", "elastic", "replay", str(url), "--step", "21", "--share", "2", "--pdb"]
+    typed = "p x.shape, step.index\nc\n"
+    said = subprocess.run(
+        command, input=typed, capture_output=True, text=True, timeout=WITHIN_S, cwd=tmp_path, check=False
+    )
+    assert "(torch.Size([2, 4]), 21)" in said.stdout, said.stdout + said.stderr
+    assert "share 2: loss" in said.stdout
+
+    status, output = replay(url, "--step", 21, "--profile", "--detect-anomaly")
+    assert status == 0, output
+    assert "aten::addmm" in output
+    assert json.loads((tmp_path / "replay-step-21.json").read_text())["traceEvents"]
