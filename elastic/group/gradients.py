@@ -149,9 +149,19 @@ class GradientSum:
         """Have `look` called with the parameter's number and its gradient, for each that is taken from here on."""
         self._look = look
 
-    def given(self) -> list[tuple[int, torch.Tensor]]:
-        """Return (parameter's number, gradient) of what a pass that is not taken has left in `.grad`."""
-        return [(number, p.grad) for number, p in enumerate(self._layout.parameters) if p.grad is not None]
+    def begin_for_nothing(self, look: Callable[[int, torch.Tensor], None]) -> None:
+        """Prepare a backward pass that counts for nothing, and have `look` called with what it gives."""
+        self.clear()
+        self._look = look
+
+    def end_for_nothing(self) -> None:
+        """Show what the pass has left in `.grad`, and let it go."""
+        assert self._look is not None
+        for number, parameter in enumerate(self._layout.parameters):
+            if parameter.grad is not None:
+                self._look(number, parameter.grad)
+        self._look = None
+        self.clear()
 
     def clear(self) -> None:
         """Forget what is in `.grad`."""

@@ -62,6 +62,12 @@ class ReplicaGroup:
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
         return flags
 
+    def total(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return, element by element, the sum of all members' numbers."""
+        numbers = numbers.clone()
+        dist.all_reduce(numbers, dist.ReduceOp.SUM, group=self._group)
+        return numbers
+
     def close(self) -> None:
         """End the group's threads and connections."""
         dist.destroy_process_group(self._group)

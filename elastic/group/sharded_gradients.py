@@ -13,7 +13,7 @@ hook of the whole parameter, which a forward pass finds in its module; a unit se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -35,6 +35,8 @@ from elastic.state.sharding import Sharding, Unit
 
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """The latter is its name before torch 2.13."""
+Look = Callable[[int, torch.Tensor], None]
+"""Takes a parameter's number, and its gradient."""
 
 
 class ShardedUnits:
@@ -153,7 +155,7 @@ class ShardedGradientSum:
         self._across = across
         self._replica = replica
         self._size = units.sharding.size
-        trained = set(map(id, parameters))
+        trained = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._sums = [
             _UnitSum(unit, trained, self._size, across, memory, ordered=ordered) for unit in units.sharding.units
         ]
@@ -161,6 +163,7 @@ class ShardedGradientSum:
         self._piece, self._passes = 0, 1
         self._weight: float = 1
         self._pass_begins: Callable[[], None] | None = None
+        self._look: Look | None = None
         self._checked = False  # that a unit's message lies as is taken for granted
         units.sums = self
 
@@ -203,12 +206,25 @@ class ShardedGradientSum:
         """Have `function` called once, as the first gradient of the next pass arrives."""
         self._pass_begins = function
 
-    def look_at(self, look: Callable[[int, torch.Tensor], None] | None) -> None:
-        """Do nothing: no share of a sharded model is compared by itself."""
+    def look_at(self, look: Look | None) -> None:
+        """Have `look` called with the parameter's number and its gradient, for each that a pass gives from here on.
 
-    def given(self) -> list[tuple[int, torch.Tensor]]:
-        """Return nothing: see `look_at`."""
-        return []
+        It is of this worker's own batch, and whole, with zeros in between: before members exchange it, each has that of
+        what it has passed itself.
+        """
+        self._look = look
+
+    def begin_for_nothing(self, look: Look) -> None:
+        """Prepare a backward pass that counts for nothing, and have `look` called as by `look_at`."""
+        self.clear()
+        self._leaves, self._piece, self._passes = (), 0, 1
+        self._look = look
+        self._open_pass(weight=0)
+
+    def end_for_nothing(self) -> None:
+        """End such a pass."""
+        self._look = None
+        self.end_pass()
 
     def clear(self) -> None:
         """Forget what is in `.grad`."""
@@ -241,6 +257,9 @@ class ShardedGradientSum:
         if self._size == 1 and piece == 0:
             self.begin_round([(merges, pieces)], passes=pieces)
         self._piece += 1
+        self._open_pass(weight=weight)
+
+    def _open_pass(self, *, weight: float) -> None:
         self._weight = weight
         self.is_open = True
         for one in self._sums:
@@ -269,7 +288,7 @@ class ShardedGradientSum:
         exchanged  returns (members, chunk): of every member this one's chunk
         """
         one = self._sums[unit]
-        arrived = exchanged(one.weighted(own, self._weight))
+        arrived = exchanged(one.weighted(own, self._weight, self._look))
         one.add(arrived, self._leaves, self._piece, passes=self._passes)
 
     def flush(self) -> None:
@@ -301,6 +320,7 @@ class _Leaf:
 class _UnitSum:
     """The sum of one unit's chunk.
 
+    trained  the numbers of the parameters that train, by their ids
     given  the parameters that have got a gradient in the pass that is under way
     ever   of each parameter that trains, whether a share of this replica's has given it one
     """
@@ -308,7 +328,7 @@ class _UnitSum:
     def __init__(
         self,
         unit: Unit,
-        trained: set[int],
+        trained: Mapping[int, int],
         members: int,
         across: Group,
         memory: WarmMemory | None,
@@ -318,6 +338,7 @@ class _UnitSum:
         self._unit = unit
         self._members = members
         self._spans: list[tuple[int, DTensor, int, int]] = []  # number, parameter, where it begins, its padded length
+        self._trained = trained
         at = 0
         for number, parameter in enumerate(unit.parameters):
             if id(parameter) in trained:
@@ -342,8 +363,8 @@ class _UnitSum:
         self._depth = 0
         self._pieces = [None] * self._members
 
-    def weighted(self, own: torch.Tensor, weight: float) -> torch.Tensor:
-        """Return the unit's message, weighted, with NOTHING where this pass gave none."""
+    def weighted(self, own: torch.Tensor, weight: float, look: Look | None) -> torch.Tensor:
+        """Return the unit's message, weighted, with NOTHING where this pass gave none; look: gets it as it is."""
         if own.numel() != self._members * self._chunk:
             raise StepError(
                 f"a unit of fully_shard sends {own.numel():,} numbers, and its module's parameters are "
@@ -351,6 +372,11 @@ class _UnitSum:
                 "  found  fully_shard([one, other], ...), which makes one unit of several modules\n"
                 f"{UNTOUCHED}  next   fully_shard(one, ...), fully_shard(other, ...): each a unit of its own"
             )
+        if look is not None:
+            chunks = own.view(self._members, -1)
+            for number, parameter, at, length in self._spans:
+                if number in self.given:
+                    look(self._trained[id(parameter)], chunks[:, at : at + length])
         if own.dtype != self.total.dtype:  # all members send alike, whatever their weights
             own = own.to(self.total.dtype)
         if weight == 0:

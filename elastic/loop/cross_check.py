@@ -10,6 +10,8 @@ with the step's row, and are compared before anything is applied.
                  with `cross_check=0.01`, beside these, so large a part of all shares
     in fast mode  where a worker's shares are one batch, its own is passed alone for nothing, too
     not checked  where kernels by themselves may give other bits, and alone with one share a step
+    sharded      a share's gradients are whole in the worker that passes it, before members exchange them, and digested
+                 there; the members of a replica make equally many passes, whoever has fewer to check
     of streams   nobody can read another's share once more: each worker passes a copy of its own first one
 
 Only the first micro-batch of a share is passed. A check changes no result: what the pass gives is let go, buffers are
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -87,6 +89,7 @@ class CrossCheck:
     own     the shares of its own that somebody passes, too
     alone   likewise, in fast mode: it passes them for nothing, one by one
     first   whether it passes the step's first share, to be compared with what a launch before has left
+    at_least  so many passes for nothing its replica's workers make together, whoever has fewer to check
     runs    a body that counts for nothing is at work
     theirs, ours, left  what it has passed, by share: of others, of its own, and for `first`
     """
@@ -108,6 +111,7 @@ class CrossCheck:
         self.alone = (*alone,)
         self.first = First.NOT
         self.copied = copied
+        self.at_least = 0
         self.runs = False
         self._in_hand: Pass | None = None
         self._void = False
@@ -170,6 +174,11 @@ class CrossCheck:
         """Return whether workers pass shares for nothing, as far as is known here, and not only those who joined."""
         return self._by_all and bool(self.own or self.alone or self.passes or self.copied is not None)
 
+    @property
+    def for_nothing(self) -> int:
+        """Return how many passes for nothing it comes to, ahead of this worker's own shares."""
+        return len(self.passes) + len(self.alone) + (self.first is First.FOR_NOTHING)
+
     def begins(self, share: int, batch: Any, kept: dict[int, Pass]) -> None:
         """Begin to pass a share for nothing, and put it into `kept`; batch None: all of its examples were left out."""
         self._seen = values(variables())
@@ -177,11 +186,10 @@ class CrossCheck:
         self.runs, self._in_hand = True, Pass(batch, share)
         kept[share] = self._in_hand
 
-    def passed(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """Take the gradients of a pass for nothing, each by its parameter's number."""
+    def take(self, number: int, gradient: torch.Tensor) -> None:
+        """Take a gradient of a pass for nothing, by its parameter's number."""
         assert self._in_hand is not None
-        for number, gradient in gradients:
-            self._in_hand.take(number, gradient)
+        self._in_hand.take(number, gradient)
 
     def gives_up(self) -> None:
         """Have nothing compared that this worker passes: what it should pass cannot be had here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -24,8 +24,10 @@ from elastic.loop.assignment import IdleRanks, ShareAssignment, assign_shares
 from elastic.loop.replica_check import ReplicaCheck
 from elastic.loop.restoring.background_transfer import BackgroundSend
 from elastic.state.bits import digest_of as digest_of_tensors
+from elastic.state.bits import sum_of_bits
 from elastic.state.health import Health
 from elastic.state.replica import Replica
+from elastic.state.sharding import local
 from elastic.state.trained import Trained
 from elastic.state.trained_set import TrainedSet, listed
 
@@ -207,9 +209,21 @@ class GradientSync:
         return of_ranks[self._group.rank % size :: size]
 
     def digest_of_gradients(self) -> int:
-        """Return the digest of what the step has left in `.grad`, see bits.digest_of."""
+        """Return the digest of what the step has left in `.grad`."""
         assert self._set is not None
-        return digest_of_tensors(parameter.grad for parameter in self._set.parameters)
+        return self.digest_of(parameter.grad for parameter in self._set.parameters)
+
+    def digest_of(self, tensors: Iterable[torch.Tensor | None]) -> int:
+        """Return the digest of tensors, see bits.digest_of; of sharded ones it is the same at any size of a replica.
+
+        All of a replica's workers call it together.
+        """
+        if self._units is None:
+            return digest_of_tensors(tensors)
+        given = [*tensors]
+        sums = [torch.zeros((), dtype=torch.int64) if one is None else sum_of_bits(local(one)).cpu() for one in given]
+        total = torch.stack(sums) if self._mates is None else self._mates.total(torch.stack(sums))
+        return digest_of_tensors([total, torch.tensor([one is None for one in given])])
 
     def close(self, *, in_order: bool = False) -> None:
         """Release the gradients' memory, for good. in_order: nothing is in flight, so the next view may have it."""

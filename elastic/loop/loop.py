@@ -227,14 +227,15 @@ class Loop:
     def _leave(self, next_step: Callable[[], AnyStep], began_s: float, ended_s: float) -> Iterator[AnyStep]:
         """Leave with all workers, once everything is saved. Raises SystemExit.
 
-        The coordinator is handed one more batch, for nothing: what the next step's first share gives is left for
-        whoever resumes. began_s, ended_s: of the last step
+        The coordinator, and with it the others of its replica, is handed one more batch, for nothing: what the next
+        step's first share gives is left for whoever resumes. began_s, ended_s: of the last step
         """
         session, departure, saver = self.session, self._recovery.departure, self.session.restorer.saver
         by_s = departure.by_s if departure.by_s is not None else ended_s + GRACE_S  # nobody says, and most wait so long
         in_time = by_s - time.monotonic() > ended_s - began_s + RECORD_S  # a share takes no longer than a step
         departure.tell_all_is_saved()
-        if session.first_is_passed and in_time and saver is not None and session.view_group.rank == 0:
+        saves = saver is not None and session.view_group.rank < self._context.config.replica_size
+        if session.first_is_passed and saves and not session.any_mate(not in_time):
             self._leaves = self._leave_behind
             driver = next_step()
             self.step = driver.in_hand

@@ -144,9 +144,7 @@ class Session:
     def repeats(self) -> bool:
         """Return whether a share gives the same bits each time that it is passed, on every machine."""
         # In exact mode, unless kernels by themselves may give others, or processors, which accept= lets differ.
-        config = self._config
-        sharded = config.sharding is not None
-        return self._kernels_repeat and config.compute.mode == "exact" and self._alike and not sharded
+        return self._kernels_repeat and self._config.compute.mode == "exact" and self._alike
 
     @property
     def _kernels_repeat(self) -> bool:
@@ -162,8 +160,8 @@ class Session:
     def _may_check(self) -> bool:
         """Return whether a share may be passed twice: not where one failed read, of two, leaves an example out."""
         config = self._config
-        # what a pass of a sharded model gives lies with all workers of a replica
-        repeats = self._kernels_repeat and self._alike and config.sharding is None
+        repeats = self._kernels_repeat and self._alike
+        repeats = repeats and (config.streams is None or config.replica_size == 1)  # copies are not passed in rounds
         return config.cross_check is not None and repeats and config.data.on_bad_example == "raise"
 
     @property
@@ -367,13 +365,19 @@ class Session:
             return CrossCheck()
         blocks = assign_shares(config, len(plan.sizes), world_size, idle)[0].blocks
         streams = config.streams is not None
-        check = CrossCheck.planned(
-            blocks, self.group.rank, each=wanted, idle=idle, streams=streams, joined=joined, fast=not exact
-        )
-        if compares and 0 in blocks[self.group.rank]:
-            check.first = First.AS_OWN if exact else First.FOR_NOTHING
-        if not wanted and self.state.foreseen is not None:
-            check.passes = ()  # the loop knows how many batches there are
+        rank, size, every = self.group.rank, config.replica_size, list[CrossCheck]()
+        for mate in range(rank - rank % size, rank - rank % size + size):
+            check = CrossCheck.planned(
+                blocks, mate, each=wanted, idle=idle, streams=streams, joined=joined, fast=not exact
+            )
+            if compares and 0 in blocks[mate]:
+                check.first = First.AS_OWN if exact else First.FOR_NOTHING
+            if not wanted and self.state.foreseen is not None:
+                check.passes = ()  # the loop knows how many batches there are
+            every.append(check)
+        check = every[rank % size]
+        if size > 1:
+            check.at_least = max(one.for_nothing for one in every)
         return check
 
     @property

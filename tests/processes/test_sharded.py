@@ -13,6 +13,7 @@ import pytest
 
 from elastic.events.event import Event
 from elastic.events.reading import read_events
+from elastic.state.compiled import compiler_name
 from tests.kit.launch import Launch
 from tests.kit.observed import assert_observed
 from tests.kit.programs.sharded import MOMENTS
@@ -146,6 +147,22 @@ def test_every_shape_has_the_bits_of_one_process(
     assert not end.of("peer_lost")
 
 
+INSIDE = [("--checkpointed=blocks",), ("--checkpointed=each",), ("--compiled",), ("--compiled", "--checkpointed=each")]
+
+
+@pytest.mark.nightly(sample=2)
+@pytest.mark.parametrize(("workers", "size"), [(2, None), (4, 2)])
+@pytest.mark.parametrize("inside", INSIDE, ids=" ".join)
+def test_blocks_that_are_recomputed_or_compiled_have_the_bits_of_one_process(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]], workers: int, size: int | None, inside: tuple[str, ...]
+) -> None:
+    """With what is in a step at once besides: a layer that only some shares use, tied weights, members without one."""
+    if "--compiled" in inside and compiler_name() is None:
+        pytest.skip("needs a C++ compiler")
+    options = (*inside, *UNUSED, *FEW, *(PLAIN_LOOP if size else ()))
+    assert run(workers, *options, size=size).bits() == whole(*options)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_members_save_together_whatever_one_of_them_knows_of_the_newest_save(
     run: Run, whole: Callable[..., set[tuple[str, ...]]], rank: int
@@ -154,6 +171,42 @@ def test_members_save_together_whatever_one_of_them_knows_of_the_newest_save(
     end = run(2, f"--held={rank}", "--on-bad=skip")
     assert end.bits() == whole("--on-bad=skip")
     assert {event["step"] for event in end.of("saved")} == {0, 2, 4, STEPS}
+
+
+def wrong(end: Ended) -> list[str]:
+    """What is said of workers that compute wrongly, or other bits than before."""
+    causes = [event["cause"] for event in end.of("fault_detected")]
+    return [cause for cause in causes if cause.startswith("elastic.errors.ComputesWrongly: ")]
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize("loop", [(), PLAIN_LOOP, ("--fast",)], ids=["steps", "batches", "fast"])
+@pytest.mark.parametrize(("since", "rank"), [(0, 1), (3, 2)])
+def test_a_member_that_computes_wrongly_is_found_before_a_save(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]], loop: tuple[str, ...], since: int, rank: int
+) -> None:
+    """Another worker passes one of its shares, too; all go on from the newest save, in which nothing of it is."""
+    end = run(4, *loop, f"--wrong={since}:{rank}", size=2)
+    (cause,) = wrong(end)
+    assert f"rank {rank} (on " in cause.splitlines()[0]
+    assert f"of step {since}," in cause.splitlines()[0]
+    assert len(end.bits()) == 1
+    if "--fast" not in loop:
+        assert end.bits() == whole(*loop)
+
+
+@pytest.mark.nightly(sample=1)
+@pytest.mark.parametrize(("workers", "size"), [(1, 1), (3, None), (4, 2)])
+def test_a_resume_in_any_shape_computes_the_step_behind_the_save_again_or_is_refused(
+    run: Run, whole: Callable[..., set[tuple[str, ...]]], tmp_path: Path, workers: int, size: int | None
+) -> None:
+    """What was computed there before it was killed lies beside the save; another script gives another gradient."""
+    with launched(tmp_path / "run", 2, f"--steps={STEPS}", "--kill=3:applied:0,1:SIGKILL") as launch:
+        assert launch.finish(within_s=WITHIN_S)
+    with launched(tmp_path / "run", workers, f"--steps={STEPS}", "--bad=2:1.001", size=size) as launch:
+        assert launch.finish(within_s=WITHIN_S)
+        assert "step 2 reads the same, and gives other gradients than before the run was ended" in launch.output
+    assert run(workers, size=size).bits() == whole()
 
 
 KILLS = [(moment, rank) for moment in MOMENTS for rank in range(4)]

@@ -18,7 +18,6 @@ from elastic.errors import ConfigError, PeerLost, StepError
 from elastic.group.fingerprint import Kind, announce, script_site
 from elastic.group.sums import Agreed
 from elastic.loop.assignment import bodies
-from elastic.loop.cross_check import First
 from elastic.loop.plain.loss_means import Divided, FirstLosses, means_apart, sum_for_a_mean
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate
@@ -293,8 +292,7 @@ class PlainLoop:
         if begun or state.finished:
             return 0
         check = self._session.cross_check(self._session.step_plan(state.step))
-        first = check.first is First.FOR_NOTHING
-        return first + len(check.passes) + len(check.alone) + (check.copied is not None)
+        return max(check.for_nothing, check.at_least) + (check.copied is not None)
 
     def _bodies(self, step: StepPlan) -> int:
         """Return how many batches this worker is handed in a step, in the present view."""

@@ -136,6 +136,8 @@ class PlainStep(ScriptStep):
             self._session.context.moment("backward", in_hand.share)
         elif in_hand.purpose is Purpose.STAND_IN and self._session.mates is not None:  # its mates' shares come with it
             gradients.begin_pass(0, piece=0, pieces=1, last=in_hand.last, weight=0)
+        elif in_hand.purpose is Purpose.CHECK:
+            gradients.begin_for_nothing(self.in_hand.checked.check.take)
         gradients.at_next_pass(self._pass_begins)
 
     def _items(self, batch: Any) -> float:
@@ -200,10 +202,10 @@ class PlainStep(ScriptStep):
         step, batch, sync = self.in_hand, self.in_hand.batch, self._session.gradient_sync
         if not _counts(batch.purpose):
             sync.buffers.restore()
-            if self._session.mates is not None:
-                sync.gradients.end_pass()
             if batch.purpose is Purpose.CHECK:
-                step.checked.passed(sync.gradients)
+                sync.gradients.end_for_nothing()
+            elif self._session.mates is not None:
+                sync.gradients.end_pass()
             return
         sync.gradients.end_pass()
         step.own.count_in(self.items)

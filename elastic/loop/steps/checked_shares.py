@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from elastic.data.data_plan import StepPlan
 from elastic.errors import ExampleError, PeerLost
-from elastic.group.gradients import GradientSum
-from elastic.group.sharded_gradients import ShardedGradientSum
 from elastic.group.sums import Agreed
 from elastic.loop.cross_check import CrossCheck, First, Pass
 from elastic.loop.disagreement import Disagreement
@@ -79,11 +77,6 @@ class CheckedShares:
         digests = self.check.digests_of_first()
         return NextStep.of_share(self._plan.index, digests) if digests is not None else None
 
-    def passed(self, gradients: GradientSum | ShardedGradientSum) -> None:
-        """Digest what a pass for nothing has left in `.grad`, and let it go."""
-        self.check.passed(gradients.given())
-        gradients.clear()
-
     def compare(self, agreed: Agreed) -> None:
         """Compare what all have passed. Raises PeerLost; StepError or ShareDiffers on all."""
         session = self._session
@@ -113,5 +106,7 @@ class CheckedShares:
             if not self._session.context.config.data.num_workers:
                 raise
             self.check.gives_up()  # a loader process reads it, and maybe nobody else can
+            if self._session.mates is not None:  # they are about to pass something, and do so together
+                yield ForNothing(share, self._reader.stand_in(), {})
             return
         yield ForNothing(share, batch, kept)

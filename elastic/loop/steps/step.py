@@ -133,9 +133,9 @@ class _Body:
         gradients, scaler = self._session.gradient_sync.gradients, self._session.context.config.update.scaler
         scaled = scaler.scale(loss) if scaler is not None else loss
         if batch.purpose is Purpose.CHECK:
-            gradients.clear()
+            gradients.begin_for_nothing(step.checked.check.take)
             scaled.backward()
-            step.checked.passed(gradients)
+            gradients.end_for_nothing()
             return
         if batch.purpose is Purpose.STAND_IN:
             counts = False

@@ -181,8 +181,12 @@ class StepInHand:
             for first in self.checked.first_share():
                 yield from self._hand_for_nothing(first, driver)
             self.leaves(self.checked.left_behind())
+        passed = 0
         for one in self.checked.ahead():
             yield from self._hand_for_nothing(one, driver)
+            passed += 1
+        for _ in range(passed, self.checked.check.at_least):
+            yield from self._hand_for_nothing(ForNothing(0, self.reader.stand_in(), {}), driver)
         assignment = self.session.gradient_sync.assignment
         if assignment.replica is not None:
             yield from self._rounds(assignment.replica, driver)
@@ -230,12 +234,15 @@ class StepInHand:
                 self.own.begin_share()
             for piece in range(passes):
                 last = of_round is replica.rounds[-1] and piece == passes - 1
+                gradients.look_at(None)
                 if piece >= count:
                     yield from self._stand_in(driver, last=last)
                 else:
                     in_hand = BatchInHand(own[0], piece=piece, pieces=count, share_examples=examples, last=last)
                     batch = self._read(own, in_hand)
                     examples = in_hand.share_examples
+                    if piece == 0:
+                        gradients.look_at(self.checked.check.takes(own[0], batch))
                     self.batch = in_hand
                     yield from self._hand(batch, driver)
                 if self.agreed is not None or self.failed:  # within the body, in a loop over batches

@@ -15,7 +15,6 @@ from elastic.group.sums import READ, Agreed
 from elastic.loop.session import Session
 from elastic.loop.steps.reading import Contribution, Reader
 from elastic.loop.storage.next_step import NextStep, reads_otherwise
-from elastic.state.bits import digest_of
 
 
 class StepNote:
@@ -52,7 +51,7 @@ class StepNote:
     def applied(self, weights: Iterable[torch.Tensor]) -> None:
         """Note the weights behind the step's update, and compare them behind a resume. Raises IdentityMismatch."""
         if self.computed is not None and self.computed.gradients:
-            self.computed = replace(self.computed, weights=digest_of(weights))
+            self.computed = replace(self.computed, weights=self._session.gradient_sync.digest_of(weights))
         self._session.restorer.applied(self.computed)
 
     def compare_with_end(self, reader: Reader) -> None:

@@ -243,7 +243,8 @@ class Saver:
 
     def write_note(self) -> None:
         """Write what was taken: all workers agree on it, or all others have left."""
-        self._notes.agreed()
+        if self._place == 0:
+            self._notes.agreed()
 
     def read_regular(self, step: int, every: int) -> tuple[int, Tree] | None:
         """Return the newest whole save of this run after a multiple of `every` steps: (its steps, its state).

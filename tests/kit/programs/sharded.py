@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, Subset
 
 import elastic
@@ -39,8 +40,9 @@ MOMENTS = ("forward", "second", "held", "word", "applied")
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, recomputes: bool) -> None:
         super().__init__()
+        self.recomputes = recomputes
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 50), nn.Linear(50, WIDTH)
@@ -51,14 +53,23 @@ class Block(nn.Module):
         q, k, v = (one.view(batch, length, 4, -1).transpose(1, 2) for one in self.qkv(self.norms[0](x)).chunk(3, -1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, width)
         x = x + F.dropout(self.out(y), 0.1, self.training) * self.gain
+        if self.recomputes:
+            mlp: torch.Tensor = checkpoint(self.mlp, x, use_reentrant=False)
+            return mlp
+        return self.mlp(x)
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
         return x + F.dropout(self.down(F.gelu(self.up(self.norms[1](x)))), 0.1, self.training)
 
 
 class GPT(nn.Module):
-    def __init__(self, unused: bool) -> None:
+    """checkpointed: "blocks" are recomputed whole, or the half of "each"."""
+
+    def __init__(self, unused: bool, checkpointed: str | None) -> None:
         super().__init__()
+        self.recomputes = checkpointed == "blocks"
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(recomputes=checkpointed == "each") for _ in range(3))
         self.norm = nn.LayerNorm(WIDTH)
         self.batch = nn.BatchNorm1d(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
@@ -69,7 +80,7 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
         if self.sometimes is not None and int(tokens.sum()) % 2:
             x = x + self.sometimes(x)
         logits: torch.Tensor = self.head(self.batch(self.norm(x).transpose(1, 2)).transpose(1, 2))
@@ -100,6 +111,8 @@ def main() -> None:
     parser.add_argument("--unhurried", type=int, default=0, help="goes slowly while fewer workers than this share it")
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--unused", action="store_true")
+    parser.add_argument("--checkpointed", choices=["blocks", "each"], help="see GPT")
+    parser.add_argument("--compiled", action="store_true", help="each block")
     parser.add_argument("--plain", action="store_true", help="the loop over run.batches()")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each body")
     parser.add_argument("--clip", type=float, help="the norm that gradients are clipped to")
@@ -113,6 +126,7 @@ def main() -> None:
     parser.add_argument("--lacks", help="STEP:RANK,RANK lose a peer as they take the step's sums")
     parser.add_argument("--misses", help="STEP:RANK,RANK lose a peer as they are to meet it for the exchange")
     parser.add_argument("--finds-out", help="STEP:RANK,RANK find a peer lost before another pass")
+    parser.add_argument("--wrong", default="-1:-1", help="STEP:RANK, in the first view: other losses")
     parser.add_argument("--held", type=int, help="the rank that takes for saved what is not")
     parser.add_argument("--bug", choices=["no vote", "word first"], help="planted in the run")
     options = parser.parse_args()
@@ -130,7 +144,9 @@ def main() -> None:
         _plant(options.bug, options.url)
     elastic.seed(0)
     torch.manual_seed(0)
-    model = GPT(options.unused)
+    model = GPT(options.unused, options.checkpointed)
+    for block in model.blocks if options.compiled else ():
+        block.compile()
     if not options.whole:
         from torch.distributed.fsdp import fully_shard
 
@@ -180,7 +196,7 @@ def main() -> None:
                     _die(options, run, run.step_index, "forward")
                     optimizer.zero_grad()
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-                    loss = loss * factor if run.step_index == bad else loss
+                    loss = loss * (factor if run.step_index == bad else 1) * _error(options, run, run.step_index)
                     loss.backward()  # type: ignore[no-untyped-call]
                     if options.clip:
                         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
@@ -194,7 +210,7 @@ def main() -> None:
                     time.sleep(options.pause)
                     _die(options, run, step.index, "forward" if number == 0 else "second")
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
-                    loss = loss * factor if step.index == bad else loss
+                    loss = loss * (factor if step.index == bad else 1) * _error(options, run, step.index)
                     step.backward(loss, count=y.numel())
                     step.add(loss=loss)
                 _die(options, run, step.index, "applied")
@@ -217,6 +233,12 @@ def main() -> None:
     }
     state = f"{found['weights']} {found['moments']} {found['evaluated']}, {found['steps']} steps"
     os.write(1, f"{json.dumps(found)}\ntook part: {state}\n".encode())  # at once: print writes piece by piece
+
+
+def _error(options: argparse.Namespace, run: elastic.Run, step: int) -> float:
+    """What a loss is multiplied by, where this worker computes wrongly."""
+    since, rank = map(int, options.wrong.split(":"))
+    return 1 + 1e-6 if run.rank == rank and run.generation <= 1 and step >= since else 1
 
 
 def _rest(options: argparse.Namespace, run: elastic.Run) -> None:
