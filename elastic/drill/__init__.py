@@ -13,4 +13,5 @@ watched_run the same while it runs; end: what became of it, and is it launched a
 location    where runs live; interruption: how a drill ends on a signal
 both_runs   what `elastic drill` does (command): a run without faults, one with them, and the findings; check_command:
             what `elastic check` does, by the same
+torchrun    drills of scripts that enter no run: what do faults do to them?
 """

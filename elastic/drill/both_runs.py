@@ -222,7 +222,10 @@ class Drill:
             if refusal.startswith(_REFUSALS):
                 raise Refused(refusal)
             if not any(event["event"] == "run_started" for event in events):
-                why = "the script never came to `with elastic.Run(…)`, or failed before it"
+                why = (
+                    "the script never came to `with elastic.Run(…)`, or failed before it; for one that forms torch's "
+                    "group by itself there is --torchrun"
+                )
             else:
                 why = "the script did not finish its training"
             raise CannotRun(

@@ -34,6 +34,10 @@ def main(argv: Sequence[str], *, drill: type[Drill] | None = None, name: str = "
             options = parse(argv)
             from rich.console import Console
 
+            if options.torchrun:
+                from elastic.drill.torchrun.drill import TorchrunDrill
+
+                return TorchrunDrill(options, Console(highlight=False)).run()
             from elastic.drill.both_runs import CannotRun, Drill, Refused
 
             try:

@@ -121,6 +121,11 @@ ALLOWED = (
         "_utils _set_worker_signal_handlers",
         "elastic/preemption/loader_processes.py",
     ),
+    Allowed(
+        "which examples an iterator of DataLoader's has chosen, for each batch that it gives out",
+        "_BaseDataLoaderIter _DatasetKind _next_index _reset _dataset_kind _dataset",
+        "elastic/drill/torchrun/watched.py",
+    ),
     Allowed("where multiprocessing puts its files", "_config", "elastic/data/scratch.py"),
     Allowed("torchrun's flags", "_actions _local_ranks_filter _redirects _tee", "elastic/launch/arguments.py"),
     Allowed(

@@ -110,6 +110,8 @@ def parser() -> Parser:
         "(default, unless all is lost before its first save)")
 
     add = made.add_argument_group("the drill").add_argument
+    add("--torchrun", action="store_true", help="SCRIPT enters no elastic.Run and is run as torchrun runs it: what do "
+        "faults do to it? {run} in its arguments is a folder of each run's own")
     add("--plan", type=Path, metavar="FILE", help="replay a plan: it says workers, nodes and all faults")
     add("--folder", type=Path, help="where both runs go: absent or empty (default: a temporary folder)")
     add("--keep", action="store_true", help="keep both runs; those of a failed drill are kept anyway")

@@ -53,6 +53,7 @@ class Options:
     hang_s   --hang-limit of `elastic run`; None: its own default
     storage_root  the URL below which both runs live; None: in `folder`
     replay_of  a recorded fleet, whose changes are faults
+    torchrun  the script enters no elastic.Run, and is run as torchrun runs it
     steps    both runs are stopped after so many; None: where the script ends
     cross_check  this part of all shares is passed by two workers; None: as the script says
     saves    where all is lost before the script would have saved, the drill may set a cadence of its own
@@ -70,6 +71,7 @@ class Options:
     within_s: float
     hang_s: float | None
     steps: int | None = None
+    torchrun: bool = False
     cross_check: float | None = None
     storage_root: StorageRoot | None = None
     saves: bool = True
@@ -142,6 +144,7 @@ def parse(argv: Sequence[str]) -> Options:
         within_s=given.within,
         hang_s=given.hang_limit,
         steps=given.stop_after,
+        torchrun=given.torchrun,
         cross_check=given.cross_check,
         storage_root=storage_root,
         saves=given.plan is None and given.save_every is None,

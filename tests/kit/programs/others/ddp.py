@@ -23,6 +23,7 @@ def main(folder: str, step_s: float = 0.0) -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = step = 0
+    loss = torch.zeros(())
     path = os.path.join(folder, "checkpoint.pt")
     if os.path.exists(path):
         saved = torch.load(path)

@@ -20,6 +20,7 @@ class Classifier(pl.LightningModule):
     def training_step(self, batch, _):
         x, y = batch
         loss = F.cross_entropy(self.layer(x), y)
+        self.log("loss", loss)
         time.sleep(self.step_s)
         if self.global_rank == 0:
             print(f"step {self.global_step} loss {loss.item():.4f}", flush=True)
@@ -49,7 +50,7 @@ def main(folder: str, step_s: float = 0.0) -> None:
         print(f"world size {trainer.world_size}, {'from last.ckpt' if os.path.exists(last) else 'anew'}", flush=True)
     trainer.fit(Classifier(step_s), loader, ckpt_path=last if os.path.exists(last) else None)
     if trainer.global_rank == 0:
-        print(f"done: loss {trainer.callback_metrics.get('loss', 0):.4f}", flush=True)
+        print(f"done: loss {trainer.callback_metrics['loss']:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,6 @@
+"""Drills of scripts for torchrun, which know nothing of elastic: all their workers start again, as they would there.
+
+watched   runs such a script in a worker, and notes what it trains on
+lineage   which steps are in the result, and what follows from that (pure)
+drill     two runs of it, and what is found
+"""
