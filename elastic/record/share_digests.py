@@ -10,7 +10,7 @@ share is found that made the difference, and whether its examples did.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,18 +41,16 @@ def both(one: int, other: int) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack("<Q", other), one)
 
 
-def with_loss(seed: int, loss: float) -> int:
-    """Return the digest of one more loss, behind those that `seed` is of."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<d", loss), seed)
-
-
-def with_sums(seed: int, values: Mapping[str, Any]) -> int:
-    """Return the digest of what a share has added up, behind what `seed` is of, without what the run itself adds."""
+def gave(losses: Sequence[float], values: Mapping[str, Any]) -> int:
+    """Return the digest of a share's losses, and of what it has added up; what the run itself adds is left out."""
+    numbers, arrays = [*losses], b""
     for name, value in values.items():
-        if not name.startswith("\0"):
-            data = struct.pack("<d", value) if isinstance(value, float) else np.ascontiguousarray(value).tobytes()
-            seed = xxhash.xxh3_64_intdigest(data, seed)
-    return seed
+        if isinstance(value, float):
+            if not name.startswith("\0"):
+                numbers.append(value)
+        elif not name.startswith("\0"):
+            arrays += np.ascontiguousarray(value).tobytes()
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(numbers)}d", *numbers) + arrays)
 
 
 def as_text(numbers: Iterable[int]) -> str:

@@ -98,13 +98,13 @@ class Contribution:
         self.sums: list[ShareSums] = []
         self.count = 0
         self._read: list[int] = []  # of each share a digest of its batches; 0: it is not known
-        self._losses: list[int] = []  # likewise of its losses, as far as they are seen
+        self._losses: list[list[float]] = []  # of each share, as far as they are seen
 
     def begin_share(self) -> None:
         """Add to another share's sums from here on."""
         self.sums.append(ShareSums())
         self._read.append(1)
-        self._losses.append(1)
+        self._losses.append([])
 
     def has_read(self, digest: int) -> None:
         """Take the digest of a batch of the share in hand; 0: it is not known."""
@@ -114,13 +114,13 @@ class Contribution:
     def has_lost(self, loss: torch.Tensor) -> None:
         """Take the loss of the share in hand, where nobody has to wait for it."""
         if loss.is_cpu:
-            self._losses[-1] = share_digests.with_loss(self._losses[-1], loss.item())
+            self._losses[-1].append(loss.item())
 
     def digests(self, batches: Sequence[range]) -> list[int]:
         """Return what each share has read and given, for the step's record; batches: the shares, each alone."""
         return [
-            share_digests.packed(batch[0], read, share_digests.with_sums(loss, sums.values))
-            for batch, read, loss, sums in zip(batches, self._read, self._losses, self.sums, strict=True)
+            share_digests.packed(batch[0], read, share_digests.gave(losses, sums.values))
+            for batch, read, losses, sums in zip(batches, self._read, self._losses, self.sums, strict=True)
         ]
 
     def add(self, values: Mapping[str, Any], *, of_nothing: bool = False) -> None:

@@ -141,7 +141,7 @@ class _Body:
             counts = False
         else:
             step.own.count_in(items)
-            step.own.has_lost(loss.detach())
+            step.own.has_lost(loss)
         self._session.context.moment("backward", batch.share)
         try:
             gradients.begin_pass(
