@@ -44,6 +44,23 @@ while True:
 dist.destroy_process_group()
 """
 )
+PREEMPTED = (
+    HERE
+    + """
+import torch, torch.distributed as dist
+import elastic
+dist.init_process_group("gloo")
+with elastic.Preemption() as preemption:
+    preemption.agreed()
+    say("world", dist.get_world_size(), os.environ["TORCHELASTIC_RESTART_COUNT"])
+    while not os.path.exists(sys.argv[1]) or dist.get_world_size() > 1:
+        time.sleep(0.05)
+        if preemption.agreed():
+            say("saved")
+            preemption.exit()
+dist.destroy_process_group()
+"""
+)
 RUN = (
     HERE
     + """
@@ -155,6 +172,22 @@ def test_those_who_are_left_start_again_where_the_node_with_the_group_leaves(run
     has_worlds(second, [(2, 0), (1, 0)])
     (tmp_path / "stop").touch()
     second.succeed(within_s=WITHIN_S)
+
+
+def test_a_script_that_heeds_notices_saves_and_goes_on_where_nobody_leaves(run: Run, tmp_path: Path) -> None:
+    """All workers agree to leave, those of the other node too: their status says that they are to start again."""
+    flags = ["--nproc-per-node=1", "--max-restarts=0", *meet("1:2")]
+    first = run(PREEMPTED, *flags, args=(str(tmp_path / "stop"),))
+    has_worlds(first, [(1, 0)])
+    second = run(PREEMPTED, *flags, args=(str(tmp_path / "stop"),))
+    has_worlds(second, [(2, 0)])
+    second.send(signal.SIGTERM)
+    assert second.finish(within_s=WITHIN_S) == 0
+    assert second.output.count("\nsaved") == 1
+    first.wait_for(lambda: worlds(first)[-1] == (1, 0) and len(worlds(first)) == 3, "one again", within_s=WITHIN_S)
+    assert first.output.count("\nsaved") >= 1
+    (tmp_path / "stop").touch()
+    first.succeed(within_s=WITHIN_S)
 
 
 @pytest.mark.parametrize("group", ["group", "no group"])
