@@ -40,7 +40,7 @@ _LOCK_MAX = 4 << 20
 def parts_here() -> dict[str, Any]:
     """Return the parts of a manifest that are known here without a launch."""
     return {
-        "python": machine.python(os.environ),
+        "python": machine.python({"PYTHONHASHSEED": "0", **os.environ}),  # as `elastic run` has it
         "torch": machine.torch_build(),
         "machine": machine.machine(),
         "packages": {"versions": packages.lock()[1]},

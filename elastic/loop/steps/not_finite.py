@@ -58,7 +58,8 @@ class NotFinite:
     def _judge(self, step: int, agreed: Agreed, norm: Callable[[], float], scale: float | None) -> bool:
         """Tell of a step that is not finite; return whether there was something to tell."""
         found = signs(_RULE, agreed.sums, agreed.count, norm(), scale)
-        self._session.record.norm(step, found.norm)
+        if self._config.replica_size == 1:  # else it is of this worker's part
+            self._session.record.norm(step, found.norm)
         why = why_bad(_RULE, found, (), ())
         if why is not None:
             self._tell(step, why, found.by_name)
