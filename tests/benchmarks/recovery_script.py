@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--away", type=float, default=0.0, help="seconds asleep in each share, as if on an accelerator")
+    parser.add_argument("--sharded", action="store_true", help="by fully_shard, over this worker's replica")
     parser.add_argument("--batches", action="store_true", help="a loop over batches, and none over steps")
     parser.add_argument("--device", default="cpu", help="workers beyond the number of GPUs share them")
     options = parser.parse_args()
@@ -48,6 +49,13 @@ def main() -> None:
         nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
         nn.Linear(width, 10),
     )  # fmt: skip
+    if options.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=elastic.device_mesh())
+        fully_shard(model, mesh=elastic.device_mesh())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with elastic.Run(
         options.url,

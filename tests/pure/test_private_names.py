@@ -193,7 +193,7 @@ ALLOWED = (
     Allowed(
         "a benchmark times the parts of a step where they are, and no run publishes them for that",
         "_boundary _hooks _loop _queue _sums",
-        "tests/benchmarks/parts.py tests/benchmarks/throughput.py",
+        "tests/benchmarks/parts.py tests/benchmarks/throughput.py tests/benchmarks/sharded_steps.py",
     ),
     Allowed(
         "connections of a simulated network end without the sockets that HubServer hears it from",
