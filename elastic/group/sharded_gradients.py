@@ -264,6 +264,7 @@ class ShardedGradientSum:
         self.is_open = True
         for one in self._sums:
             one.given.clear()
+            one.taken = False
 
     def end_pass(self) -> None:
         """Note that a pass is over. Raises StepError where torch has laid a unit's message out in another way."""
@@ -288,6 +289,9 @@ class ShardedGradientSum:
         exchanged  returns (members, chunk): of every member this one's chunk
         """
         one = self._sums[unit]
+        if one.taken:
+            raise one.called_again()
+        one.taken = True
         arrived = exchanged(one.weighted(own, self._weight, self._look))
         one.add(arrived, self._leaves, self._piece, passes=self._passes)
 
@@ -322,6 +326,7 @@ class _UnitSum:
 
     trained  the numbers of the parameters that train, by their ids
     given  the parameters that have got a gradient in the pass that is under way
+    taken  its gradients have come in the pass that is under way
     ever   of each parameter that trains, whether a share of this replica's has given it one
     """
 
@@ -352,6 +357,7 @@ class _UnitSum:
             across, at + len(self._spans), dtype, first.to_local().device, ordered=ordered, memory=memory
         )
         self.given: set[int] = set()
+        self.taken = False
         self.ever = torch.zeros(len(self._spans), dtype=torch.uint8)
         self._depth = 0
         self._pieces: list[torch.Tensor | None] = [None] * members
@@ -406,6 +412,14 @@ class _UnitSum:
             if leaf is not None:
                 assert whole is not None
                 self._push(whole, leaf.merges)
+
+    def called_again(self) -> StepError:
+        """Return the error for a unit that torch gives gradients of for the second time in one pass."""
+        return StepError(
+            f"{self._unit.name}, a unit of fully_shard, was called more than once in one pass\n"
+            "  found  its gradients come once for each call, and one process adds them up before a share counts them\n"
+            f"{UNTOUCHED}  next   leave its own fully_shard out: in the unit around it, it may be called often"
+        )
 
     def check_layout(self) -> None:
         """Raise StepError unless `.grad` lies, behind a pass, where this takes each parameter's chunk from."""

@@ -23,6 +23,7 @@ from elastic.errors import ConfigError, IdentityMismatch, StepError
 from elastic.events.reading import read_events
 from elastic.state.applied import mark
 from elastic.state.since_boundary import SinceBoundary
+from elastic_checkpoint import digest
 from tests.kit.arguments import grouped
 
 
@@ -220,6 +221,31 @@ def test_a_write_to_a_workers_own_part_of_a_weight_is_a_write_to_it(mesh: Device
     assert mark(weight) != before
     with pytest.raises(StepError, match=r"^the body of the inner loop wrote to weights in step 0: 2\.weight\n"):
         trained(made(tmp_path / "run", model), model, behind_each=lambda: write(weight))
+
+
+class Repeats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.last = Block(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.again(self.again(x)))  # type: ignore[no-any-return]
+
+
+def test_a_unit_that_is_called_twice_in_a_pass_is_refused_by_name(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """Its gradients would count as those of two shares; within the unit around it, it may be called as often."""
+    twice, within, plain = Repeats(), Repeats(), Repeats()
+    fully_shard(twice.again, mesh=mesh)
+    for model in (twice, within):
+        fully_shard(model, mesh=mesh)
+    with pytest.raises(
+        StepError, match=r"^model\.again, a unit of fully_shard, was called more than once in one pass\n"
+    ):
+        trained(made(tmp_path / "run", twice), twice)
+    plain.load_state_dict({name: one.full_tensor() for name, one in within.state_dict().items()})
+    for model, name in ((within, "within"), (plain, "plain")):
+        trained(made(tmp_path / name, model), model)
+    assert digest(within) == digest(plain)
 
 
 def trained(run: elastic.Run, model: nn.Module, behind_each: Callable[[], None] = lambda: None) -> None:
