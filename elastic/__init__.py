@@ -18,8 +18,7 @@ data, group, state    examples; sums over a view; what must survive
 membership            who is in the run
 launch, preemption    `elastic run`; notices
 events                what a run records; report: drawn from it afterwards; status: shown meanwhile; pages: of HTML
-manifest              what a run was made with
-record                what each step came to
+manifest              what a run was made with; record: what each step came to; logging: where its curves go
 plan                  what a run should cost
 integrations          frameworks with loops of their own
 drill                 faults on purpose; demo: some of them, on a script of ours
@@ -53,7 +52,7 @@ from elastic.errors import (
 from elastic.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from elastic import orders
+    from elastic import logging, orders
     from elastic.config.argument_groups import Checks, Compute, Data, Saving, Update
     from elastic.data.audit import Audit, AuditFailed, AuditTimeout, audit
     from elastic.data.elastic_loader import ElasticLoader
@@ -108,6 +107,7 @@ __all__ = [
     "WeightsNotFinite",
     "audit",
     "device_mesh",
+    "logging",
     "orders",
     "seed",
 ]
@@ -144,8 +144,8 @@ def __getattr__(name: str) -> Any:
         "device_mesh": "elastic.group.replica_mesh",
         "seed": "elastic.state.randomness",
     }
-    if name == "orders":
-        return import_module("elastic.orders")
+    if name in ("logging", "orders"):
+        return import_module(f"elastic.{name}")
     if name in homes:
         return getattr(import_module(homes[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NoReturn
@@ -26,11 +26,12 @@ from elastic.config.argument_groups import (
 )
 from elastic.config.check_sharding import check_sharding
 from elastic.config.checks import check_url, check_world, length_of, named
-from elastic.config.config import absolute, device_of, extra_of, order_of, save_rules
+from elastic.config.config import absolute, device_of, extra_of, loggers_of, order_of, save_rules
 from elastic.data.data_plan import DataPlan
 from elastic.errors import ConfigError, StepError
 from elastic.events.log import EventLog
 from elastic.events.timing import Stopwatch
+from elastic.logging.base import Logger
 from elastic.loop.context import Context
 from elastic.loop.loop import Loop
 from elastic.loop.plain.loop import Batches, PlainLoop, check_plain
@@ -92,6 +93,8 @@ class Run:
         extra: `{name: object with state_dict and load_state_dict}` that must survive as well: a teacher, a best result,
             whatever training depends on and the script changes. What lies in variables, or in plain attributes of
             modules and optimizers, is carried by nothing; a module's `get_extra_state`, an optimizer's `state` are.
+        loggers: Where `log` writes, such as `[elastic.logging.TensorBoard("runs/mine/curves")]`. All workers give the
+            same; the coordinator of the moment writes.
         data: `elastic.Data`: which order, what ends an epoch, how examples are read, what is left out.
         update: `elastic.Update`: clipping, the update itself, the scaler, buffers, what becomes of a bad step.
         compute: `elastic.Compute`: device, exact or fast mode, threads, deadlines, compiled code.
@@ -142,6 +145,7 @@ class Run:
         seed: int = 0,
         save_every: SaveEvery = "auto",
         extra: Mapping[str, Any] | None = None,
+        loggers: Sequence[Logger] = (),
         data: Data = Data(),
         update: Update = Update(),
         compute: Compute = Compute(),
@@ -167,6 +171,7 @@ class Run:
             optimizers=named("optimizer", optimizer, torch.optim.Optimizer),
             schedulers=named("scheduler", scheduler, object) if scheduler is not None else {},
             extra=extra_of(extra),
+            loggers=loggers_of(loggers),
             dataset=dataset,
             plan=DataPlan(
                 dataset_length=length_of(dataset),
@@ -473,6 +478,21 @@ class Run:
             function: Gets the run and the step that is applied.
         """
         self._on_apply.append(function)
+
+    def log(self, **values: Any) -> None:
+        """Log values of the step that was applied last, to this run's `loggers`: each step once, whatever happens.
+
+        All workers call it, between two steps or under `if run.stepped:`, and the coordinator's values are written, in
+        a thread. What is the same on all workers, such as `run.sums`, has whole curves. A step's calls make one row.
+
+        Args:
+            **values: Numbers, or tensors of one, which are read later.
+
+        Raises:
+            ConfigError: A value is no number.
+            StepError: It was called inside a step whose gradients are under way.
+        """
+        self._here.log(values)
 
     def evaluate(
         self,

@@ -248,7 +248,7 @@ PLACES = {
 
 OF_RUN = (
     "url", "model", "optimizer", "dataset", "batch_size", "virtual_workers", "scheduler", "epochs", "steps", "seed",
-    "save_every", "extra",
+    "save_every", "extra", "loggers",
 )  # fmt: skip
 """Arguments of `Run` that are no groups."""
 

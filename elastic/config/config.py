@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -28,6 +28,7 @@ from elastic.data.data_plan import DataPlan, share_sizes
 from elastic.data.order import Order, Sequential, Shuffled
 from elastic.data.streams import Streams
 from elastic.errors import ConfigError
+from elastic.logging.base import Logger
 from elastic.membership.environment import Launch
 from elastic.plan.save_rules import SaveEvery, SaveRules
 from elastic.state.on_bad import OnBad
@@ -57,6 +58,7 @@ class Config:
     optimizers: dict[str, torch.optim.Optimizer]
     schedulers: dict[str, Any]
     extra: dict[str, Any]
+    loggers: tuple[Logger, ...]
     dataset: Any
     plan: DataPlan
     saves: SaveRules
@@ -183,6 +185,13 @@ def extra_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"extra={given!r}; expected a dict")
     return dict(given or {})
+
+
+def loggers_of(given: Any) -> tuple[Logger, ...]:
+    """Return what was given as `loggers`. Raises ConfigError."""
+    if not isinstance(given, Iterable) or not all(isinstance(one, Logger) for one in given):
+        raise ConfigError(f"loggers={given!r}; expected a list of elastic.logging's, such as [CSV('curves.csv')]")
+    return tuple(given)
 
 
 def _data_identity(dataset: Any) -> Any:

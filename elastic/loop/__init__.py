@@ -14,6 +14,7 @@
     verdict        which workers are wrong then
     script_variables  what the script's loop can name, for the words of an error
     recovery       a collective failed: into the next view, or to this process's end
+    curves         what the script logs, and who writes it
     portable       one instruction set on machines of several kinds
 
     steps          a step, from its shares to its update, in either loop

@@ -119,6 +119,7 @@ class Loop:
             state.take_side_state(session.side_state_of_those_ahead)
             state.joined = True
             self._others_break = BREAKING in state.agreements
+        session.curves.begin(from_storage=session.side_state_of_those_ahead is None)
         if session.is_past:
             self._evaluations.are_made_alone = self._on_coordinator.all_are_past = True
         for optimizer in context.config.optimizers.values():
@@ -265,6 +266,11 @@ class Loop:
         step = self.plain.step if self.plain is not None else None
         with step.evaluating() if step is not None else nullcontext():
             return self._evaluations.make(dataset, function, batch_size, collate_fn)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log as Run.log says; raise StepError within a step that is not applied."""
+        self._check_between_steps("log")
+        self.session.curves.log(values)
 
     def on_coordinator(self, function: Callable[[], object]) -> None:
         """Call `function` as Run.on_coordinator says; raise StepError within a step."""

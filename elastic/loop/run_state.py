@@ -57,6 +57,7 @@ class RunState:
                  made since
     joined       it has taken the state from others, and no step is applied yet that it has computed a part of
     foreseen     of what the loop has asked how many batches there are: an "epoch", the "run"; None: it has not asked
+    logged       the newest rows that the script has logged, by step
     saved        after so many steps all workers have begun a save, or taken the state from one
     """
 
@@ -81,6 +82,7 @@ class RunState:
     learned: tuple[tuple[str, ...], dict[str, Any]] | None = None
     joined: bool = False
     foreseen: str | None = None
+    logged: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
@@ -145,6 +147,7 @@ class RunState:
             "agreements": self.agreements,
             "in_loop": self.in_loop or self.looped,
             "saved": self.saved,
+            "logged": [[step, _plain(row)] for step, row in self.logged.items()],
         }
 
     def take_side_state(self, side_state: Tree) -> None:
@@ -165,6 +168,11 @@ class RunState:
         self.agreed_by = tuple(side_state["agreed_by"])
         self.agreements = dict(side_state["agreements"])
         self.saved = side_state["saved"]
+        self.logged = {**dict(side_state["logged"]), **self.logged}
+
+
+def _plain(row: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in row.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from elastic.loop.assignment import assign_shares, micro_batches
 from elastic.loop.compiled.cache import CompileCache
 from elastic.loop.context import Context
 from elastic.loop.cross_check import CrossCheck, First, each
+from elastic.loop.curves import Curves
 from elastic.loop.gradient_sync import GradientSync
 from elastic.loop.phases import Phases
 from elastic.loop.restoring.restorer import StateRestorer
@@ -117,6 +118,7 @@ class Session:
         self._next_sync: GradientSync | None = None
         self._units: ShardedUnits | None = None
         self.compile_cache = CompileCache(context, lambda: self.view_group.rank, self.phases)
+        self.curves = Curves(config.loggers, redact(config.url), state, self.view_group, context.console)
         self._manifest = ManifestRecorder(config, launch, context.worker_id)
         self.record = Recorder(config, context.worker_id, context.observer.recorded)
         self.restorer = StateRestorer(
@@ -184,6 +186,7 @@ class Session:
             context.live.begin_run(redact(config.url))
             self.on_close(context.live.end_run)
         self.on_close(self.compile_cache.close)
+        self.on_close(lambda: self.curves.close(abruptly=self._abruptly))
         self.body.open()
         self.on_close(self.body.close)
         self.on_close(self.train_state.staging.watched())

@@ -73,6 +73,7 @@ class Boundary:
             state.stop_request = None
             self._tell_who_stopped()
         state.look_for_end()
+        session.curves.hand_over()
 
     def cross(self) -> bool:
         """Do what the exchange agreed on; return whether all workers leave here, and all is saved.

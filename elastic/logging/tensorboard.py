@@ -1,0 +1,60 @@
+"""TensorBoard's event files. What a cut removes stays in older files, and every reader of them passes over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from elastic.errors import ConfigError
+from elastic.logging.base import Logger
+
+
+class TensorBoard(Logger):
+    """Writes event files into a folder, as `torch.utils.tensorboard` does; a new one for each coordinator.
+
+    Args:
+        folder: For TensorBoard's `--logdir`: a path, or whatever TensorBoard can write to.
+
+    Raises:
+        ConfigError: There is no `tensorboard` here.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as missing:
+            raise ConfigError(
+                f"elastic.logging.TensorBoard needs a package that is not here: {missing}\n"
+                "  next  pip install tensorboard"
+            ) from missing
+        self._writer: Any = None
+        self._make = SummaryWriter
+        self._folder = os.fspath(folder)
+        self._there: Any = None
+
+    def open(self, run: str, *, after: int) -> None:
+        self.close()
+        # Readers drop what files before this one hold of that step and later ones.
+        self._writer = self._make(self._folder, purge_step=after + 1)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def missing(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        if self._there is None:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            self._there = EventAccumulator(self._folder, size_guidance={"scalars": 0}).Reload()
+        found = {name: self._there.Scalars(name) for name in self._there.Tags()["scalars"] if name in values}
+        known = {name for name, scalars in found.items() if any(one.step == step for one in scalars)}
+        return {name: value for name, value in values.items() if name not in known}
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._there = None

@@ -1,0 +1,101 @@
+"""What the script logs, step by step: each worker holds the newest rows, and the coordinator writes them.
+
+A row is handed over once its step's code has run to the end: until then the step may come round again. Who becomes the
+coordinator writes what it holds behind a cut, so that what the one before had not written is there, and nothing twice.
+Who joins, or stands behind, gets the rows beside the state (RunState.side_state).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from elastic.errors import ConfigError
+from elastic.logging.base import Logger
+from elastic.logging.writer import Writer
+from elastic.loop.run_state import RunState
+from elastic.loop.view_group import ViewGroup
+from elastic.status.console import Console
+
+_KEPT = 256  # rows that a coordinator may not have written yet when it is lost
+_CLOSE_S = 10.0
+
+
+class Curves:
+    """This worker's part in what is logged."""
+
+    def __init__(
+        self, loggers: Sequence[Logger], run: str, state: RunState, view_group: ViewGroup, console: Console
+    ) -> None:
+        self._loggers = loggers
+        self._run = run
+        self._state = state
+        self._view_group = view_group
+        self._console = console
+        self._new: dict[int, dict[str, Any]] = {}  # since rows were handed over last
+        self._writers: list[Writer] | None = None  # of this worker, while it is the coordinator
+        self._begun_at: int | None = None
+
+    def begin(self, *, from_storage: bool) -> None:
+        """Note where this worker stands as it enters the run."""
+        self._begun_at = self._state.step if from_storage else None
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Take what the script logs of the step that was applied last. Raises ConfigError for what is no number."""
+        if not self._loggers:
+            return
+        row = {name: _number(name, value) for name, value in values.items()}
+        for rows in (self._state.logged, self._new):
+            rows.setdefault(self._state.step, {}).update(row)
+        if self._state.at_boundary:  # the script's code between two steps, which is not gone through again
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Have what was logged written, if this is the coordinator; what it logs of these steps may change no more."""
+        if not self._loggers:
+            return
+        state, logged = self._state, self._state.logged
+        for rows in (logged, self._new):
+            for step in [step for step in rows if step > state.step]:
+                del rows[step]  # the run was rolled back
+        if self._view_group.rank == 0:
+            rows = self._new
+            if self._writers is None:
+                self._writers, rows = self._open(), logged
+            for step, row in sorted(rows.items()):
+                for writer in self._writers:
+                    writer.put(step, dict(row))
+        elif self._writers is not None:
+            self.close()
+        self._new = {}
+        for step in sorted(logged)[:-_KEPT]:
+            del logged[step]
+
+    def close(self, *, abruptly: bool = False) -> None:
+        """End what is written here; abruptly: without a wait."""
+        writers, self._writers = self._writers or [], None
+        for writer in writers:
+            writer.close(0.0 if abruptly else _CLOSE_S)
+
+    def _open(self) -> list[Writer]:
+        first = min(self._state.logged, default=self._state.step) - 1
+        after = first if self._begun_at is None else max(first, self._begun_at)
+        writers = [Writer(logger, self._run, self._console.warn) for logger in self._loggers]
+        for writer in writers:
+            writer.open(after)
+        return writers
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return a number, or a copy of a tensor of one: reading it now would wait for a GPU."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach().clone()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"run.log({name}=...) takes a number, or a tensor of one; found {value!r:.80}\n"
+            "  state  nothing of this call is logged"
+        ) from None
