@@ -284,6 +284,7 @@ class Recovery:
         context.console.warn(
             f"rank {rank} at step {state.step}: {lost}\n"
             f"  missing  {sentence(view_group.view, gone, rank)}\n"
+            # chr(10): no backslash may stand in an f-string before Python 3.12
             f"{''.join(f'  rank {other} was {does}{chr(10)}' for other, does in sorted(others.items()))}"
             f"  state    {'torn by an update' if state.updating else 'clean'}, with {state.step} steps applied\n"
             "  next     nothing to do: this worker ends, and its launcher starts all of them again from the newest save"

@@ -20,9 +20,8 @@ from elastic.plan.memory import ReplicaMemory, memory
 from elastic.plan.policies import USES
 from elastic.plan.scaling import has_knee, table_rows
 from elastic.plan.simulate_command import fleet_facts, fleet_in_words, job_on, of_fleet, show_figures
-from elastic_checkpoint.command_line import Parser
+from elastic_checkpoint.command_line import USAGE, Parser
 
-_USAGE = 2
 _EPILOG = """\
   elastic plan --parameters 1B --gradients fp16 --batch-time 16s --nodes 8 --per-node 8 --adapters 8 \\
       --inside 300GB/s:1us --across 100Gbit/s:5us --trace aws-p3-2020 --steps 100k --spot-price 3.67 --price 12.24
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         return _plan(given)
     except ConfigError as wrong:
         print(f"elastic plan: {wrong}", file=sys.stderr)
-        return _USAGE
+        return USAGE
 
 
 def _parser() -> argparse.ArgumentParser:

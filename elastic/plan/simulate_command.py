@@ -20,9 +20,8 @@ from elastic.plan.job import Job
 from elastic.plan.policies import IN_WORDS, USES, policies
 from elastic.plan.simulation import PARTS, Outcome, simulate
 from elastic.plan.trace import Trace
-from elastic_checkpoint.command_line import Parser
+from elastic_checkpoint.command_line import USAGE, Parser
 
-_USAGE = 2
 _COLUMNS = ("lost", "saving", "recover", "start", "wait")  # of PARTS
 _EPILOG = """\
   elastic simulate --parameters 124M --batch-time 16s --nodes 16 --across 25Gbit/s:20us
@@ -67,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
             plot_fleets([(fleet, outcomes) for fleet, _, outcomes in found], given.plot)
     except ConfigError as wrong:
         print(f"elastic simulate: {wrong}", file=sys.stderr)
-        return _USAGE
+        return USAGE
     if given.json:
         documents = [
             {**fleet_facts(fleet), "outcomes": [_facts(one, given.price) for one in of]} for fleet, _, of in found

@@ -22,10 +22,8 @@ from elastic.report.damaged_records import sound
 from elastic.report.report import report
 from elastic.report.summary import summary
 from elastic_checkpoint import CheckpointError
-from elastic_checkpoint.command_line import Parser, add_storage_option, storage_options
+from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
 from elastic_checkpoint.storage import redact
-
-_USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,7 +59,7 @@ def _main(argv: Sequence[str]) -> int:
         events = read_events(options.run, storage_options=storage_options(options))
     except CheckpointError as unreadable:
         print(f"elastic report: {unreadable}", file=sys.stderr)
-        return _USAGE
+        return USAGE
     except (OSError, ValueError, ImportError) as unreadable:
         why = redact(str(unreadable)) or type(unreadable).__name__
         print(
@@ -69,7 +67,7 @@ def _main(argv: Sequence[str]) -> int:
             "  next  give a folder or an fsspec URL that can be read from here",
             file=sys.stderr,
         )
-        return _USAGE
+        return USAGE
     name = redact(options.run)
     events, damaged = sound(events)
     if damaged:
@@ -85,7 +83,7 @@ def _main(argv: Sequence[str]) -> int:
             "  next  give the folder or URL that was passed to elastic.Run; a run writes events from its start on",
             file=sys.stderr,
         )
-        return _USAGE
+        return USAGE
     return _print(name, events, as_json=options.json, html=options.html)
 
 
@@ -108,7 +106,7 @@ def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | No
             html.write_text(page(_short(name), events, found), encoding="utf-8", errors="replace")
         except OSError as refused:
             print(f"elastic report: the page was not written: {refused}\n  next  give another file", file=sys.stderr)
-            return _USAGE
+            return USAGE
     if as_json:
         print(json.dumps(found.facts(), allow_nan=False))
     elif html is not None:

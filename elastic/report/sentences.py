@@ -27,7 +27,7 @@ PART_WORDS = {
     "transferring": ("transferring", "state on its way to those without it"),
     "loading": ("loading", "claiming the storage, reading or committing the first state"),
     "idle": ("idle", "below the minimum of nodes"),
-    "starting": ("starting", "from the wish for a worker to its entry into the run: imports, set-up"),
+    "starting": ("starting", "from the request for a worker to its entry into the run: imports, set-up"),
     "unknown": ("unknown", "records that were removed to bound the log"),
 }
 """part -> (a name, what it is)"""

@@ -41,7 +41,7 @@ def view(nodes: str, *, generation: int = 1, **facts: Any) -> KnownView:
         pytest.param([view("abcde")], "ab", "", "c", "stay", id="two of the four that live"),
         pytest.param([view("abc", claim=4)], "ab", "", "", "claim 4", id="a majority asks, too"),
         pytest.param([view("abc", claim=4)], "ab", "", "c", "claim 4", id="what is dead is not taken on trust"),
-        pytest.param([view("abc", claim=4)], "a", "", "", "few 4", id="one of three lets the two go first"),
+        pytest.param([view("abc", claim=4)], "a", "", "", "minority 4", id="one of three lets the two go first"),
         pytest.param([view("abcd", claim=4)], "ab", "", "", "half 4", id="one half, for a moment"),
         pytest.param([view("abc", claim=4, counted=True)], "a", "", "", "stay", id="not everybody knows of the claim"),
         pytest.param([view("abc", claim=4, counted=True)], "ab", "", "", "claim 4", id="both are needed until then"),
@@ -61,7 +61,7 @@ def test_may_go_on(known: list[KnownView], present: str, departed: str, dead: st
     if isinstance(found, GoOn | Stay):
         assert verdict == ("on" if isinstance(found, GoOn) else "stay")
     else:
-        assert verdict == f"{'claim' if found.size == SideSize.MOST else found.size.name.lower()} {found.after}"
+        assert verdict == f"{'claim' if found.size == SideSize.MAJORITY else found.size.name.lower()} {found.after}"
 
 
 def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first() -> None:
@@ -71,7 +71,10 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
     assert isinstance(may_go_on([view("abcde")], **alone, refusing="bcde"), Stay)
     assert isinstance(may_go_on([view("ab", claim=1, counted=True)], **alone, refusing="b"), Stay)
     witnessed = [may_go_on([view("abc", claim=1)], **alone, refusing=refusing) for refusing in ("", "bc")]
-    assert [found.size for found in witnessed if isinstance(found, NeedsClaim)] == [SideSize.FEW, SideSize.MOST]
+    assert [found.size for found in witnessed if isinstance(found, NeedsClaim)] == [
+        SideSize.MINORITY,
+        SideSize.MAJORITY,
+    ]
 
 
 def test_where_nobody_may_have_given_signs_of_life_others_may_have_begun_anew() -> None:
@@ -80,7 +83,7 @@ def test_where_nobody_may_have_given_signs_of_life_others_may_have_begun_anew() 
         assert isinstance(may_go_on([counted], **both, signs=False), GoOn)  # a majority, and of that there is one
     found = may_go_on([view("ab", claim=4)], **both, signs=False)
     assert isinstance(found, NeedsClaim)
-    assert (found.after, found.size) == (4, SideSize.MOST)
+    assert (found.after, found.size) == (4, SideSize.MAJORITY)
     assert "signs of life" in found.why
 
 
@@ -222,7 +225,7 @@ def _half_is_enough(known: Iterable[KnownView], *, present: set[str], **gone: An
 
 def _a_majority_asks_nobody(known: Iterable[KnownView], *, present: set[str], **gone: Any) -> GoOn | NeedsClaim | Stay:
     found = may_go_on(known, present=present, **gone)
-    return GoOn() if isinstance(found, NeedsClaim) and found.size == SideSize.MOST else found
+    return GoOn() if isinstance(found, NeedsClaim) and found.size == SideSize.MAJORITY else found
 
 
 def _any_of_us_is_enough(*, to: int, nodes: set[str], newest: int, its_nodes: set[str]) -> bool:

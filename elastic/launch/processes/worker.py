@@ -75,10 +75,10 @@ def _status_of(main_module: MainModule) -> int:
     """Run the script, tell how it failed, and return the exit status."""
     try:
         main_module.run()
-    except SystemExit as wish:
-        if wish.code is None or isinstance(wish.code, int):
-            return int(wish.code or 0)
-        print(wish.code, file=sys.stderr)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return int(ended.code or 0)
+        print(ended.code, file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         _print(interrupt)

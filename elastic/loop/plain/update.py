@@ -65,7 +65,9 @@ class OwnUpdate:
         self._given: set[str] = set()  # the optimizers that the exchange gave a gradient
         self._stepped: set[str] = set()
         self._schedules = OwnSchedules(config.schedulers, self._is_past_the_exchange)
-        self._strangers: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()  # the body of its step
+        self._stepped_in: WeakKeyDictionary[torch.optim.Optimizer, Any] = (
+            WeakKeyDictionary()
+        )  # body, of others' optimizers
         self._undo: list[Callable[[], None]] = []
         self._ungated = False
 
@@ -160,7 +162,7 @@ class OwnUpdate:
             return
         step = None if self._step is None else self._step.in_hand
         body = step and (step.index, step.attempt, step.batch.share, step.batch.piece)
-        if self._strangers.setdefault(optimizer, body) != body:
+        if self._stepped_in.setdefault(optimizer, body) != body:
             raise _stranger(optimizer)
 
     def _gated_step(self, name: str, optimizer: torch.optim.Optimizer) -> Any:

@@ -62,6 +62,7 @@ class Roles:
 def roles(summaries: Sequence[StateSummary]) -> Roles | None:
     """Decide who gives the state and who needs it; None: nobody holds one, so it comes from storage."""
     holding = [(s.step, s.agreements) if s.holds_a_state else None for s in summaries]
+    # a worker with a state has a step: `or 0` is for the type checker
     best = max((at for at in holding if at is not None), default=None, key=lambda at: (at[0] or 0, at[1]))
     if best is None:
         return None

@@ -26,7 +26,7 @@ from elastic.membership.succession.succession import (
 )
 
 # so long a side leaves the claim to the others
-LET_FIRST_S = {SideSize.MOST: 0.0, SideSize.HALF: 1.0, SideSize.FEW: 2.5}
+LET_FIRST_S = {SideSize.MAJORITY: 0.0, SideSize.HALF: 1.0, SideSize.MINORITY: 2.5}
 # the same where nobody of it holds the state: it is looked for with them once a second (launch/hub/step_down.py), and
 # who begins anew from a storage that is theirs finds that out after another 15 s, and has its worker start once more
 LET_HOLDERS_S = 5.0
@@ -308,7 +308,9 @@ class GoingOn:
         found = self._may_go_on(present, present, signs=signs)
         newest = number_of(self.claim)
         if isinstance(found, GoOn) and self._unsure and newest is not None:
-            found = NeedsClaim(after=newest, size=SideSize.MOST, why="a worker that was to take the next claim is gone")
+            found = NeedsClaim(
+                after=newest, size=SideSize.MAJORITY, why="a worker that was to take the next claim is gone"
+            )
         if isinstance(found, GoOn):
             self._alone_since_s = None
             return found

@@ -49,7 +49,7 @@ class KnownView:
 class SideSize(Enum):
     """The size of one side of a cut network: how many of those who might go on are on it."""
 
-    MOST, HALF, FEW = auto(), auto(), auto()
+    MAJORITY, HALF, MINORITY = auto(), auto(), auto()
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def may_go_on(
     """
     bases = possible(known)
     claims = [view.claim for view in bases if view.claim is not None]
-    sizes = [SideSize.MOST]
+    sizes = [SideSize.MAJORITY]
     why = ""
     for view in bases:
         missing = view.nodes - set(present) - set(departed)
@@ -111,7 +111,7 @@ def may_go_on(
         # A refused connection proves nothing: a firewall may refuse it, and what is behind that go on. Only of its own
         # processes a machine's kernel knows that they have ended.
         voters = view.nodes - set(departed) - set(dead)
-        if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MOST:
+        if view.is_counted and _side_size(len(here & set(knowing)), len(voters)) != SideSize.MAJORITY:
             return Stay(_stay(view, here, missing))
         if view.claim is not None and missing:
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
@@ -121,13 +121,14 @@ def may_go_on(
         else:
             continue
         sizes.append(_side_size(len(here), len(voters - set(refusing))))
+    # the smallest side that any view makes of these has to wait longest: SideSize rises as sides get smaller
     return NeedsClaim(after=max(claims), size=max(sizes, key=lambda one: one.value), why=why) if why else GoOn()
 
 
 def _side_size(here: int, voters: int) -> SideSize:
     if 2 * here > voters or not voters:
-        return SideSize.MOST
-    return SideSize.HALF if 2 * here == voters else SideSize.FEW
+        return SideSize.MAJORITY
+    return SideSize.HALF if 2 * here == voters else SideSize.MINORITY
 
 
 def possible(known: Iterable[KnownView]) -> Sequence[KnownView]:
