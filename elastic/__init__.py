@@ -23,7 +23,7 @@ plan                  what a run should cost
 integrations          frameworks with loops of their own
 drill                 faults on purpose; demo: some of them, on a script of ours
 reproduce             a run made again, and one of its steps
-docs_command          `elastic docs`; doctor: `elastic doctor`
+docs_command          `elastic docs`; doctor: `elastic doctor`; watch_command: `elastic watch`
 """
 
 from typing import TYPE_CHECKING, Any

@@ -22,6 +22,7 @@ _COMMANDS = {
     "drill": ("elastic.drill.command", "runs a script with faults and without, and judges that nothing was lost"),
     "check": ("elastic.drill.check_command", "is the result the same whatever happens? some steps, with faults"),
     "report": ("elastic.report.command", "what became of a run, from its events"),
+    "watch": ("elastic.watch_command", "how a run goes on, wherever it runs, from its storage; it only reads"),
     "manifest": ("elastic.manifest.command", "what a run was made with, and how that differs from another one"),
     "reproduce": ("elastic.reproduce.command", "makes a run again, at any size, and compares it step by step"),
     "replay": ("elastic.reproduce.replay_command", "computes one step of a run again, alone: its shares, its examples"),

@@ -18,6 +18,16 @@ from elastic.events.account import IN_STEPS_THAT_COUNT, PARTS, Account
 from elastic.events.event import Event
 from elastic.events.timing import SAVE
 
+_BADPUT = {
+    "program_startup": ("starting",),
+    "data_loading_sync": ("data_wait",),
+    "unproductive_checkpoint_save_time": ("save_stall",),
+    "unproductive_checkpoint_restore_time": ("loading",),
+    "wasted_progress_from_disruption": ("redone",),
+    "infrastructure_recovery_from_disruption": ("detecting", "forming", "transferring", "idle"),
+    "other": ("unknown",),
+}
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -40,6 +50,15 @@ class Ledger:
         """Return the share of the time that went into steps that count, 0 to 1; 0 where there is no time."""
         parts, whole = self.parts, self.whole
         return math.fsum(parts[part] for part in IN_STEPS_THAT_COUNT) / whole if whole > 0 else 0.0
+
+    @property
+    def badput(self) -> dict[str, float]:
+        """Return seconds by the names that ml-goodput-measurement has for what is lost (its BadputType, 0.0.15).
+
+        There a wait for data is lost, too.
+        """
+        parts = self.parts
+        return {name: math.fsum(parts[part] for part in of) for name, of in _BADPUT.items()}
 
     @property
     def computed(self) -> float:

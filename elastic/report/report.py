@@ -123,6 +123,8 @@ class Report:
             **facts,
             "goodput": self.ledger.goodput,
             "computed": self.ledger.computed,
+            "ettr": self.ledger.goodput,  # effective training time ratio, as papers call it
+            "badput": self.ledger.badput,
             "worker_seconds": self.ledger.whole,
             "ledger": self.ledger.parts,
             "workers": {a.worker: {"begin": a.begin_s, "end": a.end_s, "died": a.died, **a.parts} for a in accounts},

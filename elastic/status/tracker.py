@@ -137,8 +137,13 @@ class StatusTracker:
         line = f"step {done:,} of {total:,}"
         if (value := _value(event)) is not None:
             line += f", {value[0]} {'not finite' if value[1] is None else words.number(value[1])}"
+        if "world_size" in self.status:
+            line += f", {words.workers(self.status['world_size'], of_a_replica=self._of_a_replica)}"
         if self._step_s:
             line += f", {words.seconds(self._step_s)} a step, {words.seconds((total - done) * self._step_s)} left"
+        if (fault := self.status.get("fault")) is not None:
+            ago = words.seconds(float(event["t"]) - fault["t"])
+            line += f"; last fault {ago} ago" + (f": {fault['why']}" if fault["why"] else "")
         return line
 
     def _formed(self, event: Event) -> None:

@@ -53,6 +53,9 @@ def parts(*workers: Worker) -> dict[str, float]:
     """Those that are not zero, rounded."""
     found = ledger(together(*workers))
     assert math.isclose(sum(found.parts.values()), found.whole, abs_tol=1e-6)
+    # by others' names each second is somewhere, too: lost, computed, or in an exchange
+    counts = found.parts["productive"] + found.parts["exchange_wait"]
+    assert math.isclose(sum(found.badput.values()) + counts, found.whole, abs_tol=1e-6)
     return {part: round(seconds, 6) for part, seconds in found.parts.items() if seconds}
 
 
