@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+STEP = "step"  # what rows are numbered by, and no name of a value
+
 
 class Logger(ABC):
     """Takes what a run logs: one for a `Run`, by its argument `loggers`. All calls come from one thread.

@@ -16,9 +16,8 @@ from typing import Any
 import fsspec
 
 from elastic.events.sinks import local_folder
-from elastic.logging.base import Logger
+from elastic.logging.base import STEP, Logger
 
-_STEP = "step"
 _EVERY_S = 10.0  # an object is written again
 
 
@@ -34,17 +33,17 @@ class CSV(Logger):
         self._path = local_folder(url)
         self._url, self._options = os.fspath(url), dict(storage_options or {})
         self._rows: dict[int, dict[str, str]] = {}
-        self._columns: list[str] = [_STEP]
+        self._columns: list[str] = [STEP]
         self._put_s = float("-inf")
         self._is_ahead = False  # of the object
 
     def open(self, run: str, *, after: int) -> None:
         found = csv.DictReader(io.StringIO(self._read()))
-        self._columns = [_STEP, *(name for name in found.fieldnames or () if name != _STEP)]
+        self._columns = [STEP, *(name for name in found.fieldnames or () if name != STEP)]
         self._rows = {}
         for row in found:
-            if (row.get(_STEP) or "").isdecimal() and int(row[_STEP]) <= after:  # the last line may be torn
-                self._rows[int(row[_STEP])] = {name: text for name, text in row.items() if name != _STEP and text}
+            if (row.get(STEP) or "").isdecimal() and int(row[STEP]) <= after:  # the last line may be torn
+                self._rows[int(row[STEP])] = {name: text for name, text in row.items() if name != STEP and text}
         self._put()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -81,7 +80,7 @@ class CSV(Logger):
         table = csv.DictWriter(made, self._columns, lineterminator="\n")
         if header:
             table.writeheader()
-        table.writerows({_STEP: step, **self._rows[step]} for step in steps)
+        table.writerows({STEP: step, **self._rows[step]} for step in steps)
         return made.getvalue()
 
     def _read(self) -> str:

@@ -42,6 +42,7 @@ class MLflow(Logger):
     def open(self, run: str, *, after: int) -> None:
         self._last = {}
         if self._client is not None:
+            self._client.get_run(self._id)  # raises as long as the server is away
             return
         client = self._mlflow.MlflowClient(self._uri)
         found = client.get_experiment_by_name(self._experiment)

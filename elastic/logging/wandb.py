@@ -15,10 +15,9 @@ from typing import Any
 import xxhash
 
 from elastic.errors import ConfigError
-from elastic.logging.base import Logger
+from elastic.logging.base import STEP, Logger
 from elastic.logging.csv_file import CSV
 
-_STEP = "step"
 _HEADER, _BLOCK = 7, 32 << 10  # of a file and of each record in it: a checksum of 4 bytes, a length of 2, and the kind
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
@@ -99,9 +98,9 @@ class WandB(Logger):
         try:
             self._there = _offline(folder, asked["id"])
             run = self._wandb.init(resume="allow", reinit="create_new", **asked)
-            run.define_metric(_STEP)
-            run.define_metric("*", step_metric=_STEP)
-            self._last = int(dict(run.summary).get(_STEP) or 0)
+            run.define_metric(STEP)
+            run.define_metric("*", step_metric=STEP)
+            self._last = int(dict(run.summary).get(STEP) or 0)
             self._run = run
         except Exception as failure:  # raised where rows are given
             self._failure = failure
@@ -110,7 +109,7 @@ class WandB(Logger):
         there = self._there
         new = {name: value for name, value in values.items() if step > self._last and step not in there.get(name, ())}
         if new:
-            self._run.log({**new, _STEP: step})
+            self._run.log({**new, STEP: step})
             for name in new:
                 there.setdefault(name, set()).add(step)
 
@@ -125,9 +124,9 @@ def _offline(folder: Path, id: str) -> dict[str, set[int]]:
             record = Record()
             record.ParseFromString(data)
             items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
-            if _STEP in items:
+            if STEP in items:
                 for name in items:
-                    there.setdefault(name, set()).add(int(float(items[_STEP])))
+                    there.setdefault(name, set()).add(int(float(items[STEP])))
     return there
 
 

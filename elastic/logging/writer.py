@@ -11,6 +11,7 @@ from elastic.logging.base import Logger
 
 _ROWS_MAX = 10_000  # that wait for a service; what is older is dropped, and counted
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+_TRIES = 5  # of one row, which the service may never take: a name that it does not know
 _IDLE_S = 1.0  # without a row, after which a logger may do what it has put off
 
 
@@ -28,8 +29,9 @@ class Writer:
         self._rows: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._changed = threading.Condition()
         self._after = 0
-        self._ending = self._told = False
-        self._dropped = 0
+        self._is_open = self._ending = self._told = False
+        self._writing = False  # a row that is in `_rows` no more
+        self._dropped = self._tries = 0
         self._last: tuple[int, dict[str, float]] | None = None  # the row that was written last
         self._thread: threading.Thread | None = None
 
@@ -55,60 +57,77 @@ class Writer:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(wait_s)
-        if (lacks := len(self._rows) + self._dropped) > 0 and wait_s > 0:
-            self._warn(f"{_name(self._logger)} lacks the last {lacks} of this worker's rows")
+        waiting = len(self._rows) + self._writing
+        if waiting + self._dropped and wait_s > 0:
+            self._warn(
+                f"{_name(self._logger)} lacks {waiting + self._dropped} of this worker's rows: {waiting} were not "
+                f"written in time, {self._dropped} were dropped before"
+            )
 
     def _feed(self) -> None:
-        retry_s, is_open = _RETRY_S, False
+        retry_s = _RETRY_S
         while True:
+            row = None
             try:
-                if not is_open:
+                if not self._is_open:
                     self._logger.open(self._run, after=self._after)
-                    is_open = True
+                    self._is_open = True
                 row = self._next()
                 if row is None:
                     self._logger.close()
                     return
                 self._write(*row)
-                with self._changed:
-                    self._rows.popleft()
-                    done = not self._rows
-                if done:
+                self._writing, self._tries, retry_s = False, 0, _RETRY_S
+                if not self._rows:
                     self._logger.flush()
-                retry_s = _RETRY_S
             except Exception as failure:  # whatever a library, a disk or a network does
                 self._tell(failure)
-                # What was written behind the last whole row may be half a row.
-                self._after, is_open = max(self._after, self._last[0] - 1 if self._last else 0), False
-                if self._last is not None:
-                    with self._changed:
-                        self._rows.appendleft(self._last)
-                    self._last = None
+                self._take_back(row, failure)
                 with self._changed:
                     if self._ending or self._changed.wait_for(lambda: self._ending, retry_s):
                         return
                 retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
     def _next(self) -> tuple[int, Mapping[str, Any]] | None:
-        """Wait for a row, and return it; None: the end has come, and there is none."""
+        """Wait for a row, and take it; None: the end has come, and there is none."""
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._rows or self._ending, _IDLE_S):
-                    return self._rows[0] if self._rows else None
+                    self._writing = bool(self._rows)
+                    return self._rows.popleft() if self._rows else None
             self._logger.flush()  # without the lock: who hands a row over waits for nothing
+
+    def _take_back(self, row: tuple[int, Mapping[str, Any]] | None, failure: Exception) -> None:
+        """Have a row written again that failed, and the one before it, behind a cut: they may be there by half."""
+        with self._changed:
+            if row is not None:
+                self._tries += self._writing
+                if self._tries < _TRIES:
+                    self._rows.appendleft(row)
+                else:
+                    self._dropped, self._tries = self._dropped + 1, 0
+                    self._warn(
+                        f"{_name(self._logger)} has not taken the row of step {row[0]}: {failure}; it is left out"
+                    )
+            if self._last is not None:
+                self._rows.appendleft(self._last)
+                self._after = max(self._after, self._last[0] - 1)
+                self._last = None
+            self._writing = self._is_open = False
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
         row = {name: float(value) for name, value in values.items()}
-        last, known = self._last if self._last is not None else (self._after, {})
         if self._last is None and step <= self._after:  # as code between two steps runs again after a resume
             self._logger.write(step, self._logger.missing(step, row))
             return
-        if step < last or (step == last and known.keys() & row.keys()):  # done over
-            self._after = step - 1
+        last, known = self._last if self._last is not None else (self._after, {})
+        done_over = step < last or (step == last and bool(known.keys() & row.keys()))
+        if done_over:
+            self._after, self._last = step - 1, None
             self._logger.open(self._run, after=self._after)
         if step == last:
-            row = {**known, **row} if known.keys() & row.keys() else row
             known = {**known, **row}
+            row = known if done_over else row
         else:
             known = row
         self._logger.write(step, row)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from elastic.errors import ConfigError
-from elastic.logging.base import Logger
+from elastic.logging.base import STEP, Logger
 from elastic.logging.writer import Writer
 from elastic.loop.run_state import RunState
 from elastic.loop.view_group import ViewGroup
 from elastic.status.console import Console
 
-_KEPT = 256  # rows that a coordinator may not have written yet when it is lost
+_KEPT = 10_000  # rows that a coordinator may not have written yet when it is lost
 _CLOSE_S = 10.0
 
 
@@ -44,10 +44,17 @@ class Curves:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Take what the script logs of the step that was applied last. Raises ConfigError for what is no number."""
+        if STEP in values:
+            raise ConfigError(
+                f"run.log({STEP}=...) is what each row is numbered by: run.step_index\n"
+                "  state  nothing of this call is logged\n"
+                "  next   leave it out, or give it another name"
+            )
+        row = {name: _number(name, value) for name, value in values.items()}
         if not self._loggers:
             return
-        row = {name: _number(name, value) for name, value in values.items()}
         for rows in (self._state.logged, self._new):
+            _roll_back(rows, self._state.step)
             rows.setdefault(self._state.step, {}).update(row)
         if self._state.at_boundary:  # the script's code between two steps, which is not gone through again
             self.hand_over()
@@ -58,20 +65,19 @@ class Curves:
             return
         state, logged = self._state, self._state.logged
         for rows in (logged, self._new):
-            for step in [step for step in rows if step > state.step]:
-                del rows[step]  # the run was rolled back
+            _roll_back(rows, state.step)
         if self._view_group.rank == 0:
             rows = self._new
             if self._writers is None:
                 self._writers, rows = self._open(), logged
-            for step, row in sorted(rows.items()):
+            for step, row in rows.items():
                 for writer in self._writers:
                     writer.put(step, dict(row))
         elif self._writers is not None:
             self.close()
         self._new = {}
-        for step in sorted(logged)[:-_KEPT]:
-            del logged[step]
+        while len(logged) > _KEPT:
+            del logged[next(iter(logged))]
 
     def close(self, *, abruptly: bool = False) -> None:
         """End what is written here; abruptly: without a wait."""
@@ -86,6 +92,12 @@ class Curves:
         for writer in writers:
             writer.open(after)
         return writers
+
+
+def _roll_back(rows: dict[int, dict[str, Any]], step: int) -> None:
+    """Forget rows of later steps, which are done over, or not at all."""
+    while rows and next(reversed(rows)) > step:
+        rows.popitem()
 
 
 def _number(name: str, value: Any) -> Any:

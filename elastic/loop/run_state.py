@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import IntFlag
+from itertools import islice
 from typing import Any
 
 from elastic.group.sums import Agreed
 from elastic.loop.storage.under_way import Position
 from elastic.state.train_state import Tree
+
+_LOGGED_TOLD = 256  # rows, to those behind: with the others gone, one of them may have to write these
 
 
 class Request(IntFlag):
@@ -57,7 +60,7 @@ class RunState:
                  made since
     joined       it has taken the state from others, and no step is applied yet that it has computed a part of
     foreseen     of what the loop has asked how many batches there are: an "epoch", the "run"; None: it has not asked
-    logged       the newest rows that the script has logged, by step
+    logged       the newest rows that the script has logged, by step, in order
     saved        after so many steps all workers have begun a save, or taken the state from one
     """
 
@@ -147,7 +150,7 @@ class RunState:
             "agreements": self.agreements,
             "in_loop": self.in_loop or self.looped,
             "saved": self.saved,
-            "logged": [[step, _plain(row)] for step, row in self.logged.items()],
+            "logged": [[step, _plain(row)] for step, row in islice(reversed(self.logged.items()), _LOGGED_TOLD)],
         }
 
     def take_side_state(self, side_state: Tree) -> None:
@@ -168,7 +171,7 @@ class RunState:
         self.agreed_by = tuple(side_state["agreed_by"])
         self.agreements = dict(side_state["agreements"])
         self.saved = side_state["saved"]
-        self.logged = {**dict(side_state["logged"]), **self.logged}
+        self.logged = dict(sorted({**dict(side_state["logged"]), **self.logged}.items()))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, float]:

@@ -90,6 +90,12 @@ def test_there_may_be_no_command_line() -> None:
         *('parser.add_argument("--token", type=str, help="for login", default="PLANTED")', "{'password': 'PLANTED'}"),
         *("-    login(token='PLANTED')\n+    login(token=os.environ['HF_TOKEN'])", "f(a='b', passwd='PLANTED', c='d')"),
         'parser.add_argument("--lr", default=1.0); parser.add_argument("--token", default="PLANTED")',
+        *(
+            '_API_KEY = "PLANTED"',
+            '__password="PLANTED"',
+            'token += "PLANTED"',
+            '+    token = (\n+        "PLANTED"\n+    )',
+        ),
     ],
 )
 @pytest.mark.parametrize("value", ["Pl-4nt.ed/long+enough", "word"])
@@ -102,7 +108,22 @@ def test_literals_under_confidential_names_are_not_kept_with_code(code: str, val
 @pytest.mark.parametrize(
     "code",
     [
+        *('api_key = os.getenv("X", "PLANTED")', "API_KEY = given or 'PLANTED'", 'token = ["PLANTED"]'),
+        *('TOKENS_SECRET = {"a": "PLANTED"}', 'token = str("PLANTED")', 'token: Annotated[str, "x"] = "PLANTED"'),
+    ],
+)
+def test_what_looks_like_a_key_on_the_rest_of_the_line_is_not_kept_either(code: str) -> None:
+    kept, _ = without_literals(code.replace("PLANTED", "sk-4nt.ed/long"))
+    assert kept == code.replace("PLANTED", "***")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
         *("token = tokenizer(text)", "key = 5", "best = max(runs, key='loss')", "columns = ['token', 'label']"),
+        *('print("token: ", count, " of ", total)', 'logging.info("auth: " + user + " ok")', '{"pass": "forward"}'),
+        *('def read(token: str) -> bytes:\n    """Return what it opens."""', 'class Password:\n    """A secret."""'),
+        *("print('password:', hint, 'x')", "token = os.environ['HF_TOKEN']", 'token = line.split(" ")[0]'),
         *('pad_token = "<pad>"', "f(token, 'of a text')", "tokens = ['a', 'b']", "key = lambda run: run['loss']"),
     ],
 )
@@ -115,3 +136,6 @@ def test_a_text_without_an_end_of_a_word_is_read_once() -> None:
     text = "a" * 1_000_000 + " token = 'kept away'"
     assert list(named_in(text)) == without_literals(text)[1] == [("token", "kept away")]
     assert without_literals('"token",' * 20_000)[1] == []
+    assert without_literals(("token = " + " " * 2_000) * 200)[1] == []
+    assert without_literals("key =" + "\n" * 5_000)[1] == []
+    assert without_literals('"a", "b", "key": ' * 60_000)[1] == []

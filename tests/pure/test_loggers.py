@@ -92,6 +92,54 @@ def test_a_service_that_fails_is_told_of_once_and_given_the_row_again(monkeypatc
     assert "Remembers: ConnectionError: the service is gone" in told
 
 
+def test_a_row_that_is_never_taken_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic.logging.writer._RETRY_S", 0.01)
+
+    class Refuses(Remembers):
+        def write(self, step: int, values: Mapping[str, float]) -> None:
+            if "acc@1" in values:
+                raise ValueError("no such name")
+            super().write(step, values)
+
+    logger, said = Refuses(), list[str]()
+    writer = Writer(logger, "runs/x", said.append)
+    writer.open(0)
+    for step, row in enumerate([{"a": 1.0}, {"acc@1": 0.5}, {"a": 3.0}], start=1):
+        writer.put(step, row)
+    waits = threading.Event()
+    for _ in range(600):
+        if 3 in logger.there:
+            break
+        waits.wait(0.1)
+    writer.close(WITHIN_S)
+    assert logger.there == {1: {"a": 1.0}, 3: {"a": 3.0}}
+    assert any("has not taken the row of step 2: no such name" in line for line in said)
+    assert "lacks 1 of this worker's rows: 0 were not written in time, 1 were dropped before" in said[-1]
+
+
+def test_of_too_many_rows_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic.logging.writer._ROWS_MAX", 3)
+    goes_on = threading.Event()
+
+    class Slow(Remembers):
+        def write(self, step: int, values: Mapping[str, float]) -> None:
+            assert goes_on.wait(WITHIN_S)
+            super().write(step, values)
+
+    logger, said = Slow(), list[str]()
+    writer = Writer(logger, "runs/x", said.append)
+    writer.open(0)
+    writer.put(1, {"a": 1.0})
+    while writer._rows:
+        threading.Event().wait(0.01)
+    for step in range(2, 8):
+        writer.put(step, {"a": float(step)})
+    goes_on.set()
+    writer.close(WITHIN_S)
+    assert sorted(logger.there) == [1, 5, 6, 7]
+    assert said == ["Slow lacks 3 of this worker's rows: 0 were not written in time, 3 were dropped before"]
+
+
 def test_a_table_goes_on_behind_a_torn_line_and_takes_new_columns(tmp_path: Path) -> None:
     path = tmp_path / "of" / "curves.csv"
     table = CSV(path)

@@ -33,12 +33,21 @@ _OF_TOKENIZERS = {"bos", "cls", "eos", "mask", "pad", "sep", "unk", "image", "sp
 _NAMED = re.compile(
     r"""(?<!\w)(["']?)([A-Za-z][\w.-]{0,99})\1\s*[=:]\s*(?:Bearer\s+)?(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"',;&{}\[\]()]+))"""
 )
-_NAME_IN_CODE = re.compile(r"""(?<![\w.-])(["']?)(-{0,2}[A-Za-z][\w.-]{0,99})\1""")
-_LITERAL = r"""\(?\s*[rbfuRBFU]{0,2}(?:\"{3}(?P<a>[^"]+)\"{3}|'{3}(?P<b>[^']+)'{3}|"(?P<c>[^"\n]+)"|'(?P<d>[^'\n]+)')"""
+_NAME_IN_CODE = re.compile(r"""(?<![\w.-])(["']?)(-{0,2}_{0,2}[A-Za-z][\w.-]{0,99})\1""")
+_MAY_BE_CONFIDENTIAL = re.compile(
+    "secret|passw|passphrase|cred|key|token|pass|auth|bearer|cookie|sas|dsn|pwd|string", re.I
+)
+_BLANK = r"[^\S\n]{0,40}"
+_STRING = r"""(?:\"{3}(?P<a>[^"]+)\"{3}|'{3}(?P<b>[^']+)'{3}|"(?P<c>[^"\n]+)"|'(?P<d>[^'\n]+)')"""
+_LITERAL = rf"(?:\({_BLANK}(?:\n[+-]?{_BLANK})?)?[rbfuRBFU]{{0,2}}{_STRING}"
 # `name = "…"`, `name: str | None = ("…")`, `environ["NAME"] = "…"`, `"name": "…"`, `name == "…"`
-_ASSIGNED = re.compile(r"""\]?(?:\s*:\s*(?:[^\n"'=]{1,80}|(["'])[^\n"'=]{1,80}\1))?\s*[=:]{1,2}\s*""" + _LITERAL)
+_ANNOTATED = rf"""{_BLANK}:{_BLANK}(?:[^\n"'=]{{1,80}}|(["'])[^\n"'=]{{1,80}}\1){_BLANK}="""
+_ASSIGNED = re.compile(rf"\]?(?:{_ANNOTATED}|{_BLANK}(?:\+=|[=:]{{1,2}})){_BLANK}{_LITERAL}")
 # `setdefault("NAME", "…")`, `add_argument("--name", default="…")`
-_PASSED = re.compile(r"""\s*,\s*(?P<default>[^\n]{0,200}?\bdefault\s*=\s*)?""" + _LITERAL)
+_PASSED = re.compile(rf"{_BLANK},{_BLANK}(?P<default>[^\n]{{0,200}}?\bdefault{_BLANK}={_BLANK})?{_LITERAL}")
+_IS_ASSIGNED = re.compile(rf"\]?{_BLANK}(?:\+=|[=:])")
+_TOKEN = re.compile(r"""(?<=["'])(?=[^"'\s]{0,500}\d)[^"'\s]{8,500}(?=["'])""")  # as a key or a password looks
+_LOOKED_AT = 500  # characters of a line
 
 
 def redact(url: str) -> str:
@@ -93,26 +102,49 @@ def named_in(text: str) -> Iterator[tuple[str, str]]:
 
 
 def without_literals(code: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return code, or a difference of it, with `***` for each literal under a confidential name, and what these were.
+    """Return code, or a difference of it, with `***` for literals under confidential names, and what these were.
 
-    What another word may mean stays: `sorted(…, key="loss")`, `["token", "label"]`.
+    That is the literal that such a name is given; and what looks like a key on the rest of its line. What another word
+    may mean stays: `sorted(…, key="loss")`, `["token", "label"]`.
     """
     kept, at, removed = [], 0, []
     for name in _NAME_IN_CODE.finditer(code):
-        literal = _ASSIGNED.match(code, name.end())
-        weak = name[2] == "key"
-        if literal is None and name[1]:
-            literal = _PASSED.match(code, name.end())
-            weak = literal is not None and literal["default"] is None
-        if literal is None or literal.start(literal.lastgroup or 0) < at or not is_confidential(name[2]):
+        if name.start() < at or not _MAY_BE_CONFIDENTIAL.search(name[2]) or not is_confidential(name[2]):
             continue
-        value = literal[literal.lastgroup or 0]
-        if not (weak and _is_ordinary(value)):
-            start, end = literal.span(literal.lastgroup or 0)
-            kept += [code[at:start], "***"]
-            at = end
-            removed.append((name[2], value))
+        for start, end in _literals_of(code, name):
+            if start >= at:
+                kept += [code[at:start], "***"]
+                at = end
+                removed.append((name[2], code[start:end]))
     return "".join([*kept, code[at:]]), removed
+
+
+def _literals_of(code: str, name: re.Match[str]) -> list[tuple[int, int]]:
+    """Return where the literals begin and end that stand under a confidential name."""
+    literal, is_weak = _ASSIGNED.match(code, name.end()), name[2].strip("-_") in ("key", "pass")
+    if literal is None and name[1]:
+        literal = _PASSED.match(code, name.end())
+        is_weak = literal is not None and literal["default"] is None
+    found = []
+    if literal is not None:
+        start, end = literal.span(literal.lastgroup or 0)
+        if _opens(code, start) and not (is_weak and _is_ordinary(literal[literal.lastgroup or 0])):
+            found.append((start, end))
+    if _IS_ASSIGNED.match(code, name.end()) and (literal is None or found):
+        begin = found[0][1] + 1 if found else name.end()
+        line_end = code.find("\n", begin, begin + _LOOKED_AT)
+        rest = _TOKEN.finditer(code, begin, line_end if line_end >= 0 else min(begin + _LOOKED_AT, len(code)))
+        found += [one.span() for one in rest if _opens(code, one.start()) and not is_confidential(one[0])]
+    return found
+
+
+def _opens(code: str, at: int) -> bool:
+    """Return whether the quote before a place opens a literal, as far as its line tells; else it closes one."""
+    quote = code[at - 1]
+    if code[at - 3 : at] == 3 * quote:
+        return True
+    begin = code.rfind("\n", max(at - _LOOKED_AT, 0), at) + 1
+    return (begin == 0 and at > _LOOKED_AT) or code.count(quote, begin, at - 1) % 2 == 0
 
 
 class Scrubber:

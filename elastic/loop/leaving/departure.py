@@ -179,7 +179,9 @@ class Departure:
         if saver is None:
             self._wait_for_others_to_save()
         elif saver.holds(state.step, state.stopped):
-            return  # with no word to the others of its replica, which may be gone
+            return
+        elif self._session.mates is not None and self._session.restorer.is_committed(state.step):
+            return  # without a vote: others of its replica know, and may be gone
         self._save()
 
     def leave_while_others_go_on(self) -> None:

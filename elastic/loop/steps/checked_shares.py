@@ -68,7 +68,11 @@ class CheckedShares:
                 batch = self._reader.next().batch
             else:
                 batch = self._reader.beside(0)
-        except (ExampleError, PeerLost):  # whoever resumes reads it again
+        except PeerLost:  # whoever resumes reads it again
+            return
+        except ExampleError:
+            if self._session.mates is not None:  # they pass it together, or none does
+                yield ForNothing(0, self._reader.stand_in(), {})
             return
         yield ForNothing(0, batch, self.check.left)
 
