@@ -32,6 +32,7 @@ class Writer:
         self._is_open = self._ending = self._told = False
         self._writing = False  # a row that is in `_rows` no more
         self._dropped = self._tries = 0
+        self._failed: int | None = None  # the step whose row was tried so often
         self._last: tuple[int, dict[str, float]] | None = None  # the row that was written last
         self._thread: threading.Thread | None = None
 
@@ -77,7 +78,7 @@ class Writer:
                     self._logger.close()
                     return
                 self._write(*row)
-                self._writing, self._tries, retry_s = False, 0, _RETRY_S
+                self._writing, retry_s = False, _RETRY_S
                 if not self._rows:
                     self._logger.flush()
             except Exception as failure:  # whatever a library, a disk or a network does
@@ -101,11 +102,12 @@ class Writer:
         """Have a row written again that failed, and the one before it, behind a cut: they may be there by half."""
         with self._changed:
             if row is not None:
-                self._tries += self._writing
+                self._tries = self._tries + 1 if row[0] == self._failed else 1
+                self._failed = row[0]
                 if self._tries < _TRIES:
                     self._rows.appendleft(row)
                 else:
-                    self._dropped, self._tries = self._dropped + 1, 0
+                    self._dropped += 1
                     self._warn(
                         f"{_name(self._logger)} has not taken the row of step {row[0]}: {failure}; it is left out"
                     )

@@ -21,7 +21,7 @@ def test_a_run_is_watched_while_it_goes_on_and_when_it_has_ended(
 ) -> None:
     hurry = tmp_path / "hurry"
     run = elastic_cluster(script=PROGRAM, workers=2, launcher="elastic", steps=STEPS, slow_until=hurry)
-    run.kill(1, At(step=4))
+    run.kill(1, At(step=4, phase="in_backward"))
     run.start()
     run.wait_for(lambda event: event["event"] == "step_applied" and event["step"] >= 7, within_s=WITHIN_S)
     assert main([run.url, "--once", "--json"]) == 0
