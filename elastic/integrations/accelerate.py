@@ -29,11 +29,12 @@ from elastic.config.preferred_device import prefer
 from elastic.errors import ConfigError
 from elastic.integrations.placing import check_device, own_device, place_before_views, warn_of_nobody_followed
 from elastic.integrations.sharded import is_sharded_model, whole_state
+from elastic.membership.environment import REPLICA, WORLD
 
 if TYPE_CHECKING:
     from elastic.run import Run
 
-_OF_A_LAUNCH = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OF_A_LAUNCH = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", WORLD, REPLICA)
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no types

@@ -130,7 +130,7 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     observer = env.get("ELASTIC_OBSERVER") or None
     if "ELASTIC_CHANNEL" in env:
         size, _, replica = env.get(REPLICA, "").partition(":")
-        placed = WORLD in env
+        placed = WORLD in env and "RANK" in env  # a script may hide it from a library
         return Launch(
             rank=int(env["RANK"]) if placed else 0,
             world_size=int(env["WORLD_SIZE"]) if placed else 1,

@@ -21,7 +21,9 @@ from tests.kit.arguments import grouped
 pytest.importorskip("transformers", reason="needs transformers, and so Python 3.11")
 
 import transformers
+from accelerate.state import AcceleratorState
 
+from elastic.integrations.accelerate import Accelerator
 from elastic.integrations.transformers import ElasticTrainer  # which imports it
 
 
@@ -355,3 +357,20 @@ def test_a_second_training_is_refused(tmp_path: Path) -> None:
     made.train()
     with pytest.raises(ConfigError, match=r"train\(\) was called a second time"):
         made.train()
+
+
+@pytest.mark.parametrize("of_agent", [{"ELASTIC_WORLD": "RANK,WORLD_SIZE"}, {"ELASTIC_REPLICA": "2:host-a1b2c3"}])
+def test_an_accelerator_may_be_made_before_the_run_where_elastic_run_has_given_ranks(
+    monkeypatch: pytest.MonkeyPatch, of_agent: dict[str, str]
+) -> None:
+    """Both that and the Trainer's part hide the launcher, one in the other."""
+    ranks = {"ELASTIC_CHANNEL": "7", "LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (ranks | of_agent).items():
+        monkeypatch.setenv(name, value)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        accelerator = Accelerator()
+        assert (accelerator.num_processes, accelerator.is_main_process) == (1, False)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert os.environ["RANK"] == "1"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_checkpoint import linux
 from tests.kit.agents import HERE, WITHIN_S, Here, Run, meet, says
 from tests.kit.launch import Launch
 
@@ -174,6 +175,23 @@ def test_those_who_are_left_start_again_where_the_node_with_the_group_leaves(run
     second.succeed(within_s=WITHIN_S)
 
 
+def test_all_start_again_where_the_first_node_is_lost_before_a_group_has_formed(run: Run, tmp_path: Path) -> None:
+    """The others would come to an address at which nobody is, and wait for torch's timeout."""
+    loaded = tmp_path / "loaded"
+    script = HERE + f'while not os.path.exists("{loaded}"): time.sleep(0.05)\n' + TURNS
+    flags = ["--nproc-per-node=1", "--max-restarts=0", *meet("1:2")]
+    first = run(script, *flags, args=(str(tmp_path / "stop"),))
+    Here(first).wait(1)
+    second = run(script, *flags, args=(str(tmp_path / "stop"),))
+    Here(second).wait(1)
+    first.send(signal.SIGKILL)
+    Here(second).wait(2)
+    loaded.touch()
+    has_worlds(second, [(1, 0)])
+    (tmp_path / "stop").touch()
+    second.succeed(within_s=WITHIN_S)
+
+
 def test_a_script_that_heeds_notices_saves_and_goes_on_where_nobody_leaves(run: Run, tmp_path: Path) -> None:
     """All workers agree to leave, those of the other node too: their status says that they are to start again."""
     flags = ["--nproc-per-node=1", "--max-restarts=0", *meet("1:2")]
@@ -225,7 +243,7 @@ def test_a_script_of_other_peoples_goes_on_from_its_own_checkpoint(run: Run, tmp
     launch.wait_for(lambda: any(saved.iterdir()), "a save", within_s=WITHIN_S)
     before = launch.output.count("loss")
     launch.wait_for(lambda: launch.output.count("loss") > before + 2, "steps after it", within_s=WITHIN_S)
-    workers = [pid for pid in launch.pids if Path(f"/proc/{pid}/comm").read_text().strip() == "elastic-worker"]
+    workers = [pid for pid in launch.pids if (stat := linux.process_stat(pid)) and stat.name == "elastic-worker"]
     assert len(workers) == 3
     os.kill(workers[1], signal.SIGKILL)
     output = launch.succeed(within_s=WITHIN_S)

@@ -272,6 +272,13 @@ def test_a_worker_of_a_replica_of_several_is_told_its_name_and_place() -> None:
     assert (one.local_rank, one.rank, one.world_size) == (5, 0, 1), "ranks of the run come from views"
 
 
+def test_a_worker_whose_rank_is_hidden_from_a_library_has_no_place_meanwhile() -> None:
+    of_agent = {"ELASTIC_CHANNEL": "7", "LOCAL_RANK": "1", "ELASTIC_WORLD": "RANK,WORLD_SIZE"}
+    assert not environment.read(of_agent).placed
+    placed = environment.read(of_agent | {"RANK": "3", "WORLD_SIZE": "4"})
+    assert (placed.placed, placed.rank, placed.world_size) == (True, 3, 4)
+
+
 def test_credentials_are_in_no_repr(tmp_path: Path) -> None:
     """Tools that report an exception show what the variables of its frames hold."""
     saving = elastic.Saving(storage_options={"token": "s3cret"})

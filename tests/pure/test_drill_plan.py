@@ -239,6 +239,16 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --plan train.py --hosts 2", "leave out --hosts"),
         ("train.py --cut 1@step=3", "cut strikes a whole host: it needs --hosts N"),
         ("train.py --faults kill,crash-host", "crash-host strikes a whole host"),
+        ("train.py --torchrun --replica-size 2", "--replica-size does nothing beside --torchrun"),
+        ("train.py --torchrun --hosts 2", "--hosts does nothing beside --torchrun"),
+        ("train.py --torchrun --storage s3://b", "--storage does nothing beside --torchrun"),
+        ("train.py --torchrun --stop-after 9", "--stop-after does nothing beside --torchrun"),
+        ("train.py --torchrun --hang-limit 9", "--hang-limit does nothing beside --torchrun"),
+        ("train.py --torchrun --cross-check 1", "--cross-check does nothing beside --torchrun"),
+        ("train.py --torchrun --undisturbed-workers 2", "--undisturbed-workers does nothing beside --torchrun"),
+        ("train.py --torchrun --save-every 3", "--save-every does nothing beside --torchrun"),
+        ("train.py --torchrun --torn-writes 0.1", "--torn-writes does nothing beside --torchrun"),
+        ("train.py --torchrun --grace 9", "--grace does nothing beside --torchrun"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(script: str, text: str, says: str) -> None:

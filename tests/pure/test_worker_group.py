@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from elastic.membership.exit_statuses import AGAIN
 from elastic.membership.hub.orders import Order
+from elastic.membership.messages.messages import World
 from elastic.membership.messages.wire import Message
 from elastic.membership.succession.node_report import NodeReport, ReportedWorker
 from tests.kit.stage import Stage
@@ -215,6 +217,29 @@ def test_what_a_run_would_add_is_said_once() -> None:
     assert "in a Run the others would go on" in text
 
 
+def test_a_script_that_always_asks_to_be_started_again_is_not_for_ever() -> None:
+    launch = Launch(restarts_max=1)
+    launch.start("A0 A1")
+    launch.forms().ends("A0", AGAIN)
+    launch.stopped("A1").later(2)
+    assert launch.ranks() == {"A": (0, 2, 1)}
+    launch.start("A0 A1")
+    launch.ends("A0'", AGAIN)
+    launch.stopped("A1'").later(2)
+    why = launch.only("run_is_over")["why"]
+    assert "asked to be started again (status 75); --max-restarts=1 allows no further start" in why
+
+
+def test_what_a_node_that_leaves_makes_others_ask_for_counts_for_nothing() -> None:
+    """Those may have ended before its own workers have, and before it says that it goes."""
+    launch = Launch("AB", met="AB", restarts_max=0)
+    launch.start("A0 A1 B0 B1")
+    launch.forms().ends("A0", AGAIN)
+    launch.stopped("A1 B0 B1").told("B", "bye")
+    assert launch.ranks()["A"] == (0, 2, 0)
+    assert launch.to("start") == "A A"
+
+
 def test_a_hub_that_takes_over_from_one_that_leaves_has_all_start_again() -> None:
     launch = Launch("AB")
     launch.start("A0 A1 B0 B1")
@@ -227,3 +252,35 @@ def test_a_hub_that_takes_over_from_one_that_leaves_has_all_start_again() -> Non
         after.told("B", "hello", **hello, report=report)
         orders = [*after.orders, *after.later(30).orders, *after.later(200).orders]
         assert follows in [order.message["say"] for order in orders], departed
+
+
+def taken_over(*, departed: bool, **report: Any) -> Launch:
+    """The launch of B's hub after A's is gone, with what B reports of its two workers."""
+    found = NodeReport(workers={id: ReportedWorker(id, int(id[1])) for id in ("B0", "B1")}, **report)
+    found.note_ordered(None, World(group_rank=1, group_world_size=2, first_rank=2, world_size=4,
+                                   master_addr="10.0.0.65", master_port=65))  # fmt: skip
+    after = Launch("", takes_over=True, restarts_max=0)
+    after.heard(after.hub.without(0.0, "A", departed=departed))
+    after.told("B", "hello", slots=2, address="10.0.0.66", port=1, group_port=66, report=found.document())
+    orders = [*after.orders, *after.later(30).orders]
+    after.orders = orders
+    return after
+
+
+@pytest.mark.parametrize("departed", [True, False])
+def test_all_start_again_where_the_node_is_gone_at_which_a_group_would_have_met(departed: bool) -> None:
+    """Its address is dead: they would come there later, and wait for torch's timeout."""
+    launch = taken_over(departed=departed)
+    assert launch.to("stop_all") == "B"
+    launch.stopped("B0 B1")
+    assert launch.ranks() == {"B": (0, 2, 0)}
+    assert launch.placed["B"]["master_addr"] == "10.0.0.66"
+    assert launch.to("start") == "B B"
+    launch.start("B0 B1")
+    launch.forms("B")
+    assert launch.later(10).to("stop_all run_is_over") == ""
+
+
+def test_workers_of_a_run_stay_where_the_node_is_gone_at_which_a_group_would_have_met() -> None:
+    launch = taken_over(departed=False, generation=1)
+    assert launch.to("stop_all") == ""

@@ -79,7 +79,7 @@ def parser() -> Parser:
     add("--replica-size", type=int, metavar="K", help="so many of a node's workers hold one copy of the state "
         "together, of a model that fully_shard shards over them: as for elastic run (default 1)")
     add("--resume-workers", type=int, metavar="N", help="after everything was lost (default: --workers)")
-    add("--undisturbed-workers", type=int, default=1, metavar="N", help="in the run without faults (default 1)")
+    add("--undisturbed-workers", type=int, metavar="N", help="in the run without faults (default 1)")
 
     add = made.add_argument_group("faults drawn from a seed").add_argument
     add("--seed", type=int, metavar="S", help="(default: one that is drawn, and printed)")

@@ -33,6 +33,10 @@ _OF_THE_PLAN = (
     *("workers", "nodes", "hosts", "replica_size", "resume_workers", "seed", "faults", "rate", "grace", "trace"),
     *("save_every", "storage_errors", "storage_stalls", "torn_writes", "stale_listings"),
 )
+_NOT_OF_TORCHRUN = (
+    *("storage", "storage_option", "storage_errors", "storage_stalls", "torn_writes", "stale_listings", "save_every"),
+    *("undisturbed_workers", "grace", "stop_after", "cross_check", "hang_limit"),
+)
 _BOUNDS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (("within", "hang_limit", "undisturbed_workers", "grace", "speedup"), lambda value: value > 0, "above 0"),
     (("workers", "nodes", "hosts", "replica_size", "resume_workers"), lambda value: value >= 1, "1 or more"),
@@ -122,6 +126,8 @@ def parse(argv: Sequence[str]) -> Options:
         raise ConfigError(f"--folder {given.folder}: it is not empty, and a drill wants fresh storage")
     kinds = _kinds(given)
     plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
+    if given.torchrun:
+        _check_torchrun(given, plan)
     if given.storage_option and given.storage is None:
         raise ConfigError("--storage-option is one of --storage URL, which is not given")
     storage_root = StorageRoot.asked(given.storage, given.storage_option) if given.storage is not None else None
@@ -138,7 +144,7 @@ def parse(argv: Sequence[str]) -> Options:
         asked=plan,
         kinds=kinds,
         rate=given.rate if given.rate is not None else DEFAULT_RATE,
-        undisturbed_workers=given.undisturbed_workers,
+        undisturbed_workers=given.undisturbed_workers or 1,
         folder=given.folder,
         keep=given.keep,
         within_s=given.within,
@@ -150,6 +156,16 @@ def parse(argv: Sequence[str]) -> Options:
         saves=given.plan is None and given.save_every is None,
         replay_of=_replay(given, plan),
     )
+
+
+def _check_torchrun(given: argparse.Namespace, plan: DrillPlan) -> None:
+    """Raise ConfigError for an option, or what a plan says, that does nothing to a script that enters no Run."""
+    found = [name for name in _NOT_OF_TORCHRUN if getattr(given, name)]
+    found += ["hosts"] * plan.hosts + ["replica_size"] * (plan.replica_size > 1)
+    if found:
+        raise ConfigError(
+            f"--{_flag(found[0])} does nothing beside --torchrun, which runs a script without an elastic.Run"
+        )
 
 
 def _replay(given: argparse.Namespace, plan: DrillPlan) -> Replay | None:

@@ -18,12 +18,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from elastic.drill.cluster import Cluster
@@ -78,6 +79,7 @@ class TorchrunDrill:
         options = self._options
         folder = options.folder.resolve() if options.folder else Path(tempfile.mkdtemp(prefix="elastic-drill-"))
         folder.mkdir(parents=True, exist_ok=True)
+        status = 2
         try:
             self._say(f"\n[bold]Without faults[/bold], {counted(options.asked.workers, 'worker')}")
             baseline = self._one(folder / "undisturbed", options.asked, ())
@@ -100,13 +102,16 @@ class TorchrunDrill:
             broken = self._show(baseline, faulted)
             for index in never:
                 self._say(f"  never struck: {plan.faults[index].in_words()}")
-            return 1 if broken else 2 if never else 0
+            status = 1 if broken else 2 if never else 0
+            return status
         finally:
             with undisturbed_by_signals():
                 for cluster in self._clusters:
                     cluster.close()
-                if options.folder is None and not options.keep:
+                if options.folder is None and not options.keep and status == 0:
                     shutil.rmtree(folder, ignore_errors=True)
+                elif options.folder is None:
+                    self._say(f"kept    {escape(str(folder))}")
 
     def _plan(self, steps: int) -> DrillPlan:
         """Return the plan for a script of so many steps. Raises ConfigError for faults that only a run can meet."""
@@ -208,6 +213,7 @@ class _Striking:
         self._cluster = cluster
         self._faults = faults
         self._notes = notes
+        self._read: dict[Path, _Noted] = {}
         self.lost_all = False
 
     def look(self) -> None:
@@ -217,10 +223,12 @@ class _Striking:
         if index is None:
             return
         fault = self._faults[index]
-        of_rank = [one for one in _notes(self._notes) if one[0]["rank"] == fault.worker]
-        if not of_rank or sum("step" in note for one in of_rank for note in one) <= (fault.when.step or 0):
+        for path in self._notes.glob("*.jsonl"):
+            self._read.setdefault(path, _Noted()).read(path)
+        of_rank = [one for one in self._read.values() if one.who.get("rank") == fault.worker]
+        if not of_rank or sum(one.steps for one in of_rank) <= (fault.when.step or 0):
             return
-        pid = max(of_rank, key=lambda one: one[0]["t"])[0]["pid"]
+        pid = max(of_rank, key=lambda one: one.who["t"]).who["pid"]
         agent = (stat := linux.process_stat(pid)) and stat.parent
         if agent and self._cluster.drill.claim(index, 0):
             self._strike(fault, pid, agent)
@@ -240,6 +248,26 @@ class _Striking:
                 linux.send_signal(agent, signal.SIGKILL)
             case LeaveNode():
                 linux.send_signal(agent, signal.SIGTERM)
+
+
+@dataclass
+class _Noted:
+    """What one process has noted so far: who it is, and how many steps. Only what is new of its file is read."""
+
+    who: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    _offset: int = 0
+
+    def read(self, path: Path) -> None:
+        """Read the lines that have come since the last time, as far as they are whole."""
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            found = file.read()
+        whole = found[: found.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for note in map(json.loads, whole.splitlines()):
+            self.who = self.who or note
+            self.steps += "step" in note
 
 
 def _notes(folder: Path) -> list[list[dict[str, Any]]]:

@@ -8,7 +8,8 @@ What a launch is, is decided by what its workers do, and here alone, so that the
     a worker has come to an elastic.Run   nothing follows here any more, whatever else it does
     one has come to the group             torchrun's rules, from then on
     neither yet                           a lost worker is replaced alone, and a node that comes has a larger world; if
-                                          the group forms after that, all start again, as its world is none of theirs
+                                          the group forms after that, all start again, as its world is none of theirs.
+                                          Where the node is gone at which it would have met, all do so at once
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from elastic.membership.succession.node_report import NodeReport
 
 _LOOPBACK = "127.0.0.1"
 _COMES_S = 5.0  # a node that has met the others has so long to come before the others start: it takes a second
+_GOES_S = 1.0  # a node that leaves, of which others' workers have ended, says so as soon as its own have ended
 _SAID_AFTER_S = 5.0  # a script that forms a group first may be on its way to its Run
 _WOULD = (
     "this script has formed torch.distributed's group and begun no elastic.Run: it is run as torchrun runs it, and all "
@@ -37,6 +39,7 @@ _NO_GROUP = (
     "{worker} has come to its script's end, and the script formed no group of torch.distributed's and began no "
     "elastic.Run: each worker runs all of it by itself, and if it trains, trains a model of its own"
 )
+_NEVER_MET = "the node where torch.distributed's default group was to meet is gone"
 _HUB_LOST = (
     "the node where torch.distributed's default group met was lost without a word: others may go on there\n"
     "  state  what the script itself has saved is whole\n"
@@ -63,7 +66,10 @@ class WorkerGroup:
         self._placed = False
         self._restarts = 0
         self._lost: str | None = None  # a worker, since the world was made, and how
+        self._asks = False  # to be started again, by its status: that counts where no node goes
+        self._all_ended_s: float | None = None
         self._trace = ""  # of its failure
+        self._meet_at: set[tuple[str, int]] = set()  # where groups would meet of workers that another hub has placed
         self._changed: str | None = None  # a node that came or went since then
         self._formed_s = math.inf
         self._said = self._ended_alone = False
@@ -81,7 +87,9 @@ class WorkerGroup:
 
     def learn(self, report: NodeReport) -> None:
         """Learn what a node reports to a hub that takes over."""
-        self.in_run |= report.view is not None or any("ready" in worker.said for worker in report.workers.values())
+        self.in_run |= report.generation > 0 or any("ready" in worker.said for worker in report.workers.values())
+        if report.meets_at is not None:
+            self._meet_at.add(report.meets_at)
         if report.restarts is not None:
             self.formed, self._restarts = True, max(report.restarts, self._restarts)
             self._changed = "another node has the hub"  # where the store was that the group had
@@ -99,7 +107,7 @@ class WorkerGroup:
 
     def forms(self, now_s: float) -> None:
         """Note that a worker has come to where the default group meets."""
-        if not self.formed:
+        if not (self.formed or self.in_run):
             self.formed, self._formed_s = True, now_s
             self._out.tell_all(self._slots, GroupForms(restarts=self._restarts))
 
@@ -117,6 +125,12 @@ class WorkerGroup:
         """Return whether torchrun's rules hold."""
         return self.formed and not self.in_run
 
+    @property
+    def _cannot_meet(self) -> bool:
+        """Return whether workers are to form a group on a node that is gone: they would wait for torch's timeout."""
+        here = {(address, port) for _, address, port in self._slots.values()}
+        return not self.in_run and not self._meet_at.issubset(here)
+
     def takes(self, worker: Worker, exited: Exited) -> bool:
         """Note a worker's end; return whether what follows of it follows here."""
         if exited.code == 0 and not worker.failed:
@@ -131,12 +145,14 @@ class WorkerGroup:
             if not self.stopping:
                 self._changed = f"{worker.node} leaves"
             return False
-        if exited.code == AGAIN and self.formed:
-            self._changed = self._changed or f"{worker.id} asks to be started again"
-        elif self._lost is None and not self.stopping:
+        if self._lost is not None or self.stopping:
+            pass
+        elif exited.code == AGAIN and self.formed:
+            self._lost, self._asks = f"{worker.id} asked to be started again (status {AGAIN})", True
+        else:
             self._lost = f"{worker.id} was lost ({what_failed(exited, worker.failed).splitlines()[0]})"
             self._trace = f"\n{worker.failed.trace.rstrip()}" if worker.failed else ""
-        return self.formed
+        return self.formed or self.stopping
 
     def look(
         self, now_s: float, replacements: Replacements, shortage: Shortage, end: RunEnd, *, awaits_others: bool
@@ -152,12 +168,14 @@ class WorkerGroup:
             end.begins(now_s, _HUB_LOST)
         elif self.stopping:
             self._stop(self._unplaced)
-            if not len(self._workers) and not self._nodes.awaits_workers:
+            if self._have_all_ended(now_s):
                 self._start_again(now_s, replacements, shortage, end)
         elif not self._placed and (awaits_others or (self._nodes.to_come and now_s - self._since_s <= _COMES_S)):
             pass
-        elif self.is_torchruns and (self._lost or self._changed):
-            self.stopping = True
+        elif self._cannot_meet or (self.is_torchruns and (self._lost or self._changed)):
+            if self._cannot_meet:
+                self._changed = _NEVER_MET
+            self.stopping, self._all_ended_s = True, None
             for node in self._slots:
                 replacements.forget(node)
             self._stop(list(self._slots))
@@ -167,6 +185,14 @@ class WorkerGroup:
             if self.is_torchruns and not self._said and now_s - self._formed_s > _SAID_AFTER_S:
                 self._said = True
                 self._out.tell_people(_WOULD)
+
+    def _have_all_ended(self, now_s: float) -> bool:
+        """Return whether no worker is left, nor comes, nor a node may be about to go that was why they ended."""
+        if len(self._workers) or self._nodes.awaits_workers:
+            return False
+        if self._all_ended_s is None:
+            self._all_ended_s = now_s
+        return self._changed is not None or not self._asks or now_s - self._all_ended_s >= _GOES_S
 
     def _stop(self, nodes: list[str]) -> None:
         self._out.tell_all(nodes, StopAll())
@@ -185,7 +211,7 @@ class WorkerGroup:
             shortage.waits(now_s, self._slots)
             return
         shortage.is_over(now_s)
-        self.stopping = False
+        self.stopping = self._hub_lost = False
         end.goes_on()
         self._out.tell_people(f"{self._changed}: all start again, {counted(self._size, 'worker')} now")
         self._place(list(self._slots))
@@ -215,3 +241,5 @@ class WorkerGroup:
         self._unplaced, self._placed = [], True
         if anew:
             self._lost = self._changed = None
+            self._asks = False
+            self._meet_at.clear()

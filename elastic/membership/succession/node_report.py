@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from elastic.membership.messages.message_checks import Slot, check_claim
+from elastic.membership.messages.message_checks import Port, Slot, check_claim
 from elastic.membership.messages.messages import (
     TO_HUB,
     TO_WORKER,
@@ -28,6 +28,7 @@ from elastic.membership.messages.messages import (
     Roster,
     Saved,
     Started,
+    StopAll,
     TakeClaim,
     TakeNote,
     ViewIsOver,
@@ -69,6 +70,7 @@ class NodeReport:
     claim   the run's, as far as is known here
     asked   workers of this node that were to take the next claim, and nobody knows whether they have
     ended   workers of this node that were not to
+    meets_at  where the default group of this node's workers would meet; None: they have no place in a world
     restarts  see World.restart_count; None: torch.distributed's default group has not formed, as far as is known here
     noted_here  of the known, what the present hub has asked to be noted: it may say otherwise
     """
@@ -82,6 +84,7 @@ class NodeReport:
     workers: dict[str, ReportedWorker] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     ended: tuple[EndedBefore, ...] = ()
+    meets_at: tuple[str, int] | None = None
     restarts: int | None = None
     noted_here: KnownView | None = None
 
@@ -122,8 +125,12 @@ class NodeReport:
             self._note_next(said)
         if isinstance(said, GroupForms):
             self.restarts = said.restarts
-        if isinstance(said, World) and said.formed:
-            self.restarts = said.restart_count
+        if isinstance(said, World):
+            self.meets_at = said.master_addr, said.master_port
+            if said.formed:
+                self.restarts = said.restart_count
+        if isinstance(said, StopAll):
+            self.meets_at = None
         if isinstance(said, TakeClaim) and worker is not None:
             self.asked.add(worker)
         if not isinstance(said, NewView):
@@ -184,6 +191,7 @@ class NodeReport:
                 asked=sorted(self.asked),
                 saved=self.saved,
                 finished=self.finished,
+                meets_at=self.meets_at,
                 restarts=self.restarts,
                 workers=[
                     _Worker(
@@ -213,6 +221,7 @@ class NodeReport:
                 asked=set(found.asked),
                 saved=found.saved,
                 finished=found.finished,
+                meets_at=found.meets_at,
                 restarts=found.restarts,
                 ended=tuple(found.ended),
                 workers={one.worker: one for one in workers},
@@ -288,6 +297,7 @@ class _Report(Facts):
     finished: bool
     ended: list[EndedBefore]
     workers: list[_Worker]
+    meets_at: tuple[Name, Port] | None = None
     restarts: Int | None = None
 
     def __post_init__(self) -> None:
