@@ -171,7 +171,7 @@ class Run:
             optimizers=named("optimizer", optimizer, torch.optim.Optimizer),
             schedulers=named("scheduler", scheduler, object) if scheduler is not None else {},
             extra=extra_of(extra),
-            loggers=loggers_of(loggers),
+            loggers=self._observer.loggers(loggers_of(loggers)),
             dataset=dataset,
             plan=DataPlan(
                 dataset_length=length_of(dataset),

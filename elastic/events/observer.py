@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from elastic.events.log import EventLog
+    from elastic.logging.base import Logger
 
 MOMENTS = (
     "start",
@@ -106,6 +107,10 @@ class Observer:
     def cross_checks(self, part: float | None) -> float | None:
         """Return how large a part of all shares two workers pass. Called once, before anything else."""
         return part
+
+    def loggers(self, loggers: tuple[Logger, ...]) -> tuple[Logger, ...]:
+        """Return where `run.log` writes. Called once, before any of them is opened, with what the script says."""
+        return loggers
 
     def dataset(self, dataset: Any) -> Any:
         """Return the dataset that the loader reads, here and in loader processes. Called once, before any read."""

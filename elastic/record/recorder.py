@@ -30,7 +30,7 @@ from elastic_checkpoint.storage import open_storage
 
 log = logging.getLogger("elastic.record")
 SEGMENT_BYTES = 512 << 10
-_EVERY = 1000  # lines
+_EVERY = 1000  # steps
 _WAITING_MAX = 1 << 15  # lines, of a storage that does not answer; older ones are missing then
 _RETRY_S = 30.0
 _CLOSE_S = 5.0
@@ -55,6 +55,7 @@ class Recorder:
         self._head = encoded({**head, "mode": mode, "virtual_workers": plan.virtual_workers})
         self._lock = threading.Lock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_WAITING_MAX)
+        self._unwritten = 0  # steps since the last write; a step of a GPU has two lines
         self._saved_at = 0  # the first step behind the save before the last
         self._norm: tuple[int, float] | None = None
         self._newest, self._claim = -1, 0
@@ -86,7 +87,8 @@ class Recorder:
             line["norm"] = self._norm[1]
         self._newest, self._claim, self._coordinates = step, claim, coordinates
         self._add(line)
-        if coordinates and len(self._waiting) % _EVERY == 0:
+        self._unwritten += 1
+        if coordinates and self._unwritten >= _EVERY:
             self._write_soon()
 
     def save_begins(self, step: int, *, coordinates: bool) -> None:
@@ -120,6 +122,7 @@ class Recorder:
         self._hear(line)
 
     def _write_soon(self) -> None:
+        self._unwritten = 0
         with self._lock:
             self._again = True
             if self._thread is None and self._waiting:

@@ -42,7 +42,10 @@ def both(one: int, other: int) -> int:
 
 
 def gave(losses: Sequence[float], values: Mapping[str, Any]) -> int:
-    """Return the digest of a share's losses, and of what it has added up; what the run itself adds is left out."""
+    """Return the digest of a share's losses, and of what it has added up; 0 where there is nothing of both.
+
+    What the run itself adds is left out.
+    """
     numbers, arrays = [*losses], b""
     for name, value in values.items():
         if isinstance(value, float):
@@ -50,6 +53,8 @@ def gave(losses: Sequence[float], values: Mapping[str, Any]) -> int:
                 numbers.append(value)
         elif not name.startswith("\0"):
             arrays += np.ascontiguousarray(value).tobytes()
+    if not numbers and not arrays:
+        return 0
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(numbers)}d", *numbers) + arrays)
 
 

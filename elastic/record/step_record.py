@@ -27,6 +27,11 @@ class Part(str, Enum):
 
     __str__ = str.__str__
 
+    @property
+    def is_computed(self) -> bool:
+        """Tell whether it comes of the model: what is read, and whether a step was passed over, is alike in others."""
+        return self in (Part.GAVE, Part.SUMS, Part.GRADIENTS, Part.WEIGHTS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
@@ -88,31 +93,41 @@ class StepRecord:
 
     def differs(self, other: StepRecord) -> list[tuple[Part, str]]:
         """Return what differs between two records of one step, in the order in which the step came to it, in words."""
-        return list(self._differences(other))
+        return [(part, words) for part, words in self._comparisons(other) if words is not None]
 
-    def _differences(self, other: StepRecord) -> Iterator[tuple[Part, str]]:
+    def compared(self, other: StepRecord) -> set[Part]:
+        """Return the parts that two records of one step both have, so that they can differ."""
+        return {part for part, _ in self._comparisons(other)}
+
+    def _comparisons(self, other: StepRecord) -> Iterator[tuple[Part, str | None]]:
+        """Yield what both records know, with how it differs, in words; None: it does not."""
         if len(self.shares) == len(other.shares):
             pairs = list(zip(self.shares, other.shares, strict=True))
             words = ((0, Part.READ, "other values are read by"), (1, Part.GAVE, "another loss or sum comes from"))
             for at, part, said in words:
-                apart = [share for share, (one, two) in enumerate(pairs) if one[at] and two[at] and one[at] != two[at]]
-                if apart:
-                    yield part, f"{said} {_shares(apart, len(pairs))}"
+                known = [(share, one[at], two[at]) for share, (one, two) in enumerate(pairs) if one[at] and two[at]]
+                if known:
+                    apart = [share for share, here, there in known if here != there]
+                    yield part, f"{said} {_shares(apart, len(pairs))}" if apart else None
         elif self.shares and other.shares:
             yield Part.READ, f"{len(self.shares)} shares have examples here, and {len(other.shares)} there"
-        if self.count is not None and other.count is not None and self.count != other.count:
-            yield Part.READ, f"it counts {self.count:g} here, and {other.count:g} there"
+        if self.count is not None and other.count is not None:
+            counts = f"it counts {self.count:g} here, and {other.count:g} there"
+            yield Part.READ, counts if self.count != other.count else None
         for name in sorted(self.sums.keys() & other.sums.keys()):
-            if not _same(self.sums[name], other.sums[name]):
-                yield Part.SUMS, f"sum {name!r} is {_short(self.sums[name])} here, and {_short(other.sums[name])} there"
+            sums = f"sum {name!r} is {_short(self.sums[name])} here, and {_short(other.sums[name])} there"
+            yield Part.SUMS, None if _same(self.sums[name], other.sums[name]) else sums
         if self.sums and other.sums and (apart_names := sorted(self.sums.keys() ^ other.sums.keys())):
             yield Part.SUMS, f"only one of both adds up {', '.join(map(repr, apart_names))}"
-        if self.norm is not None and other.norm is not None and not _same(self.norm, other.norm):
-            yield Part.GRADIENTS, f"the gradients' norm is {self.norm!r} here, and {other.norm!r} there"
-        if self.gradients and other.gradients and self.gradients != other.gradients:
-            yield Part.GRADIENTS, f"the gradients' digest is {self.gradients} here, and {other.gradients} there"
-        if self.weights and other.weights and self.weights != other.weights:
-            yield Part.WEIGHTS, f"the weights' digest after it is {self.weights} here, and {other.weights} there"
+        if self.norm is not None and other.norm is not None:
+            norms = f"the gradients' norm is {self.norm!r} here, and {other.norm!r} there"
+            yield Part.GRADIENTS, None if _same(self.norm, other.norm) else norms
+        if self.gradients and other.gradients:
+            digests = f"the gradients' digest is {self.gradients} here, and {other.gradients} there"
+            yield Part.GRADIENTS, digests if self.gradients != other.gradients else None
+        if self.weights and other.weights:
+            digests = f"the weights' digest after it is {self.weights} here, and {other.weights} there"
+            yield Part.WEIGHTS, digests if self.weights != other.weights else None
         if self.count is not None and other.count is not None and self.first != other.first:
             back = f"the run goes back to step {self.first} here, and to step {other.first} there"
             yield Part.END, "only one of both passes over it" if None in (self.first, other.first) else back

@@ -19,19 +19,22 @@ from typing import Any
 from rich.console import Console
 
 import elastic_checkpoint
+from elastic.config.config import absolute
 from elastic.manifest import files
 from elastic.manifest.command import table
 from elastic.manifest.differences import Difference, Effect, differences
 from elastic.record import read_record
+from elastic.record.reading import FOLDER as RECORD
 from elastic.reproduce import launch
-from elastic.reproduce.observer import Elsewhere, last_part
+from elastic.reproduce.observer import OTHER_RUNS, Elsewhere, last_part
 from elastic.reproduce.source_tree import CannotReproduce, checked_out
 from elastic.reproduce.verdict import compare
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
+from elastic_checkpoint.format.names import CLAIMS, COMMITS
 from elastic_checkpoint.load.diff import Side
 from elastic_checkpoint.load.diff import compare as compare_checkpoints
-from elastic_checkpoint.storage import Storage, open_storage, redact
+from elastic_checkpoint.storage import Missing, Storage, open_storage, redact
 
 _EQUAL, _DIFFERS = 0, 1
 _ANSWER_S = 30.0
@@ -43,8 +46,10 @@ def main(argv: Sequence[str]) -> int:
     given, asked = parsed(parser(), argv)
     options = storage_options(asked)
     try:
-        with opened(asked.run, options) as storage:
+        with launch.ended_by_signals(), opened(asked.run, options) as storage:
             return _reproduce(asked, given, storage, options)
+    except launch.Ended as ended:
+        return ended.status
     except (CannotReproduce, CheckpointError) as refused:
         print(f"elastic reproduce: {refused}", file=sys.stderr)
     except (OSError, ValueError, ImportError) as unreadable:
@@ -56,13 +61,17 @@ def parser() -> Parser:
     made = Parser(
         prog="elastic reproduce",
         description="Makes a run again from its manifest, at any number of workers, and compares it step by step with "
-        "what the run has on record.",
-        epilog="Exit status: 0 only if every step is equal; 1 one differs, or is not on record; 2 it cannot be done as "
-        "asked. What stands behind -- takes the place of the script's arguments.",
+        "what the run has on record, which is only read. The script runs in the folder in which it ran, its loggers "
+        "write nothing, and other files that it writes are written again.",
+        epilog="Exit status: 0 only if every step is equal; 1 one differs or is not on record, or only what was read "
+        "can be compared; 2 it cannot be done as asked. What stands behind -- takes the place of the script's "
+        "arguments.",
     )
     made.add_argument("run", metavar="RUN", help="the run's folder or URL")
     made.add_argument("--workers", type=int, metavar="N", help="how many make it again (default: as many as it had)")
-    made.add_argument("--into", metavar="URL", help="where it is made (default: a temporary folder, which is removed)")
+    made.add_argument(
+        "--into", metavar="URL", help="where it is made, with no run there yet (default: a temporary folder)"
+    )
     made.add_argument("--steps", type=int, metavar="N", help="only the first N steps")
     made.add_argument("--here", action="store_true", help="with the script as it is here now, and not as it was")
     made.add_argument("--environment", action="store_true", help="install what the run had, by its lock file, beside")
@@ -89,21 +98,27 @@ def opened(url: str, options: dict[str, Any]) -> Iterator[Storage]:
         yield storage
 
 
-def newest_launch(storage: Storage, url: str) -> dict[str, Any]:
-    """Return the manifest of a run's last launch, which has brought it where it is. Raises CannotReproduce."""
+def launches(storage: Storage, url: str) -> list[dict[str, Any]]:
+    """Return the manifests of a run's launches; the last one has brought it where it is. Raises CannotReproduce."""
     manifest = files.read_manifest(storage)
     if manifest is None:
         raise CannotReproduce(
             f"no manifest in {redact(url)}\n  next  give the folder or URL that was passed to elastic.Run"
         )
-    return [manifest, *files.read_launches(storage, manifest)][-1]
+    return files.read_launches(storage, manifest) or [manifest]
 
 
 def _reproduce(asked: argparse.Namespace, given: Sequence[str], storage: Storage, options: dict[str, Any]) -> int:
-    manifest = newest_launch(storage, asked.run)
+    made = launches(storage, asked.run)
+    manifest = made[-1]
+    if asked.into is not None:
+        asked.into = absolute(asked.into)  # the script runs in another folder
+        _check_free(asked.into, options if "://" in asked.into else {})
     if not (record := read_record(asked.run, options)).steps:
         raise CannotReproduce(f"no step of {redact(asked.run)} is on record: an older elastic-exact made it")
     words = launch.arguments(manifest, given)
+    workers, launcher = _launcher(manifest, asked.workers)
+    unlike = launch.other_size(record.mode, made, workers)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     here = launch.parts_here()
     static = [one for one in differences({part: manifest.get(part) for part in here}, here) if _shown(one)]
@@ -116,19 +131,19 @@ def _reproduce(asked: argparse.Namespace, given: Sequence[str], storage: Storage
         into_options = options if "://" in into else {}
         to = Elsewhere(name=last_part(manifest["run"]["url"]), url=into, steps=asked.steps)
         environ = launch.environment(manifest, tree, to, "elastic.reproduce.observer:observer")
+        tree.unchecked += [*launch.installed_from_folders(manifest, storage), *([unlike] if unlike else [])]
         for words_of in tree.unchecked:
             screen.print(f"not checked: {words_of}", markup=False)
         with launch.interpreter(manifest, storage, make=asked.environment, folder=Path(folder)) as python:
-            status = launch.run(
-                python, tree, words, environ, launcher=_launcher(manifest, asked.workers), output=sys.stderr
-            )
+            status = launch.run(python, tree, words, environ, launcher=launcher, output=sys.stderr)
         again = read_record(into, into_options)
         with opened(into, into_options) as there:
             theirs = files.read_manifest(there) or {}
             found = [one for one in differences(manifest, theirs) if _shown(one)]
-        verdict = compare(record, again, found, steps=asked.steps)
-        if asked.steps is None or verdict.step is not None:
-            verdict = verdict.with_tensor(_first_tensor((asked.run, options), (into, into_options), verdict.step))
+        verdict = compare(record, again, found, steps=asked.steps, only_read=unlike is not None)
+        if not unlike and (asked.steps is None or verdict.step is not None):
+            tensors = _first_tensor((asked.run, options), (into, into_options), verdict.step)
+            verdict = verdict.with_checkpoints(*tensors)
     if asked.json:
         print(json.dumps({**verdict.document(), "status": status, "not_checked": tree.unchecked, "url": redact(into)}))
     else:
@@ -137,8 +152,31 @@ def _reproduce(asked: argparse.Namespace, given: Sequence[str], storage: Storage
     return _EQUAL if verdict.equal and not status else _DIFFERS
 
 
-def _launcher(manifest: Mapping[str, Any], workers: int | None) -> list[str]:
-    """Return the words that launch so many workers: live, as bits do not depend on the launcher. Raises."""
+def _check_free(into: str, options: dict[str, Any]) -> None:
+    """Raise CannotReproduce if a run lies there: its record, or a part of it, would be taken for the new one's."""
+    with opened(into, options) as storage:
+        for folder in (COMMITS, CLAIMS, RECORD, OTHER_RUNS, files.FOLDER):
+            if held := next(iter(storage.list(folder)), None):
+                break
+        else:
+            held = next((key for key in (files.MANIFEST, files.LAUNCHES) if _is_there(storage, key)), None)
+    if held is not None:
+        raise CannotReproduce(
+            f"--into {redact(into)}: a run lies there, as {held} says; expected a place without one\n"
+            "  state  nothing was changed\n"
+            "  next   give another place, or remove what an earlier try has left there"
+        )
+
+
+def _is_there(storage: Storage, key: str) -> bool:
+    with contextlib.suppress(Missing):
+        storage.size(key)
+        return True
+    return False
+
+
+def _launcher(manifest: Mapping[str, Any], workers: int | None) -> tuple[int, list[str]]:
+    """Return how many workers make it, and the words that launch them: live, as bits do not depend on it. Raises."""
     size = int((manifest.get("launcher") or {}).get("replica_size") or 1)
     count = workers or min(int(manifest["run"]["world_size"]), max(size, os.cpu_count() or 1) // size * size)
     if count % size:
@@ -146,7 +184,7 @@ def _launcher(manifest: Mapping[str, Any], workers: int | None) -> list[str]:
             f"--workers {count}: a replica of this run is of {size} workers, so expected a multiple of {size}"
         )
     flags = [f"--replica-size={size}"] if size > 1 else []
-    return ["-m", "elastic", "run", "--standalone", f"--nproc-per-node={count}", *flags]
+    return count, ["-m", "elastic", "run", "--standalone", f"--nproc-per-node={count}", *flags]
 
 
 def _shown(one: Difference) -> bool:
@@ -159,8 +197,10 @@ def _say_differences(screen: Console, found: Sequence[Difference], title: str) -
         screen.print(table(found, ("then", "now")))
 
 
-def _first_tensor(one: tuple[str, dict[str, Any]], other: tuple[str, dict[str, Any]], step: int | None) -> str | None:
-    """Return the first tensor that differs between two checkpoints of one step; None: none does, or there are no two.
+def _first_tensor(
+    one: tuple[str, dict[str, Any]], other: tuple[str, dict[str, Any]], step: int | None
+) -> tuple[int | None, str | None]:
+    """Return a step of which both have a checkpoint, and the first tensor that differs there; None: no step, or tensor.
 
     one, other  URLs, with the options of their storages
     step        the first that differs; its first checkpoints are compared. None: the newest ones
@@ -171,12 +211,12 @@ def _first_tensor(one: tuple[str, dict[str, Any]], other: tuple[str, dict[str, A
         both = sorted(known[0].keys() & known[1].keys())
         after = [at for at in both if step is None or at > step]
         if not after:
-            return None
+            return None, None
         at = after[-1] if step is None else after[0]
         stores = [stack.enter_context(opened(*side)) for side in (one, other)]
         a, b = (Side(storage, ids[at]) for storage, ids in zip(stores, known, strict=True))
         apart = [found for found in compare_checkpoints(a, b).differences if found.elements is not None]
-    return f"{apart[0].path}, of {len(apart)} in the checkpoints of step {at}" if apart else None
+    return at, f"{apart[0].path}, of {len(apart)} in the checkpoints of step {at}" if apart else None
 
 
 def _checkpoints(url: str, options: dict[str, Any]) -> elastic_checkpoint.Checkpointer:

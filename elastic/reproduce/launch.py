@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType
+from typing import Any, NoReturn, TextIO
 
 import elastic
 import elastic_checkpoint
 from elastic.manifest import machine, packages
 from elastic.reproduce.observer import Elsewhere
 from elastic.reproduce.source_tree import CannotReproduce, SourceTree, moved_path
-from elastic_checkpoint.storage import Storage, get_bounded
+from elastic_checkpoint import linux
+from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 
 # What a process is given by its surroundings, and not by who has launched the run.
 _NOT_TAKEN = (
@@ -35,6 +40,36 @@ _NOT_TAKEN = (
 )
 _REMOVED = "***"  # in place of a secret
 _LOCK_MAX = 4 << 20
+_OF_FOLDER = re.compile(r"^# (\S+) was installed from (.+)$", re.MULTILINE)  # as manifest/packages.py writes it
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_GRACE_S = 10.0
+
+
+class Ended(BaseException):
+    """A signal has come that ends this command; what it has begun here is taken back on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise Ended inside the block; what is ignored, as nohup has it, stays ignored."""
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # a second one would cut the way out short
+        raise Ended(number)
+
+    before = {one: was for one in _ENDS if (was := signal.getsignal(one)) != signal.SIG_IGN}
+    for one in before:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one, was in before.items():
+            signal.signal(one, was)
 
 
 def parts_here() -> dict[str, Any]:
@@ -57,6 +92,28 @@ def arguments(manifest: Mapping[str, Any], given: Sequence[str]) -> list[str]:
             "  next   give all of its arguments behind --: elastic reproduce RUN -- ARGUMENTS"
         )
     return found
+
+
+def installed_from_folders(manifest: Mapping[str, Any], storage: Storage) -> list[str]:
+    """Return, in words, what the run had installed from folders, editable or not: no version tells what is in those.
+
+    Raises what the storage raises.
+    """
+    lock = (manifest.get("packages") or {}).get("lock")
+    text = ""
+    with contextlib.suppress(Missing, TooLarge):
+        text = bytes(get_bounded(storage, lock["file"], _LOCK_MAX)).decode(errors="replace") if lock else ""
+    return [
+        f"{name} was installed from {url}, and is taken as it is here now" for name, url in _OF_FOLDER.findall(text)
+    ]
+
+
+def other_size(mode: str, launches: Sequence[Mapping[str, Any]], workers: int) -> str | None:
+    """Return, in words, what of a run in fast mode is not compared with so many workers; None: all of it is."""
+    had = sorted({int(one["run"]["world_size"]) for one in launches})
+    if mode != "fast" or had == [workers]:
+        return None
+    return f"what is computed: in fast mode {workers} workers give other bits than {' and '.join(map(str, had))}"
 
 
 def environment(manifest: Mapping[str, Any], tree: SourceTree, to: Elsewhere, observer: str) -> dict[str, str]:
@@ -112,11 +169,33 @@ def run(
     launcher: Sequence[str] = (),
     output: TextIO | None = None,
 ) -> int:
-    """Run the script to its end; return the exit status. launcher: words between python and the script."""
+    """Run the script to its end; return the exit status. launcher: words between python and the script.
+
+    It ends with this process, whatever ends that.
+    """
     command = [python, *launcher, *tree.script, *script_arguments]
-    with subprocess.Popen(command, cwd=tree.folder, env=dict(environ), stdout=output) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # it has got the signal, too, and saves what it holds
-                continue
+    with_this = partial(linux.signal_at_parents_end, signal.SIGTERM)  # a SIGKILL runs no `finally`
+    with subprocess.Popen(
+        command,
+        cwd=tree.folder,
+        env=dict(environ),
+        stdout=output,
+        preexec_fn=with_this,  # noqa: PLW1509  one system call, which takes no lock that a thread may hold
+    ) as process:
+        try:
+            while True:
+                try:
+                    return process.wait()
+                except KeyboardInterrupt:  # it has got the signal, too, and saves what it holds
+                    continue
+        finally:
+            if process.poll() is None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

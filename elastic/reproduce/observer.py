@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic.events.observer import ObservedRun, Observer
+from elastic.logging.base import Logger
 
 _VARIABLE = "ELASTIC_REPRODUCE"
+OTHER_RUNS = "other-runs"  # the folder, beside the run, of those that the script makes beside it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ def observer(_: str) -> Observer:
 
 
 class Redirecting(Observer):
-    """Has a run live elsewhere; another run of the same script goes beside it."""
+    """Has a run live elsewhere, and log nothing; another run of the same script goes beside it."""
 
     def __init__(self, to: Elsewhere) -> None:
         self.to = to
@@ -59,7 +61,10 @@ class Redirecting(Observer):
         options = self.to.options if self.to.options is not None else storage_options
         if "://" not in self.to.url:
             options = None  # those of the script are of another storage
-        return self.to.url if self.is_meant else f"{self.to.url.rstrip('/')}/other-runs/{name}", options
+        return self.to.url if self.is_meant else f"{self.to.url.rstrip('/')}/{OTHER_RUNS}/{name}", options
+
+    def loggers(self, loggers: tuple[Logger, ...]) -> tuple[Logger, ...]:
+        return ()  # they would write over the curves of the run that is made again: their URLs are the script's
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
         steps = self.to.steps

@@ -12,16 +12,18 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import elastic_checkpoint
-from elastic.record import Record, StepRecord, read_record
+from elastic.record import Part, Record, StepRecord, read_record
 from elastic.reproduce import launch
-from elastic.reproduce.command import newest_launch, opened, parsed
+from elastic.reproduce.command import launches, opened, parsed
 from elastic.reproduce.observer import Elsewhere, last_part
 from elastic.reproduce.replay_observer import Asked
 from elastic.reproduce.source_tree import CannotReproduce, checked_out
+from elastic.reproduce.verdict import ONLY_READ, PART_WORDS
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
 from elastic_checkpoint.storage import Storage, redact
@@ -35,8 +37,10 @@ def main(argv: Sequence[str]) -> int:
     given, asked = parsed(parser(), argv)
     options = storage_options(asked)
     try:
-        with opened(asked.run, options) as storage:
+        with launch.ended_by_signals(), opened(asked.run, options) as storage:
             return _replay(asked, given, storage, options)
+    except launch.Ended as ended:
+        return ended.status
     except (CannotReproduce, CheckpointError) as refused:
         print(f"elastic replay: {refused}", file=sys.stderr)
     except (OSError, ValueError, ImportError) as unreadable:
@@ -48,9 +52,12 @@ def parser() -> Parser:
     made = Parser(
         prog="elastic replay",
         description="Computes a step of a run again, in one process, from the newest checkpoint before it, and prints "
-        "what each share comes to, with its examples, beside what the run has on record. The run is only read.",
-        epilog="Exit status: 0 it is what was recorded; 1 it is not, or nothing was; 2 it cannot be done as asked. "
-        "What stands behind -- takes the place of the script's arguments.",
+        "what each share comes to, with its examples, beside what the run has on record. The run is only read. "
+        "The script runs in the folder in which it ran, its loggers write nothing, and other files that it writes are "
+        "written again.",
+        epilog="Exit status: 0 it is what was recorded, of --share in what it reads; 1 it is not, nothing was, or only "
+        "what was read can be compared; 2 it cannot be done as asked. What stands behind -- takes the place of the "
+        "script's arguments.",
     )
     made.add_argument("run", metavar="RUN", help="the run's folder or URL")
     made.add_argument("--step", type=int, required=True, metavar="N", help="which step, from 0")
@@ -65,12 +72,14 @@ def parser() -> Parser:
 
 
 def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, options: dict[str, Any]) -> int:
-    manifest = newest_launch(storage, asked.run)
+    made = launches(storage, asked.run)
+    manifest = made[-1]
     total = int(manifest["arguments"]["resolved"]["total_steps"])
     if not 0 <= asked.step < total:
         raise CannotReproduce(f"--step {asked.step}: the run has steps 0 to {total - 1}")
     words = launch.arguments(manifest, given)
     record = read_record(asked.run, options)
+    unlike = launch.other_size(record.mode, made, 1)
     with (
         tempfile.TemporaryDirectory(prefix="elastic-replay-", ignore_cleanup_errors=True) as folder,
         checked_out(manifest, storage, as_it_is=asked.here) as tree,
@@ -78,6 +87,7 @@ def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, o
         into = str(Path(folder, "run"))
         begins = _copy(asked.run, options, into, asked.step)
         print(f"from the checkpoint of step {begins}" if begins is not None else "from the beginning", file=sys.stderr)
+        tree.unchecked += [*launch.installed_from_folders(manifest, storage), *([unlike] if unlike else [])]
         for words_of in tree.unchecked:
             print(f"not checked: {words_of}", file=sys.stderr)
         told = Asked(
@@ -99,12 +109,15 @@ def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, o
             print(f"the trace is {trace.name}", file=sys.stderr)
     if seen is None:
         raise CannotReproduce(f"the script ended with status {status} before step {asked.step} was computed")
-    apart = _compared(seen, record, asked.share)
+    compared = _compared(seen, record, asked.share, only_read=unlike is not None)
     if asked.json:
-        print(json.dumps({**seen, "recorded": apart is not None, "differs": apart}))
+        found: dict[str, Any] = {"recorded": compared is not None, "differs": None, "compared": []}
+        if compared is not None:
+            found = {**found, "differs": compared.apart, "compared": sorted(compared.parts)}
+        print(json.dumps({**seen, **found}))
     else:
-        print("\n".join([*_words(seen, asked.share), *_verdict(asked.step, apart, status)]))
-    return _EQUAL if apart == [] else _DIFFERS
+        print("\n".join([*_words(seen, asked.share), *_verdict(asked.step, asked.share, compared, status)]))
+    return _EQUAL if compared is not None and compared.is_equal else _DIFFERS
 
 
 def _copy(url: str, options: dict[str, Any], into: str, step: int) -> int | None:
@@ -123,17 +136,38 @@ def _seen(file: Path) -> dict[str, Any] | None:
     return dict(json.loads(file.read_text())) if file.exists() else None
 
 
-def _compared(seen: Mapping[str, Any], record: Record, share: int | None) -> list[str] | None:
-    """Return what differs from the record, in words; None: it does not have what could be compared."""
+@dataclass(frozen=True)
+class _Compared:
+    """A step, or a share of it, beside the record.
+
+    parts     that both have
+    apart     what differs, in words
+    is_equal  nothing does, and that says what was asked: of a step, that the same was computed
+    """
+
+    parts: set[Part]
+    apart: list[str]
+    is_equal: bool
+
+
+def _compared(seen: Mapping[str, Any], record: Record, share: int | None, *, only_read: bool) -> _Compared | None:
+    """Return what was compared with the record; None: it does not have what could be. only_read: see compare()."""
     recorded = record.steps.get(seen["step"])
     if recorded is None:
         return None
     if share is not None:
         read = next((one["read"] for one in seen["shares"] if one["share"] == share), 0)
         known = recorded.shares[share][0] if share < len(recorded.shares) else 0
-        return None if not (read and known) else [] if read == known else [f"other values are read by share {share}"]
+        if not (read and known):
+            return None
+        apart = [] if read == known else [f"other values are read by share {share}"]
+        return _Compared({Part.READ}, apart, not apart)
     line = StepRecord.of(seen.get("line"))
-    return None if line is None else [words for _, words in line.differs(recorded)]
+    if line is None:
+        return None
+    parts = {part for part in line.compared(recorded) if part is Part.READ or not only_read}
+    apart = [words for part, words in line.differs(recorded) if part in parts]
+    return _Compared(parts, apart, not apart and any(part.is_computed for part in parts))
 
 
 def _words(seen: Mapping[str, Any], share: int | None) -> list[str]:
@@ -158,10 +192,16 @@ def _words(seen: Mapping[str, Any], share: int | None) -> list[str]:
     return said
 
 
-def _verdict(step: int, apart: Sequence[str] | None, status: int) -> list[str]:
-    if apart is None:
+def _verdict(step: int, share: int | None, compared: _Compared | None, status: int) -> list[str]:
+    what = f"step {step}" if share is None else f"share {share} of step {step}"
+    if compared is None:
         ended = f" (the script ended with status {status} in it)" if status else ""
-        return [f"step {step} is not compared: the run has it not on record, or it came to no end{ended}"]
-    if not apart:
-        return [f"step {step} is what the run has on record, bit by bit"]
-    return [f"step {step} is not what the run has on record:", *(f"  {words}" for words in apart)]
+        return [f"{what} is not compared: the run has it not on record, or it came to no end{ended}"]
+    if compared.apart:
+        return [f"{what} is not what the run has on record:", *(f"  {words}" for words in compared.apart)]
+    if share is not None:
+        return [f"{what} reads what the run has on record; what it computes is not on record by itself"]
+    if not compared.is_equal:
+        return [f"{ONLY_READ}: {what} reads what the run has on record"]
+    parts = ", ".join(PART_WORDS[part] for part in PART_WORDS if part in compared.parts)
+    return [f"{what} is what the run has on record, bit by bit", f"  compared  {parts}"]

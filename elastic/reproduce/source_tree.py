@@ -62,7 +62,8 @@ def checked_out(manifest: Mapping[str, Any], storage: Storage, *, as_it_is: bool
         if as_it_is:
             tree = _here(script)
         else:
-            tree = _worktree(manifest, storage, folder, stack) or _copy(manifest, storage, folder)
+            found = _worktree(manifest, storage, folder, stack)
+            tree = _copy(manifest, storage, folder, why=found) if isinstance(found, str) else found
         if not tree.folder.is_dir():
             tree.unchecked.append(f"{tree.folder}, in which it ran, is not here: it runs in {os.getcwd()}")
             tree.folder = Path.cwd()
@@ -71,18 +72,18 @@ def checked_out(manifest: Mapping[str, Any], storage: Storage, *, as_it_is: bool
 
 def _worktree(
     manifest: Mapping[str, Any], storage: Storage, folder: Path, stack: contextlib.ExitStack
-) -> SourceTree | None:
-    """Return the script in a worktree of its commit; None: that commit is nowhere here."""
+) -> SourceTree | str:
+    """Return the script in a worktree of its commit, or why there is none, in words."""
     git, script = manifest.get("git") or {}, manifest["script"]
     commit, root = git.get("commit"), str(git.get("root"))
     if not commit or not git.get("script"):
-        return None
+        return "it was in no commit"
     repository = next((one for one in (root, os.getcwd()) if _has(one, commit)), None)
     if repository is None:
-        return None
+        return f"commit {commit} is in no repository here"
     at = folder / "tree"
+    stack.callback(_remove, repository, at)  # first: a signal may come while git works
     _git(repository, "worktree", "add", "--detach", "--quiet", "--force", str(at), commit)
-    stack.callback(_remove, repository, at)
     unchecked = []
     if (changes := git.get("diff")) is not None:
         if changes.get("altered") or not changes.get("whole", True):
@@ -104,7 +105,7 @@ def _worktree(
             unchecked.append(f"{name} is in no commit, and not here")
     path = at / git["script"]
     if not path.is_file():
-        return None
+        return f"commit {commit} is here, and git does not track {git['script']} in it"
     if hashlib.sha256(path.read_bytes()).hexdigest() != script["sha256"]:
         unchecked.append(f"{git['script']} is not what it was: its hash is another one")
     ran_in = Path(script["folder"])
@@ -113,21 +114,19 @@ def _worktree(
     return SourceTree([str(path)], ran_in, at, unchecked)
 
 
-def _copy(manifest: Mapping[str, Any], storage: Storage, folder: Path) -> SourceTree:
-    """Return the script as the manifest keeps it."""
+def _copy(manifest: Mapping[str, Any], storage: Storage, folder: Path, *, why: str) -> SourceTree:
+    """Return the script as the manifest keeps it. why: no worktree has it, in words."""
     script = manifest["script"]
     copy, name = script.get("copy") or {}, Path(script["path"]).name
     try:
         text = bytes(get_bounded(storage, copy["file"], _LARGEST))
     except (KeyError, Missing, TooLarge) as none:
         raise CannotReproduce(
-            f"the script's commit is in no repository here, and the manifest keeps no copy of it: {none}\n"
+            f"no repository here has the script ({why}), and the manifest keeps no copy of it: {none}\n"
             "  next  call this command inside a clone of its repository"
         ) from None
     path = folder / name
     path.write_bytes(text)
-    commit = (manifest.get("git") or {}).get("commit")
-    why = f"commit {commit} is in no repository here" if commit else "it was in no commit"
     unchecked = [
         f"{why}: {name} is the copy that the manifest keeps, and what it imports from beside it is not checked"
     ]
@@ -171,7 +170,7 @@ def _has(repository: str, commit: str) -> bool:
 
 def _remove(repository: str, at: Path) -> None:
     with contextlib.suppress(CannotReproduce):
-        _git(repository, "worktree", "remove", "--force", str(at))
+        _git(repository, "worktree", "remove", "--force", "--force", str(at))  # locked, too: git was ended in it
 
 
 def _git(repository: str, *words: str) -> str:

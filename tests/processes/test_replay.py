@@ -21,6 +21,7 @@ import sys
 import torch
 import torch.nn.functional as F
 import elastic
+from elastic.logging import CSV
 
 url, plain, bad, on_bad = sys.argv[1], sys.argv[2] == "plain", int(sys.argv[3]), sys.argv[4]
 
@@ -38,6 +39,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Dr
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 with elastic.Run(
     url, model=model, optimizer=optimizer, dataset=Points(), batch_size=8, virtual_workers=4, epochs=1,
+    loggers=[CSV("curves.csv")],
     save_every=10, update=elastic.Update(on_bad=None if on_bad == "none" else on_bad),
 ) as run:
     if plain:
@@ -46,12 +48,15 @@ with elastic.Run(
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
+            if run.stepped:
+                run.log(one=1.0)
     else:
         for step in run:
             for x, y in step:
                 loss = F.cross_entropy(model(x), y, reduction="sum")
                 step.backward(loss, count=len(y))
                 step.add(loss=loss)
+            run.log(one=1.0)
 print("the script's end")
 """
 
@@ -73,7 +78,8 @@ def replay(url: Path, *flags: object) -> tuple[int, str]:
 @pytest.mark.parametrize("loop", ["plain", "steps"])
 def test_a_step_is_computed_again_bit_by_bit(loop: str, tmp_path: Path) -> None:
     url = made(tmp_path, loop, -1, "none")
-    before = {path: path.stat().st_mtime_ns for path in url.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert tmp_path / "curves.csv" in before
     status, output = replay(url, "--step", 43, "--json")
     assert status == 0, output
     assert "from the checkpoint of step 40" in output
@@ -83,12 +89,16 @@ def test_a_step_is_computed_again_bit_by_bit(loop: str, tmp_path: Path) -> None:
     assert (found["recorded"], found["differs"]) == (True, [])
     assert [one["share"] for one in found["shares"]] == [0, 1, 2, 3]
     assert all(len(one["indices"]) == 2 and float(one["loss"]) > 0 and one["gradients"] for one in found["shares"])
-    assert {path: path.stat().st_mtime_ns for path in url.rglob("*")} == before, "the run is only read"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before, "the run is only read"
+    assert {"read", "gradients"} <= {*found["compared"]}
+    assert ("gave" in found["compared"]) is (loop == "steps"), "the plain loop adds nothing up"
 
     status, output = replay(url, "--step", 43, "--share", 1)
     assert status == 0, output
     assert "share 1: loss" in output
     assert "share 2" not in output
+    assert "share 1 of step 43 reads what the run has on record; what it computes is not on record" in output
+    assert "bit by bit" not in output
     assert replay(url, "--step", 60)[0] == 2
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,7 +113,39 @@ def test_a_run_that_lost_workers_is_made_again_at_another_size(made: tuple[Path,
     _, url = made
     status, verdict, output = reproduced(url, "--workers", workers)
     assert (status, verdict.get("equal"), verdict.get("compared")) == (0, True, STEPS), output
-    assert verdict["not_checked"] == [], output
+    assert all(" was installed from " in one for one in verdict["not_checked"]), output
+    assert verdict["parts"]["gradients"] == STEPS, output
+    assert verdict["checkpoint"] == STEPS, output
+
+
+def test_it_is_made_where_no_run_lies(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """A second try would take the first one's record for its own, and call it equal."""
+    _, url = made
+    status, verdict, output = reproduced(url, "--workers", 1, "--steps", 3, "--into", "again", cwd=tmp_path)
+    assert (status, verdict.get("equal")) == (0, True), output
+    assert list(read_record(tmp_path / "again").steps) == [*range(3)], "the folder of the command, not of the script"
+    for into in (tmp_path / "again", url):
+        before = {path: path.stat().st_mtime_ns for path in into.rglob("*")}
+        status, verdict, output = reproduced(url, "--workers", 1, "--into", into)
+        assert (status, verdict) == (2, {}), output
+        assert f"--into {into}: a run lies there" in output
+        assert {path: path.stat().st_mtime_ns for path in into.rglob("*")} == before
+
+
+def test_a_signal_leaves_no_process_and_no_worktree(made: tuple[Path, Path], tmp_path: Path) -> None:
+    repository, url = made
+    script = ("--", url, 1_000_000, url.parent / "points.pt")
+    flags = ("--workers", 1, "--into", tmp_path / "run", *script)
+    with Launch("elastic", ["reproduce", url, *flags], cwd=tmp_path) as launch:
+        launch.wait_for(lambda: any(tmp_path.glob("run/claims/*")), "a claim", within_s=WITHIN_S)
+        assert len(git(repository, "worktree", "list").splitlines()) == 2
+        launch.send(signal.SIGTERM)
+        assert launch.finish(within_s=WITHIN_S) == 128 + signal.SIGTERM, launch.output
+        assert len(git(repository, "worktree", "list").splitlines()) == 1
+        until_s = time.monotonic() + WITHIN_S
+        while launch.pids:  # of workers the kernel tells that their agent has ended
+            assert time.monotonic() < until_s, launch.output
+            time.sleep(0.05)
 
 
 def test_a_changed_line_is_no_matter_unless_it_is_asked_for_and_then_it_is_named(

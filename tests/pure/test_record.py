@@ -1,21 +1,27 @@
 """A run's record has each step once, whoever wrote it and how often; two records of a step say what differs, and where.
 
-Pure: lines as workers write them, and what is read from them.
+Lines as workers write them, and what is read from them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from elastic import Compute
 from elastic.data.example_digest import quick_digest
-from elastic.record import Part, StepRecord, share_digests
+from elastic.group.sums import Agreed
+from elastic.record import Part, StepRecord, read_record, share_digests
 from elastic.record.reading import of_lines
+from elastic.record.recorder import Recorder
 from elastic.record.step_record import FORMAT, VERSION, encoded
 
 
@@ -107,6 +113,30 @@ def test_the_last_bit_of_a_norm_and_each_digest_count() -> None:
     assert [part for part, _ in one.differs(step(gradients=18, weights=17))] == [Part.GRADIENTS, Part.WEIGHTS]
     assert one.differs(step(norm=1.0)) == []
     assert [part for part, _ in one.differs(step(passed_over="loss is nan", first=0))] == [Part.END]
+
+
+def test_what_is_not_known_of_both_steps_is_not_compared() -> None:
+    known = step(shares=shares((1, 2)), norm=0.5, weights=7)
+    assert known.compared(step(shares=shares((1, 2)), norm=0.25)) == {Part.READ, Part.GAVE, Part.SUMS, Part.GRADIENTS}
+    assert known.compared(step(shares=shares((1, share_digests.gave([], {"\0own": 1.0}))), sums={})) == {Part.READ}
+
+
+def test_steps_of_two_lines_are_on_record_after_a_thousand(tmp_path: Path) -> None:
+    """Of a GPU the norm comes once the step is on record. Without a save, a thousand steps are all that may be lost."""
+    config: Any = SimpleNamespace(
+        url=str(tmp_path), storage_options={}, plan=SimpleNamespace(virtual_workers=4), compute=Compute()
+    )
+    recorder = Recorder(config, "host-17-abcdef", lambda _: None)
+    agreed = Agreed({"loss": 1.5}, 128, (0,), (0,), (0,), (), (), 0)
+    for at in range(1000):
+        recorder.add(at, 1, agreed, coordinates=True)
+        recorder.norm(at, 2.5)
+    until_s = time.monotonic() + 60
+    while not list(tmp_path.glob("record/*.jsonl")):
+        assert time.monotonic() < until_s, "nothing is written"
+        time.sleep(0.01)
+    recorder.close()
+    assert len(read_record(tmp_path).steps) == 1000
 
 
 def test_a_shares_number_fits_into_the_row() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from elastic.manifest.differences import Difference, differences
-from elastic.record import Record, StepRecord
+from elastic.record import Part, Record, StepRecord
 from elastic.reproduce import launch
 from elastic.reproduce.source_tree import CannotReproduce, moved_path
 from elastic.reproduce.verdict import compare
+from elastic_checkpoint.storage import open_storage
 
 READ, SCRIPT, LIBRARY = "data.identity", "script.sha256", "packages.versions.numpy"
 
@@ -42,7 +43,41 @@ def apart(*paths: str) -> list[Difference]:
 def test_two_records_that_say_the_same_are_equal() -> None:
     verdict = compare(record(1200), record(1200), apart(LIBRARY))
     assert verdict.equal
-    assert verdict.words() == ["equal, all 1,200 steps"]
+    said = "what was read in 1,200, each share's loss and sums in 1,200, the batch's sums in 1,200"
+    assert verdict.words() == ["equal, all 1,200 steps", f"  compared  {said}"]
+    with_tensors = verdict.with_checkpoints(1200, None).words()[-1]
+    assert with_tensors.endswith("in 1,200, all tensors of the checkpoints of step 1200")
+
+
+def test_two_records_of_what_was_read_alone_are_not_called_equal() -> None:
+    """A loop that adds nothing up has neither loss nor sum on record where its backward pass is on a GPU."""
+    read = record(6, other=0, sums={}, shares=((1, 0), (3, 0)))
+    verdict = compare(read, read, [])
+    assert not verdict.equal
+    assert verdict.words() == ["only what was read is compared: it is the same in all 6 steps"]
+    assert verdict.with_checkpoints(6, None).equal
+
+
+def test_what_another_number_of_workers_computes_in_fast_mode_is_not_held_against_it() -> None:
+    verdict = compare(record(6), record(6, other=2, sums={"loss": 1.5}), apart(LIBRARY), only_read=True)
+    assert (verdict.step, verdict.causes, verdict.equal) == (None, [], False)
+    other_data = compare(record(6), record(6, other=2, sums={"loss": 1.5}, count=23.0), [], only_read=True)
+    assert [part for part, _ in other_data.parts] == [Part.READ]
+
+    launches = [{"run": {"world_size": 3}}, {"run": {"world_size": 2}}]
+    assert launch.other_size("exact", launches, 2) is None
+    assert launch.other_size("fast", launches[1:], 2) is None
+    said = launch.other_size("fast", launches, 2)
+    assert said == "what is computed: in fast mode 2 workers give other bits than 2 and 3"
+
+
+def test_what_was_installed_from_a_folder_is_said_to_be_taken_as_it_is_now(tmp_path: Path) -> None:
+    lock = "# What was installed\nnumpy==2.3.0\n# mine==0.1.0 was installed from file:///home/me/mine\n"
+    (tmp_path / "lock.txt").write_text(lock)
+    manifest = {"packages": {"lock": {"file": "lock.txt"}}}
+    said = launch.installed_from_folders(manifest, open_storage(str(tmp_path)))
+    assert said == ["mine==0.1.0 was installed from file:///home/me/mine, and is taken as it is here now"]
+    assert launch.installed_from_folders({}, open_storage(str(tmp_path))) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +107,7 @@ def test_steps_that_are_on_one_record_alone_are_not_equal() -> None:
 
 
 def test_equal_steps_with_another_tensor_at_their_end_are_not_equal() -> None:
-    verdict = compare(record(8), record(8), []).with_tensor("model.weight, of 1 in the checkpoints of step 8")
+    verdict = compare(record(8), record(8), []).with_checkpoints(8, "model.weight, of 1 in the checkpoints of step 8")
     assert not verdict.equal
     assert "model.weight" in verdict.words()[-1]
 
