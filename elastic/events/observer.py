@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
     from elastic.events.log import EventLog
-    from elastic.logging.base import Logger
 
 MOMENTS = (
     "start",
@@ -108,7 +107,7 @@ class Observer:
         """Return how large a part of all shares two workers pass. Called once, before anything else."""
         return part
 
-    def loggers(self, loggers: tuple[Logger, ...]) -> tuple[Logger, ...]:
+    def loggers(self, loggers: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return where `run.log` writes. Called once, before any of them is opened, with what the script says."""
         return loggers
 

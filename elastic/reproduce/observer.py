@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic.events.observer import ObservedRun, Observer
-from elastic.logging.base import Logger
 
 _VARIABLE = "ELASTIC_REPRODUCE"
 OTHER_RUNS = "other-runs"  # the folder, beside the run, of those that the script makes beside it
@@ -63,7 +62,7 @@ class Redirecting(Observer):
             options = None  # those of the script are of another storage
         return self.to.url if self.is_meant else f"{self.to.url.rstrip('/')}/{OTHER_RUNS}/{name}", options
 
-    def loggers(self, loggers: tuple[Logger, ...]) -> tuple[Logger, ...]:
+    def loggers(self, loggers: tuple[Any, ...]) -> tuple[Any, ...]:
         return ()  # they would write over the curves of the run that is made again: their URLs are the script's
 
     def at(self, moment: str, run: ObservedRun, share: int | None = None) -> None:
