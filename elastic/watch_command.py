@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         why = redact(str(unreadable)) or type(unreadable).__name__
         print(
             f"elastic watch: the events of {name} cannot be read: {why}\n"
-            "  next  give a folder or an fsspec URL that can be read from here",
+            "  state  the run is as it was: nothing was written\n"
+            "  next   give a folder or an fsspec URL that can be read from here",
             file=sys.stderr,
         )
         return USAGE
@@ -88,8 +89,10 @@ def status(events: Sequence[Event], *, total_steps: int = 0) -> Status | None:
     for event in own:
         if event["worker"] == coordinator:
             tracker.hear(event)
-    ends = {event["event"] for event in own if event["worker"] == coordinator} & {"finished", "left"}
-    state = "finished" if "finished" in ends else "left" if "left" in ends else "going on"
+    finished, left = ({event["worker"] for event in own if event["event"] == end} for end in ("finished", "left"))
+    members = next((event["workers"] for event in reversed(own) if event["event"] == "view_formed"), [coordinator])
+    # a coordinator may leave while the others go on
+    state = "finished" if finished else "left" if left.issuperset(members) else "going on"
     return {**shown[-1], "state": state, "heard": float(events[-1]["t"])}
 
 

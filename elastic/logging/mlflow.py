@@ -17,7 +17,7 @@ _TAG = "elastic.run"
 
 
 class MLflow(Logger):
-    """Logs to MLflow: a server, or a folder.
+    """Logs to MLflow: a server; or a folder, for which MLflow 3 wants MLFLOW_ALLOW_FILE_STORE=true.
 
     Args:
         tracking_uri: MLflow's; default what its own settings say.

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,7 @@ _APART = "--"
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit status: 0 only if all is equal, 1 if not, 2 for what cannot be done."""
-    given, asked = parsed(parser(), argv)
-    options = storage_options(asked)
-    try:
-        with launch.ended_by_signals(), opened(asked.run, options) as storage:
-            return _reproduce(asked, given, storage, options)
-    except launch.Ended as ended:
-        return ended.status
-    except (CannotReproduce, CheckpointError) as refused:
-        print(f"elastic reproduce: {refused}", file=sys.stderr)
-    except (OSError, ValueError, ImportError) as unreadable:
-        print(f"elastic reproduce: {redact(str(unreadable)) or type(unreadable).__name__}", file=sys.stderr)
-    return USAGE
+    return carried_out(parser(), argv, _reproduce)
 
 
 def parser() -> Parser:
@@ -78,6 +67,29 @@ def parser() -> Parser:
     made.add_argument("--json", action="store_true", help="print the verdict as JSON")
     add_storage_option(made.add_argument)
     return made
+
+
+def carried_out(
+    made: Parser, argv: Sequence[str], act: Callable[[argparse.Namespace, list[str], Storage, dict[str, Any]], int]
+) -> int:
+    """Do what was asked, with the run's storage open; return the exit status, and say why it cannot be done."""
+    given, asked = parsed(made, argv)
+    options = storage_options(asked)
+    try:
+        with launch.ended_by_signals(), opened(asked.run, options) as storage:
+            return act(asked, given, storage, options)
+    except launch.Ended as ended:
+        return ended.status
+    except (CannotReproduce, CheckpointError) as refused:
+        print(f"{made.prog}: {refused}", file=sys.stderr)
+    except (OSError, ValueError, ImportError) as unreadable:
+        print(
+            f"{made.prog}: {redact(str(unreadable)) or type(unreadable).__name__}\n"
+            "  state  the run is as it was\n"
+            "  next   see whether its folder or URL can be read from here",
+            file=sys.stderr,
+        )
+    return USAGE
 
 
 def parsed(made: Parser, argv: Sequence[str]) -> tuple[list[str], argparse.Namespace]:

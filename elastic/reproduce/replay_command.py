@@ -19,14 +19,13 @@ from typing import Any
 import elastic_checkpoint
 from elastic.record import Part, Record, StepRecord, read_record
 from elastic.reproduce import launch
-from elastic.reproduce.command import launches, opened, parsed
+from elastic.reproduce.command import carried_out, launches
 from elastic.reproduce.observer import Elsewhere, last_part
 from elastic.reproduce.replay_observer import Asked
 from elastic.reproduce.source_tree import CannotReproduce, checked_out
 from elastic.reproduce.verdict import ONLY_READ, PART_WORDS
-from elastic_checkpoint import CheckpointError
-from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
-from elastic_checkpoint.storage import Storage, redact
+from elastic_checkpoint.command_line import Parser, add_storage_option
+from elastic_checkpoint.storage import Storage
 
 _EQUAL, _DIFFERS = 0, 1
 _SHOWN = 32  # examples of a share
@@ -34,18 +33,7 @@ _SHOWN = 32  # examples of a share
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit status: 0 it is what was recorded, 1 it is not, 2 for what cannot be done."""
-    given, asked = parsed(parser(), argv)
-    options = storage_options(asked)
-    try:
-        with launch.ended_by_signals(), opened(asked.run, options) as storage:
-            return _replay(asked, given, storage, options)
-    except launch.Ended as ended:
-        return ended.status
-    except (CannotReproduce, CheckpointError) as refused:
-        print(f"elastic replay: {refused}", file=sys.stderr)
-    except (OSError, ValueError, ImportError) as unreadable:
-        print(f"elastic replay: {redact(str(unreadable)) or type(unreadable).__name__}", file=sys.stderr)
-    return USAGE
+    return carried_out(parser(), argv, _replay)
 
 
 def parser() -> Parser:

@@ -201,7 +201,7 @@ def test_a_resume_in_any_shape_computes_the_step_behind_the_save_again_or_is_ref
     run: Run, whole: Callable[..., set[tuple[str, ...]]], tmp_path: Path, workers: int, size: int | None
 ) -> None:
     """What was computed there before it was killed lies beside the save; another script gives another gradient."""
-    with launched(tmp_path / "run", 2, f"--steps={STEPS}", "--kill=3:applied:0,1:SIGKILL") as launch:
+    with launched(tmp_path / "run", 2, f"--steps={STEPS}", "--kill=3:noted:0,1:SIGKILL") as launch:
         assert launch.finish(within_s=WITHIN_S)
     with launched(tmp_path / "run", workers, f"--steps={STEPS}", "--bad=2:1.001", size=size) as launch:
         assert launch.finish(within_s=WITHIN_S)

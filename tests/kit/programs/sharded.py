@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ from elastic_checkpoint.testing import Faults, Plan, TornWrite
 
 VOCABULARY, WIDTH, LENGTH = 61, 20, 16
 MOMENTS = ("forward", "second", "held", "word", "applied")
-"""Of a step: its first pass; another one; it is exchanged; this worker has heard that all hold it; it is applied."""
+"""Of a step: its first pass; another one; it is exchanged; this worker has heard that all hold it; it is applied.
+
+Noted, too: it is applied, and what the step before it computed lies beside the save that it follows.
+"""
 
 
 class Block(nn.Module):
@@ -388,17 +391,31 @@ def _die(options: argparse.Namespace, run: elastic.Run, step: int, moment: str) 
         return
     at, what, together, number = options.kill.split(":")
     ranks = together.split(",")
+    if moment == "applied" and what == "noted":
+        moment = "noted"
     if (int(at), what) == (step, moment) and str(run.rank) in ranks:
+        if what == "noted":
+            _wait_until(lambda: _is_noted(options.url, step - 1), f"nothing is noted of step {step - 1}")
         _wait_for_all(f"{options.url}.dies", run.rank, ranks)
         os.kill(os.getpid(), signal.Signals[number])
+
+
+def _is_noted(url: str, step: int) -> bool:
+    """Return whether what the step behind a save had computed lies beside that save."""
+    notes = (path.read_bytes() for path in Path(url).glob("data/*/*/note.json"))
+    return any(json.loads(note)["step"] == step for note in notes)
 
 
 def _wait_for_all(named: str, rank: int, ranks: Iterable[object]) -> None:
     """Return once all of these ranks have come here."""
     Path(f"{named}.{rank}").touch()
+    _wait_until(lambda: all(Path(f"{named}.{one}").exists() for one in ranks), f"not all of {ranks} come")
+
+
+def _wait_until(done: Callable[[], bool], else_said: str) -> None:
     deadline = time.monotonic() + 60
-    while not all(Path(f"{named}.{one}").exists() for one in ranks):
-        assert time.monotonic() < deadline, f"not all of {ranks} come"
+    while not done():
+        assert time.monotonic() < deadline, else_said
         time.sleep(0.001)
 
 

@@ -1,0 +1,38 @@
+"""Of a run that is watched: it has ended once all have left it, and goes on where its coordinator alone has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic.events.event import Event
+from elastic.watch_command import status
+
+
+def told(worker: str, event: str, t: float, rank: int = 0, **facts: Any) -> Event:
+    return {"t": t, "worker": worker, "event": event, "claim": 1, "rank": rank, "generation": 1, **facts}
+
+
+def begun() -> list[Event]:
+    step = {"step": 0, "epoch": 0, "count": 4, "attempt": 0}
+    return [
+        told("a", "run_started", 0.0, config={"virtual_workers": 4}),
+        told("a", "view_formed", 1.0, workers=["a", "b"]),
+        told("b", "view_formed", 1.0, 1, workers=["a", "b"]),
+        told("a", "step_applied", 2.0, **step),
+        told("b", "step_applied", 2.0, 1, **step),
+    ]
+
+
+def test_a_run_has_been_left_once_all_of_its_workers_have() -> None:
+    events = [*begun(), told("a", "left", 3.0, step=1)]
+    found = status(events, total_steps=9)
+    assert found is not None
+    assert (found["state"], found["step"], found["total_steps"], found["world_size"]) == ("going on", 1, 9, 2)
+    found = status([*events, told("b", "left", 3.5, 1, step=1)])
+    assert found is not None
+    assert (found["state"], found["heard"]) == ("left", 3.5)
+
+
+def test_nothing_is_shown_before_the_first_step() -> None:
+    assert status([]) is None
+    assert status(begun()[:3]) is None
