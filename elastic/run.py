@@ -38,8 +38,8 @@ from elastic.loop.plain.loop import Batches, PlainLoop, check_plain
 from elastic.loop.plain.step import PlainStep
 from elastic.loop.portable import pin_instruction_set
 from elastic.loop.run_state import RunState
+from elastic.loop.steps.current_step import CurrentStep
 from elastic.loop.steps.step import Step
-from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import default_update
 from elastic.membership import environment
 from elastic.membership.progress import Progress
@@ -248,7 +248,7 @@ class Run:
 
     @property
     def step_in_epoch(self) -> int:
-        """Return, in a loop over `batches`, the number in its epoch of the step in hand, from 0.
+        """Return, in a loop over `batches`, the number in its epoch of the current step, from 0.
 
         It is what `enumerate(loader)` counts where a batch is a step.
         """
@@ -290,7 +290,7 @@ class Run:
 
     @property
     def attempt(self) -> int:
-        """Return how often the step in hand has come round again."""
+        """Return how often the current step has come round again."""
         return self._state.attempt
 
     @property
@@ -455,14 +455,14 @@ class Run:
 
     @property
     def count(self) -> float:
-        """Return over how many examples (or what `count` counts) the step in hand is a mean, once it is exchanged."""
+        """Return over how many examples (or what `count` counts) the current step is a mean, once it is exchanged."""
         step = self._here.step
         return step.count if step is not None else 0
 
     def stop(self, reason: str) -> None:
         """End the run on all workers, at the boundary after the next exchange; the same at every world size.
 
-        That is the exchange of the step in hand inside the inner loop, and of the following step outside it.
+        That is the exchange of the current step inside the inner loop, and of the following step outside it.
 
         Args:
             reason: Is in `stopped` afterwards, and in the report. A run that was stopped stays stopped.
@@ -568,7 +568,7 @@ class Run:
         else:
             default_update(self._config, self._here.session.gradient_sync.parameters)
 
-    def _call_on_apply(self, step: Step | StepInHand) -> bool:
+    def _call_on_apply(self, step: Step | CurrentStep) -> bool:
         """Call what `on_apply` was given; tell whether there was anything."""
         for function in self._on_apply:
             function(self, step)

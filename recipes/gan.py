@@ -4,7 +4,7 @@
     elastic run --standalone --nproc-per-node=4 recipes/gan.py runs/gan
 
 A step of a run is one update by one batch, so the two take turns: each even step is the discriminator's, each odd one
-the generator's, and who lost a worker in between redoes the step in hand alone. What a step does not train is frozen
+the generator's, and who lost a worker in between redoes the current step alone. What a step does not train is frozen
 before its batches, and its optimizer need not step. An epoch has half as many updates of each network as a loop has
 that makes both by one batch: it takes twice the epochs. Networks that learn from pairs learn from each step's own.
 """

@@ -211,7 +211,7 @@ class Checkpointer:
         Args:
             world: Is written into it, for people and for the caller's own rules; nothing here reads it.
             answers_for_others: The endpoint of `answers` may be named by a claim under which a process on another
-                machine goes on. So what it answers says nothing, and only the holder's signs of life in the storage
+                machine goes on. So what it answers says nothing, and only the holder's heartbeats in the storage
                 count.
 
         Raises:

@@ -3,7 +3,7 @@
     python deploy/ray/train.py RUN /app/train.py RUN     on a node of the cluster, or by `ray job submit`
 
 A node that appears gets an agent, which joins the run; one that Ray drains is told to leave, and its workers do so
-after the step in hand; one that is lost costs the others a fraction of a second, for they hear of it long before Ray
+after the current step; one that is lost costs the others a fraction of a second, for they hear of it long before Ray
 does. The agents meet by the run's URL: no node is special but the one with this program, which goes on when it is
 started again.
 

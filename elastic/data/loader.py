@@ -227,7 +227,7 @@ class Loader:
             except ChildProcessError as error:
                 raise LoaderError(
                     f"loader processes: {error}, while {_named(request)} were waited for\n"
-                    f"  state  the step in hand is not applied\n"
+                    f"  state  the current step is not applied\n"
                     f"  next   see what it said above; if it was killed (dmesg), fewer num_workers need less memory"
                 ) from error
             if answer is not None:
@@ -241,7 +241,7 @@ class Loader:
                 raise LoaderTimeout(
                     f"loader processes: nothing from {self._num_workers} in {self._timeout_s:g} s\n"
                     f"  missing  {_named(request)}\n"
-                    f"  state    the processes live, in dataset[i] or collate_fn; the step in hand is not applied\n"
+                    f"  state    the processes live, in dataset[i] or collate_fn; the current step is not applied\n"
                     "  next     see whether the dataset's storage hangs, and above whether pickling a batch failed",
                     request=request,
                 )

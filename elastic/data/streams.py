@@ -217,7 +217,7 @@ class Streams:
         if known != number:
             raise StepError(
                 f"stream {worker} is to give its example {number}, and its position is known at {known}\n"
-                "  state  the step in hand is not applied\n"
+                "  state  the current step is not applied\n"
                 "  next   this should not be: please report it"
             )
         return _Reader(lambda: self._make(worker, workers), worker, number, position)
@@ -246,7 +246,7 @@ class _Reader:
             self._begin()
         raise StepError(
             f"stream {self._worker} gives no examples\n"
-            "  state  the step in hand is not applied\n"
+            "  state  the current step is not applied\n"
             "  next   fewer virtual workers than there are files or shards"
         )
 

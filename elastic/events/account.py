@@ -15,7 +15,7 @@ Each event that ends a stretch (`_ENDS`) accounts for the time since the one bef
     redone         spent on what does not count: a step in flight that was lost with a peer or with this worker, steps
                    that nobody survived who had applied them, steps after the save that a restart went back to, steps
                    that were passed over as bad, or taken back with one
-    detecting      from a peer's fault (its death, its exception, its last sign of life) to this worker's knowing of
+    detecting      from a peer's fault (its death, its exception, its last heartbeat) to this worker's knowing of
                    it, and of a stuck worker until it is killed. Where no agent saw a fault (a host that was cut off):
                    all since what this worker did last; under torchrun, the wait in the exchange that failed
     unknown        records that were removed to bound the log (compaction.py) and are not of steps alone

@@ -29,7 +29,7 @@ from elastic_checkpoint.forks import leave_garbage_to_parents
 
 _ACCEPTED_S = 5.0
 _OF_PEERS = re.compile(
-    # gloo's transport, what severing or a deadline does to it, and NCCL's words for the same
+    # gloo's transport, what aborting or a deadline does to it, and NCCL's words for the same
     r"gloo/transport|connection|connect|socket|timed out|timeout|closed|abort|broken|shut ?down|ncclRemoteError|"
     r"ncclSystemError|remote process exited",
     re.IGNORECASE,
@@ -119,7 +119,7 @@ class Group(Protocol):
     def check(self) -> None:
         """Raise PeerLost if a peer is known to be gone: what was computed for this group is of no use."""
 
-    def sever(self) -> None:
+    def abort(self) -> None:
         """End the connections: collectives in flight fail at once, here and at the peers. From any thread."""
 
     def close(self, *, abruptly: bool = False) -> None:
@@ -159,7 +159,7 @@ class LocalGroup:
     def check(self) -> None:
         return
 
-    def sever(self) -> None:
+    def abort(self) -> None:
         return
 
     def close(self, *, abruptly: bool = False) -> None:
@@ -178,7 +178,7 @@ _DONE = Work(_Done(), "nothing", None)
 
 
 class DistributedGroup:
-    """The group of two workers or more. It severs itself as soon as one of its connections ends."""
+    """The group of two workers or more. It aborts itself as soon as one of its connections ends."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class DistributedGroup:
         while not done.query():  # a synchronize would wait for a dead peer's part, and for ever
             self.check()
             if time.monotonic() > deadline:
-                self.sever()
+                self.abort()
                 what = f"what was started on {self._device} did not end within {self._timeout_s:g} s"
                 raise PeerLost(what, step=None, phase="exchange")
             time.sleep(_GPU_LOOK_S)
@@ -238,16 +238,16 @@ class DistributedGroup:
         if self._severed:
             raise PeerLost("a peer hung up", step=None, phase="group")
 
-    def sever(self) -> None:
+    def abort(self) -> None:
         self._severed = True
-        self._watch.sever()
+        self._watch.abort()
         nccl = self._nccl  # another thread may be closing the group
         if nccl is not None:
             nccl.abort()
 
     def close(self, *, abruptly: bool = False) -> None:
         if abruptly:  # gloo would wait for what is in flight, until its deadline
-            self.sever()
+            self.abort()
         self._watch.close()
         for backend in (self._nccl, self._gloo):
             if backend is not None:

@@ -248,15 +248,15 @@ class GradientSum:
             if self._pass_begins is not None:
                 begins, self._pass_begins = self._pass_begins, None
                 begins()
-            in_hand = self._pass
-            if not in_hand.open:
+            current = self._pass
+            if not current.open:
                 return  # a backward pass that is not ours
-            if in_hand.arrived[index]:
+            if current.arrived[index]:
                 raise self._second_gradient(index)
-            in_hand.arrived[index] = 1
+            current.arrived[index] = 1
             if not small:
                 self._take((index,))
-            if in_hand.last and in_hand.lost is None and queue.completes(index):
+            if current.last and current.lost is None and queue.completes(index):
                 self._send_complete()
 
         return arrived
@@ -306,18 +306,18 @@ class GradientSum:
 
     def _take(self, indices: Iterable[int]) -> None:
         """Take these parameters' gradients from `.grad`, and add them to the partial sums."""
-        taken, in_hand, parameters = list(indices), self._pass, self._layout.parameters
+        taken, current, parameters = list(indices), self._pass, self._layout.parameters
         values: list[torch.Tensor | None] = []
         for index in taken:
-            in_hand.waits[index] = 0
+            current.waits[index] = 0
             parameter = parameters[index]
             value, parameter.grad = parameter.grad, None
             if value is not None and value.layout is not torch.strided:
                 raise self._sparse(index)
             if value is not None and self._look is not None:
                 self._look(index, value)
-            values.append(value if in_hand.weight else None)  # a mean over no tokens is not a number
-        self._sums.add(taken, values, in_hand.weight)
+            values.append(value if current.weight else None)  # a mean over no tokens is not a number
+        self._sums.add(taken, values, current.weight)
 
     def _sparse(self, index: int) -> StepError:
         return StepError(

@@ -1,10 +1,10 @@
-"""Notices within a millisecond that a peer is gone, and severs the group under whatever blocks in it.
+"""Notices within a millisecond that a peer is gone, and aborts the group under whatever blocks in it.
 
 A killed process resets its connections, but only a collective that waits for that very peer fails: the others
 wait on, for neighbours that wait as well. Every rank has a connection to every other, so a thread that listens
 for nothing but hang-ups on all of them knows at once; the kernel wakes it for no data.
 
-Severing goes in two steps. First nothing more is sent: every peer reads an end of file behind what is on its way.
+Aborting goes in two steps. First nothing more is sent: every peer reads an end of file behind what is on its way.
 A moment later nothing more is read. form.Work does not trust that all of it has arrived by then.
 """
 
@@ -34,17 +34,17 @@ class Watch:
         self._lost = lost
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
-        self._severing = False
+        self._aborting = False
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="elastic-group-watch", daemon=True)
         self._thread.start()
 
-    def sever(self) -> None:
+    def abort(self) -> None:
         """End the connections: collectives that block in them fail here and at the peers. Idempotent."""
         with self._lock:
-            if self._severing or self._closing:
+            if self._aborting or self._closing:
                 return
-            self._severing = True
+            self._aborting = True
             self._shut(socket.SHUT_WR)
             os.write(self._wake_write, b"1")
 
@@ -63,17 +63,17 @@ class Watch:
         self._lost = _nobody  # no cycle: a group ends when it is let go, not when garbage is collected
 
     def _watch(self) -> None:
-        """Wait for a hang-up, `sever` or `close`; unless it was `close`, end the connections in two steps."""
+        """Wait for a hang-up, `abort` or `close`; unless it was `close`, end the connections in two steps."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         for connection in self._connections:
             poll.register(connection, _HUNG_UP)
         poll.poll()
         with self._lock:
-            if self._closing and not self._severing:
+            if self._closing and not self._aborting:
                 return
-            if not self._severing:
-                self._severing = True
+            if not self._aborting:
+                self._aborting = True
                 self._shut(socket.SHUT_WR)
         self._lost()
         # what is on its way gets the time to arrive: gloo forgets a message that was read in half when its connection

@@ -10,7 +10,7 @@ rendezvous   the store at which the first nodes meet, and what they leave there
 net          addresses, ports and connections between agents, in the agent's one loop
 node         the machine is taken, or the run is over: notices, leaving, the exit status
 workers      the agent's side of a worker: started, watched, ended, and what people see of it
-warm         the process that has imported what the script does, and from which workers are forked
+fork_server  the process that has imported what the script does, and from which workers are forked
 processes    what holds of one process: a worker's life, a script as `__main__`, signals, children
 string_hashes  strings hash alike in all of them
 """

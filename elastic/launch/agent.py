@@ -4,7 +4,7 @@
     deaths            │
     signals, notices  ├─ one loop in one thread ─ hub (here, or over TCP)
     a timer           │
-    the warm process  ┘
+    the fork server  ┘
 
 Promises  a worker's death is reported at once, after everything that it had said before: one that is killed or crashes
           before the kernel is done with it (workers/death_watch.py), else at SIGCHLD.

@@ -44,7 +44,7 @@ _HELP = {
     "newest checkpoint is to be read while the script's modules are imported.",
     "standalone": "One node, without any rendezvous. --rdzv-backend, --rdzv-id and hosts in --rdzv-endpoint are "
     "ignored, as with torchrun; which of them were given is said.",
-    "start_method": "forkserver or fork (default): workers are forked from a warm process that has made the script's "
+    "start_method": "forkserver or fork (default): workers are forked from a fork server that has made the script's "
     "imports. spawn: each worker is a fresh interpreter, for scripts whose modules must not share what they computed "
     "while they were imported. (Unlike torchrun's, which is multiprocessing's start method.)",
     "monitor_interval": "Accepted for torchrun's sake, without effect: deaths are noticed at once.",

@@ -57,7 +57,7 @@ _NO_PROCESS = (
 def main(argv: Sequence[str], *, waits: Callable[[Starter], None] | None = None, preloaded: bool | None = None) -> int:
     """Run the command, and return 2 for what cannot be done as asked, else the agent's exit status.
 
-    waits      called before this node meets others, while its warm process imports
+    waits      called before this node meets others, while its fork server imports
     preloaded  this process has loaded torch as a worker would, and has one thread; None: look
 
     The agent's status is 0, 1 for a run that failed, 75 where the run has had its most nodes for join_timeout, or 130.
@@ -146,7 +146,7 @@ def _run(
     starter = Starter(loop, arguments.script, environ, fresh=arguments.fresh, preloaded=preloaded, say=say)
     stores = _stores(arguments, say, preloaded=preloaded)
 
-    # The rest of this process's imports, while the warm process makes the script's.
+    # The rest of this process's imports, while the fork server makes the script's.
     from elastic.launch.agent import Agent
     from elastic.launch.hub.link import HubLink
     from elastic.launch.meeting import NodesMissing
@@ -170,7 +170,7 @@ def _run(
             with early.interruptible():
                 waits(starter)
                 metrics = _metrics(arguments, stack)
-                beacon = stack.enter_context(contextlib.closing(_beacon(arguments)))
+                liveness = stack.enter_context(contextlib.closing(_liveness(arguments)))
                 meeting = _meet(arguments, node, secret, stores, say)
         except LeftEarly as told:
             starter.close()
@@ -196,7 +196,7 @@ def _run(
         )
         hub = HubLink(
             this_node,
-            lambda takes_over: _hub(arguments, meeting, beacon, takes_over=takes_over),
+            lambda takes_over: _hub(arguments, meeting, liveness, takes_over=takes_over),
             say=say,
             listener=meeting.listener if meeting else None,
             connected=meeting.connected if meeting else None,
@@ -242,7 +242,7 @@ def _run(
 
 
 def _metrics(arguments: Arguments, stack: contextlib.ExitStack) -> NodeMetrics | None:
-    """Serve this node's metrics in a thread, if asked for; the warm process is forked before. Raises ConfigError."""
+    """Serve this node's metrics in a thread, if asked for; the fork server is forked before. Raises ConfigError."""
     if arguments.metrics_port is None:
         return None
     from elastic.launch.node.metrics import NodeMetrics
@@ -314,8 +314,8 @@ def _meet(
     return meeting
 
 
-def _beacon(arguments: Arguments) -> LivenessServer:
-    """Return the beacon for whoever claims the run's storage, should the hub ever be here. Raises ConfigError."""
+def _liveness(arguments: Arguments) -> LivenessServer:
+    """Return what answers for whoever claims the run's storage, should the hub ever be here. Raises ConfigError."""
     from elastic.launch.net.addresses import none_free
     from elastic_checkpoint.runs.liveness import LivenessServer
 
@@ -330,7 +330,7 @@ def _beacon(arguments: Arguments) -> LivenessServer:
         raise none_free(arguments.ports, "all addresses", refused) from refused
 
 
-def _hub(arguments: Arguments, meeting: Meeting | None, beacon: LivenessServer, *, takes_over: bool) -> Hub:
+def _hub(arguments: Arguments, meeting: Meeting | None, liveness: LivenessServer, *, takes_over: bool) -> Hub:
     """Return a hub of this node's, for the first view or, with `takes_over`, after another hub."""
     from elastic.membership.hub.hub import Hub
     from elastic.membership.stalls import STALL_LIMITS
@@ -344,7 +344,7 @@ def _hub(arguments: Arguments, meeting: Meeting | None, beacon: LivenessServer, 
         nodes_max=arguments.nodes_max,
         replica_size=arguments.replica_size,
         restarts_max=arguments.restarts_max,
-        beacon={"nonce": beacon.nonce, "endpoint": beacon.endpoint(), "hub": hub},
+        liveness={"nonce": liveness.nonce, "endpoint": liveness.endpoint(), "hub": hub},
         below_min_s=arguments.wait_s,
         stall_s=STALL_LIMITS * arguments.hang_s,
         takes_over=takes_over,

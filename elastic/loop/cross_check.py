@@ -18,7 +18,8 @@ Only the first micro-batch of a share is passed. A check changes no result: what
 put back, and the share's random stream begins anew.
 
 Where all workers leave, nobody computes the step behind the last save. The coordinator passes that step's first share
-for nothing then, and leaves its digests beside the commit (storage/next_step.py); whoever resumes passes it as its own.
+for nothing then, and leaves its digests beside the commit (storage/step_digest.py); whoever resumes passes it as its
+own.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class CrossCheck:
         self.copied = copied
         self.at_least = 0
         self.runs = False
-        self._in_hand: Pass | None = None
+        self._current: Pass | None = None
         self._void = False
         self._batch: Any = None
         self.theirs: dict[int, Pass] = {}
@@ -183,13 +184,13 @@ class CrossCheck:
         """Begin to pass a share for nothing, and put it into `kept`; batch None: all of its examples were left out."""
         self._seen = values(variables())
         self._batch = batch
-        self.runs, self._in_hand = True, Pass(batch, share)
-        kept[share] = self._in_hand
+        self.runs, self._current = True, Pass(batch, share)
+        kept[share] = self._current
 
     def take(self, number: int, gradient: torch.Tensor) -> None:
         """Take a gradient of a pass for nothing, by its parameter's number."""
-        assert self._in_hand is not None
-        self._in_hand.take(number, gradient)
+        assert self._current is not None
+        self._current.take(number, gradient)
 
     def gives_up(self) -> None:
         """Have nothing compared that this worker passes: what it should pass cannot be had here."""

@@ -29,11 +29,11 @@ from elastic.loop.recovery import BREAKING, GRACE_S, Recovery
 from elastic.loop.run_state import RunState
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps
+from elastic.loop.steps.current_step import CurrentStep
 from elastic.loop.steps.not_finite import NotFinite
 from elastic.loop.steps.step import Step
-from elastic.loop.steps.step_in_hand import StepInHand
 from elastic.loop.steps.update import Update
-from elastic.loop.storage.next_step import NextStep
+from elastic.loop.storage.step_digest import StepDigest
 from elastic.membership.exit_statuses import AGAIN, INTERRUPTED
 from elastic.membership.progress import Phase
 from elastic.membership.worker.live import LeaveRequested, RunEnded
@@ -59,7 +59,7 @@ class Loop:
         context: Context,
         state: RunState,
         compute: Callable[[Step], None],
-        also: Callable[[Step | StepInHand], bool],
+        also: Callable[[Step | CurrentStep], bool],
     ) -> None:
         self._context = context
         self._state = state
@@ -76,8 +76,8 @@ class Loop:
         self._update = Update(self.session, compute, also, self._bad_steps)
         self._evaluations = Evaluations(self.session, self._recovery)
         self._on_coordinator = OnCoordinator(self.session, self._recovery)
-        self.step: StepInHand | None = None
-        self._leaves: Callable[[NextStep | None], NoReturn] | None = None  # of the step that comes next
+        self.step: CurrentStep | None = None
+        self._leaves: Callable[[StepDigest | None], NoReturn] | None = None  # of the step that comes next
         self.plain: PlainLoop | None = None
         self._others_break = False  # this worker joined those whose scripts are leaving the loop
 
@@ -211,7 +211,7 @@ class Loop:
         while not state.finished:
             session.phases.enter_script()
             driver = next_step()
-            self.step = step = driver.in_hand
+            self.step = step = driver.current
             session.seed(before_seed(plan.seed, step.index))
             began_s = time.monotonic()
             yield driver
@@ -239,12 +239,12 @@ class Loop:
         if session.first_is_passed and saves and not session.any_mate(not in_time):
             self._leaves = self._leave_behind
             driver = next_step()
-            self.step = driver.in_hand
-            session.seed(before_seed(self._context.config.plan.seed, driver.in_hand.index))
+            self.step = driver.current
+            session.seed(before_seed(self._context.config.plan.seed, driver.current.index))
             yield driver
         departure.leave_with_all()
 
-    def _leave_behind(self, found: NextStep | None) -> NoReturn:
+    def _leave_behind(self, found: StepDigest | None) -> NoReturn:
         """Leave what the next step's first share gave for whoever resumes, if it is known, and end this worker."""
         saver = self.session.restorer.saver
         if found is not None and saver is not None:
@@ -280,7 +280,7 @@ class Loop:
     def _check_between_steps(self, called: str) -> None:
         """Raise StepError where the script has called `called` within a step, or at the beginning of an epoch."""
         step = self.plain.step if self.plain is not None else None
-        if step is not None and not step.in_hand.begun and not step.in_hand.applied and not step.update_follows:
+        if step is not None and not step.current.begun and not step.current.applied and not step.update_follows:
             raise StepError(
                 f"run.{called} was called at the beginning of epoch {step.epoch}, before its batches\n"
                 "  found  who joins in the epoch's midst, or goes on there, passes its beginning by itself, and the "
@@ -299,12 +299,12 @@ class Loop:
     def _next_step(self) -> Step:
         """Return the next step of `for step in run`."""
         self.session.train_state.since_boundary.note()
-        return Step(self.step_in_hand(), apply=self._update)
+        return Step(self.current_step(), apply=self._update)
 
-    def step_in_hand(self) -> StepInHand:
+    def current_step(self) -> CurrentStep:
         """Return the step that comes next."""
         plan = self.session.step_plan(self._state.step)
-        return StepInHand(
+        return CurrentStep(
             self.session,
             self._recovery,
             plan,
@@ -391,7 +391,7 @@ class Loop:
                 "SIGTERM to the\n         launcher, or a notice, all save and leave, and the same command goes on"
             )
 
-    def _left_open(self, step: StepInHand) -> StepError:
+    def _left_open(self, step: CurrentStep) -> StepError:
         """Return the error for a step whose inner loop did not end: break, return, or an exception that was caught."""
         torn, plain = self._state.updating, self.plain
         batches = "for batch in step" if plain is None else "for batch in run.batches()"

@@ -150,7 +150,7 @@ class ReplicaCheck:
         """Raise CollectiveMismatch unless rank `other` is set as this one is.
 
         On all, if only newcomers are not as the others, NotLetIn or PeerWrong. known: each rank's `said`;
-        unapplied: so is the step in hand.
+        unapplied: so is the current step.
         """
         rank = self._group.rank
         all_settings = [one["settings"] for one in known]

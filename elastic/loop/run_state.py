@@ -53,8 +53,8 @@ class RunState:
                  twice
     in_loop      the script is in its outer loop
     looped       it has been
-    attempt      how often the step in hand has come round again
-    held         what the exchange gave of the step in hand, all of which this worker holds: it lacks the word that all
+    attempt      how often the current step has come round again
+    held         what the exchange gave of the current step, all of which this worker holds: it lacks the word that all
                  others do, too (see GradientSync.all_hold)
     learned      that a peer had that word: the step is completed here; by whom it was exchanged, and the agreements
                  made since

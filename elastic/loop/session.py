@@ -277,7 +277,7 @@ class Session:
         """
         if self.mates is not None:
             if lost is not None:
-                self.view_group.sever()  # a mate may be waiting for this worker's own word in the view's group
+                self.view_group.abort()  # a mate may be waiting for this worker's own word in the view's group
             self.mates.goes_on(lost, step=self.state.step)
 
     def any_mate(self, flag: bool) -> bool:
@@ -336,7 +336,7 @@ class Session:
         assert live is not None
         assert summary.step is not None
         if lost:
-            self.view_group.sever()
+            self.view_group.abort()
         live.view_is_over(step=summary.step, at=at, lost=lost, whole=whole, torn=summary.torn)
         self.view_group.enter(step=summary.step)
         side_state_of_those_ahead = self.restorer.from_peers_or_storage(summary, side_state)
@@ -346,7 +346,7 @@ class Session:
         return side_state_of_those_ahead
 
     def completes(self, exchanged_by: GradientSync) -> None:
-        """Keep what has exchanged the step in hand, in the view before, until that is applied."""
+        """Keep what has exchanged the current step, in the view before, until that is applied."""
         self._next_sync, self.gradient_sync = self.gradient_sync, exchanged_by
 
     def has_completed(self) -> None:
@@ -436,7 +436,7 @@ class Session:
                 self.restorer.from_result()
                 return None
             except PeerLost as lost:
-                self.view_group.sever()
+                self.view_group.abort()
                 self.mates_have_voted(lost)
                 live.view_is_over(step=-1, at=BOUNDARY, lost=True, whole=False, torn=False)
             except IdentityDiffers as other:

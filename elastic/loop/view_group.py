@@ -40,7 +40,7 @@ class ViewGroup:
     """This worker's place in the present view, and the process group that it forms with the others.
 
     rank, world_size, generation  of this worker's present view; before the first one what the launcher said, and 0
-    beacon                        (nonce, endpoint) of what answers for the run: the agent of its hub then; None:
+    liveness                        (nonce, endpoint) of what answers for the run: the agent of its hub then; None:
                                   nobody does
     claim  that the run writes under, as the hub knows it
     nodes  of each worker
@@ -62,7 +62,7 @@ class ViewGroup:
         self._short_s = 0.0
         self._not_lost: list[str] = []
         self._retired: list[threading.Thread] = []
-        self.beacon: tuple[str, dict[str, object]] | None = None
+        self.liveness: tuple[str, dict[str, object]] | None = None
         self.claim: dict[str, Any] | None = None
         self.nodes: list[str] = []
         self.witness = self.begun_elsewhere = self.unanswered = False
@@ -105,14 +105,14 @@ class ViewGroup:
         self.claim, self.nodes = details.claim, details.nodes
         self.witness, self.begun_elsewhere = details.witness, details.begun_elsewhere
         self.unanswered = details.unanswered
-        self.beacon = (details.beacon["nonce"], details.beacon["endpoint"]) if details.beacon else None
+        self.liveness = (details.liveness["nonce"], details.liveness["endpoint"]) if details.liveness else None
         address = context.launch.address or ("127.0.0.1" if details.one_node else address_for_others(None))
         self._form(view, rank, live.board(), address)
         if rank == 0:
             self._tell_faults(details.gone, before)
-        live.on_broken = self.sever
+        live.on_broken = self.abort
         if live.is_broken():  # before anybody listened
-            self.sever()
+            self.abort()
 
     def stay_out(self) -> None:
         """Stay in no view, and alone, of a run that others are past."""
@@ -122,11 +122,11 @@ class ViewGroup:
         self.across = self.group
         self.view = View(generation=self.generation, workers=(self._context.worker_id,))
 
-    def sever(self) -> None:
+    def abort(self) -> None:
         """Shut the groups down, which are of no use any more; all others learn of it at once."""
         if self._grouped:
             for group in self._groups():
-                group.sever()
+                group.abort()
 
     def first_answer(self, answer: str | None) -> str | None:
         """Return the answer of the first rank that has one; all ranks call it and get the same. Raises PeerLost."""

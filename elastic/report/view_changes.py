@@ -181,7 +181,7 @@ class _ViewRecords:
             case "fault_detected":
                 self.faults[event["lost"]] = event["cause"]
             case "hang" if event["lost"] in self.faults:
-                what = "no sign of life" if event.get("stuck_s") is None else f"no sign for {event['stuck_s']:.1f} s"
+                what = "no heartbeat" if event.get("stuck_s") is None else f"no sign for {event['stuck_s']:.1f} s"
                 self.faults[event["lost"]] = f"{what}, then {self.faults[event['lost']]}"
             case "loaded":
                 self.loaded_step = event["step"]

@@ -3,7 +3,7 @@
 Where a run ends (epochs, steps), how often it saves and how its data is loaded are no part of it: they
 change when the run finishes, never what a step computes. (Under last_batch="carry" the end of the run cuts
 its last step short, so there `epochs` is part of it.) The script's own code is not looked at, but what it gives is
-(loop/cross_check.py, loop/storage/next_step.py), and so is what the data set reads as; of the data's content what the
+(loop/cross_check.py, loop/storage/step_digest.py), and so is what the data set reads as; of the data's content what the
 data set itself says of it (`data_identity()`).
 """
 

@@ -4,7 +4,7 @@ Promises  a stream belongs to a place in the run (a share of a step, an example 
           redone, moved to another rank or replayed on a laptop draws the same numbers. No generator's state
           is saved, restored or sent to a peer.
           `derive` gives the same 64 bits on every platform and in every version.
-Leaves    when to seed to the loop (loop/steps/step_in_hand.py, loop/loop.py) and to the loader (data/loader.py).
+Leaves    when to seed to the loop (loop/steps/current_step.py, loop/loop.py) and to the loader (data/loader.py).
 
 Cost (2 cores, Python 3.11, NumPy 2.4, torch 2.13, 2026-11-21): a derivation 2 µs, `seed_streams` 8 µs, of which
 Python's generator takes 4.8, NumPy's 1.6 and torch's 1.2. `torch.manual_seed` would take 80.

@@ -18,7 +18,7 @@ import torch
 
 import elastic
 import elastic.loop.gradient_sync
-import elastic.loop.steps.step_in_hand
+import elastic.loop.steps.current_step
 import elastic.loop.steps.update
 import elastic.run
 from elastic.group.form import Work
@@ -45,11 +45,11 @@ def of_run(run: elastic.Run) -> list[Timed]:
     compiling = [] if session.compiling is None else [session.compiling]
     return [
         (session.loader, "next", "loader"),
-        (elastic.loop.steps.step_in_hand, "pieces", "plan"),
+        (elastic.loop.steps.current_step, "pieces", "plan"),
         (session, "step_plan", "plan"),
         (sync, "plan", "plan"),
         (session, "seed", "seeds"),
-        (elastic.loop.steps.step_in_hand, "share_seed", "seeds"),
+        (elastic.loop.steps.current_step, "share_seed", "seeds"),
         (torch.autograd, "backward", "backward"),
         *((gradients, name, "gradients") for name in ("begin", "begin_pass", "end_pass", "_take", "_take_all")),
         (gradients._queue, "send", "send"),

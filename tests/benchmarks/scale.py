@@ -159,7 +159,7 @@ class Fleet:
 
     def _begin_hub(self, *, takes_over: bool) -> None:
         count = len(self.ids)
-        hub = Hub(nodes_min=1, nodes_max=count, takes_over=takes_over, beacon={"nonce": "0" * 32})
+        hub = Hub(nodes_min=1, nodes_max=count, takes_over=takes_over, liveness={"nonce": "0" * 32})
         hub.have_met([] if takes_over else [[node, "10.0.0.1", 1] for node in self.ids])
         self.wires = {node: Wire() for node in self.ids}
         self._heard_by_hub = {node: Lines() for node in self.ids}

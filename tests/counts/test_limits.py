@@ -34,7 +34,7 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "programs" / "small.py"
 STOPS = int(os.environ.get("STOPS") or 1)
 HANG_S = 6.0
 STEPS, LONG = 12, 400
-KINDS = ("elastic-spare", "elastic-warm", "elastic-worker", "pt_data_worker", "python", "writer")
+KINDS = ("elastic-spare", "elastic-forksrv", "elastic-worker", "pt_data_worker", "python", "writer")
 """Of a run's processes; the agent is called as its interpreter."""
 WITHIN_S = 240.0
 USER = 54321  # of nobody: the kernel counts the processes of a user, and root's it does not

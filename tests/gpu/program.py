@@ -1,6 +1,6 @@
 """What tests/gpu trains: a network of images in channels_last, with BatchNorm, dropout, AdamW and clipping, on a GPU.
 
-Its modules' settings ask for GPUs while they are imported, as many do. Says how it got there: the warm process it was
+Its modules' settings ask for GPUs while they are imported, as many do. Says how it got there: the fork server it was
 forked from, or an interpreter of its own.
 """
 

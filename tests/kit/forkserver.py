@@ -57,7 +57,7 @@ OURS = (
     "elastic.launch.arguments",
     "elastic.launch.processes.ending",
     "elastic.launch.meeting",
-    "elastic.launch.warm.process",
+    "elastic.launch.fork_server.process",
     "elastic.run",
     "elastic.drill.inject.injector",
     "elastic_checkpoint.checkpointer",

@@ -120,7 +120,7 @@ class Worker:
             case "broken":
                 self.broken = max(self.broken, message["generation"])
                 if self.broken >= self.generation:
-                    self.sever()
+                    self.abort()
             case "regroup":
                 self.regroup = message["generation"]
             case "identity":
@@ -131,13 +131,13 @@ class Worker:
                 self.leave = True
             case "end":
                 self.end = message
-                self.sever()
+                self.abort()
             case "save":
                 self.asked, self.asked_waits = message["generation"], message["waits"]
             case say:
                 raise AssertionError(say)
 
-    def sever(self) -> None:
+    def abort(self) -> None:
         if self.group is not None:
             self.group.hung_up.add(self.id)
 
@@ -176,7 +176,7 @@ class Worker:
 
     def ends(self, code: int | None, signal: str | None = None) -> None:
         self.alive, self.exit = False, (code, signal)
-        self.sever()
+        self.abort()
 
     @property
     def replica(self) -> int:
@@ -363,7 +363,7 @@ class Worker:
     def next_view(self, at: str, *, lost: bool) -> Moments:
         while True:
             if lost:
-                self.sever()
+                self.abort()
             self.says_over(at, lost=lost)
             try:
                 yield from self.enters(holds=True)
@@ -391,7 +391,7 @@ class Worker:
             try:
                 return (yield from self.enters())
             except Lost:
-                self.sever()
+                self.abort()
                 self.says_over(BOUNDARY, lost=True)
             except Ended:
                 raise Exit(AGAIN) from None
@@ -422,7 +422,7 @@ class Worker:
         self.group = self.world.groups.setdefault((self.generation, *members), Group(members))
         self.round = 0
         if self.broken >= self.generation:
-            self.sever()
+            self.abort()
         step = self.step if self.step >= 0 else None
         rewinds = not self.world.chance(self.world.strands)
         summary = StateSummary(step=step, agreements=len(self.agreements), torn=self.updating, rewinds=rewinds)

@@ -87,7 +87,7 @@ def test_what_runs_a_script_loads_little_of_elastic() -> None:
 
 
 def test_forked_workers_are_like_fresh_ones(run: Run) -> None:
-    """Random streams, session, parent, standard input, environment and descriptors, none of them the warm process's."""
+    """Random streams, session, parent, standard input, environment and descriptors, none of them the fork server's."""
     source = (
         HERE
         + """
@@ -141,13 +141,14 @@ def test_children_of_workers_do_not_outlive_the_agent(run: Run) -> None:
     assert launch.finish(within_s=WITHIN_S) == 0
 
 
-def test_a_warm_process_that_dies_is_replaced_and_workers_go_on(run: Run) -> None:
+def test_a_fork_server_that_dies_is_replaced_and_workers_go_on(run: Run) -> None:
     launch = run(STAY, "--nproc-per-node=2")
     here = Here(launch)
     workers = {pid for _, pid, _ in here.wait(2)}
-    waiting = [pid for pid in launch.pids if pid not in workers and command(pid) in ("elastic-warm", "elastic-spare")]
+    names = ("elastic-forksrv", "elastic-spare")
+    waiting = [pid for pid in launch.pids if pid not in workers and command(pid) in names]
     assert waiting
-    for pid in waiting:  # the warm process, and the one that it has forked ahead
+    for pid in waiting:  # the fork server, and the one that it has forked ahead
         os.kill(pid, signal.SIGKILL)
     launch.wait_for(lambda: "another one takes its place" in launch.output, "a new one", within_s=WITHIN_S)
     assert workers <= set(launch.pids)
@@ -202,7 +203,7 @@ def babble():
         except OSError:
             pass
 """
-"""To whom a packet may be said from in here: the warm process has one such socket, to its agent."""
+"""To whom a packet may be said from in here: the fork server has one such socket, to its agent."""
 
 
 @pytest.mark.nightly(sample=1)
@@ -214,12 +215,12 @@ def babble():
             "an import starts threads: mine: what script.py does from line 1 on, each worker does afresh",
         ),
         (
-            "import os\nif 'elastic-warm' in open('/proc/self/comm').read(): os._exit(7)",
-            "each worker starts as a fresh interpreter, which takes longer: the warm process ended 3 times",
+            "import os\nif 'elastic-forksrv' in open('/proc/self/comm').read(): os._exit(7)",
+            "each worker starts as a fresh interpreter, which takes longer: the fork server ended 3 times",
         ),
         (
-            f"{BABBLES}\nif 'elastic-warm' in open('/proc/self/comm').read(): babble()",
-            "which takes longer: the warm process said what is no message: no known word: 'sings'",
+            f"{BABBLES}\nif 'elastic-forksrv' in open('/proc/self/comm').read(): babble()",
+            "which takes longer: the fork server said what is no message: no known word: 'sings'",
         ),
     ],
     ids=["threads", "death", "babble"],

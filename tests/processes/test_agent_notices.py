@@ -26,7 +26,7 @@ def test_a_notice_to_the_agent_ends_everything_in_order(run: Run, number: signal
 def test_a_notice_during_the_start_ends_everything_too(run: Run, tmp_path: Path) -> None:
     (tmp_path / "slow_import.py").write_text(f"import time\nopen({str(tmp_path / 'began')!r}, 'w')\ntime.sleep(600)\n")
     launch = run("import slow_import")
-    launch.wait_for((tmp_path / "began").exists, "the warm process's imports", within_s=WITHIN_S)
+    launch.wait_for((tmp_path / "began").exists, "the fork server's imports", within_s=WITHIN_S)
     launch.send(signal.SIGTERM)
     assert launch.finish(within_s=WITHIN_S) == 0
 

@@ -25,7 +25,7 @@ live = Live(channel.fileno())
 heard = threading.Event()
 live.on_hub_moved = heard.set
 view = NewView(
-    generation=1, workers=["a-1"], nodes=["a"], local_ranks=[0], one_node=True, beacon=None, short_s=0.0, gone=[]
+    generation=1, workers=["a-1"], nodes=["a"], local_ranks=[0], one_node=True, liveness=None, short_s=0.0, gone=[]
 )
 
 
@@ -45,7 +45,7 @@ live.wait_for_view(within_s=30)
 says(Save(generation=1, waits=True))
 print(is_asked())
 says(Save(generation=1, waits=False))
-says(HubAt(beacon={}))
+says(HubAt(liveness={}))
 assert heard.wait(30)
 live.has_tried_to_save()
 print(is_asked())

@@ -229,9 +229,9 @@ def test_a_plan_is_saved_and_strikes_again_the_same_faults_in_the_same_order(
 def test_all_that_stands_around_a_worker_can_fail(here: Path, holds: Callable[..., str]) -> None:
     """Helpers are killed, memory runs out, data hangs, storage fails: and the script has loader processes."""
     shown = holds(
-        "--workers 3 --slow 2@step=2,shares=5 --exception 1@step=6 --oom 2@step=12,phase=forward --kill-warm 1@step=16 "
-        "--kill-writer @step=60 --kill-loader 2@step=66 --stick-loader 1@step=70 --kill-agent 0@step=90 "
-        "--hang-limit 3 --storage-errors 0.03 --seed 4",
+        "--workers 3 --slow 2@step=2,shares=5 --exception 1@step=6 --oom 2@step=12,phase=forward "
+        "--kill-fork-server 1@step=16 --kill-writer @step=60 --kill-loader 2@step=66 --stick-loader 1@step=70 "
+        "--kill-agent 0@step=90 --hang-limit 3 --storage-errors 0.03 --seed 4",
         "--steps 120 --num-workers 1 --unhurried 3",
     )
     assert "never struck" not in shown

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from elastic.launch.warm.importing import ARROW_MALLOC, NVML_CHECK, Importing
+from elastic.launch.fork_server.importing import ARROW_MALLOC, NVML_CHECK, Importing
 
 
 def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_modules_may_ask_for_gpus_and_leave_forks_able_to_use_them(monkeypatch: 
 
 
 def test_the_allocator_of_pyarrow_starts_no_thread_that_a_fork_would_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`import datasets` made the warm process unfit, and each replacement a fresh interpreter."""
+    """`import datasets` made the fork server unfit, and each replacement a fresh interpreter."""
     monkeypatch.delenv(ARROW_MALLOC, raising=False)
     with Importing(cuda=False) as importing:
         assert os.environ[ARROW_MALLOC] == "background_thread:false"

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import elastic
 import elastic_checkpoint
 from elastic.errors import IdentityMismatch
-from elastic.loop.storage.next_step import NextStep
+from elastic.loop.storage.step_digest import StepDigest
 from elastic_checkpoint.format.hashing import unseal
 from tests.kit.arguments import grouped
 from tests.kit.ranks import as_worker_of_torchrun, returned, run_ranks
@@ -58,9 +58,9 @@ def train(url: Path | str, *, scale: float = 1.0, times: float = 1.0, until: int
     return elastic_checkpoint.digest(model)
 
 
-def notes(url: Path) -> dict[int, NextStep]:
+def notes(url: Path) -> dict[int, StepDigest]:
     """What lies there, by its step."""
-    found = [NextStep.of(unseal(path.read_bytes(), path.name)) for path in url.glob("data/*/*/note.json")]
+    found = [StepDigest.of(unseal(path.read_bytes(), path.name)) for path in url.glob("data/*/*/note.json")]
     return {note.step: note for note in found if note is not None}
 
 

@@ -61,7 +61,7 @@ def test_what_it_gave_since_the_last_save_is_computed_again(
 
 @pytest.mark.parametrize("kind", ["gradient", "moment"])
 def test_where_all_is_checked_the_others_go_on(tmp_path: Path, undisturbed: str, kind: str) -> None:
-    """Nothing is applied that one worker alone has computed, so nothing is computed again but the step in hand."""
+    """Nothing is applied that one worker alone has computed, so nothing is computed again but the current step."""
     url = tmp_path / "run"
     output = trained(url, "--kind", kind, "--once", tmp_path / "once", "--cross-check", 1)
     assert digest(output) == undisturbed

@@ -17,12 +17,14 @@ OURS = {"claim": 1, "nonce": "of the agent", "taken_at": 5.0, "world": {"nodes":
     [
         pytest.param(OURS, True, id="the run's claim"),
         pytest.param({**OURS, "nonce": "of another"}, False, id="another job's of that number"),
-        pytest.param({**OURS, "taken_at": 4.0}, False, id="one of a folder of its own, by the same agent's beacon"),
+        pytest.param(
+            {**OURS, "taken_at": 4.0}, False, id="one of a folder of its own, by the same agent's liveness endpoint"
+        ),
         pytest.param({**OURS, "taken_at": ["x"]}, False, id="what is no claim"),
     ],
 )
 def test_a_node_sees_the_storage_if_it_has_read_the_run_s_very_claim(read: dict[str, Any], is_witness: bool) -> None:
-    """Each folder counts its claims from 1, and a beacon gives all claims of its agent's life one nonce."""
+    """Each folder counts its claims from 1, and a liveness endpoint gives all claims of its agent's life one nonce."""
     going_on = _of_a_run_whose_storage_is_its_witness()
     going_on.is_here("A", OURS)
     going_on.is_here("B", read)

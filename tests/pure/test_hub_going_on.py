@@ -1,4 +1,4 @@
-"""Nodes are lost, or signs of life: the others may go on, or may not, or only under the run's next claim."""
+"""Nodes are lost, or heartbeats: the others may go on, or may not, or only under the run's next claim."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_node_that_is_back_with_the_state_costs_no_claim() -> None:
         pytest.param("C", 60.0, False, id="another one, however long they take"),
     ],
 )
-def test_who_stands_long_after_the_last_signs_of_life_needs_the_claim(
+def test_who_stands_long_after_the_last_heartbeats_needs_the_claim(
     killed: str, stand_after_s: float, asked: bool
 ) -> None:
     """Nobody has given any in the storage since, and others may have begun anew from it."""
@@ -177,7 +177,7 @@ def test_while_the_storage_does_not_answer_people_are_told_once_and_the_run_ends
         run.later(seconds)
     told = [status["text"] for status in run.said("A", "status") if "has not said who may go on" in status["text"]]
     assert len(told) == 1
-    assert "signs of life" in told[0]
+    assert "heartbeats" in told[0]
     run.later(600.0)
     assert "the storage did not answer" in run.said("B", "run_is_over")[-1]["why"]
 
@@ -200,7 +200,7 @@ def test_a_run_of_one_node_asks_for_no_claim() -> None:
     assert [order.message["workers"] for order in orders if order.message["say"] == "view"] == [["A1"]]
 
 
-def test_a_view_that_has_not_met_gives_no_signs_of_life() -> None:
+def test_a_view_that_has_not_met_gives_no_heartbeats() -> None:
     run = Run("ABC", witness=True)
     run.is_killed("A", "A0", step=7)
     run.over("BC")
@@ -304,7 +304,7 @@ def test_a_worker_that_is_dying_is_not_asked_for_the_claim(dies: str) -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_newcomers_hear_that_one_who_is_away_may_go_on_under_a_claim_of_this_hub_s_asking(answers: bool) -> None:
-    """Its agent's beacon stands in that claim, and answers them: they would take the next one, and evict others."""
+    """Its agent's endpoint stands in that claim, and answers them: they would take the next one, and evict others."""
     run = Run("ABC", witness=True)
     run.is_killed("A", "A0", step=7)
     run.orders(run.hub.lost(0.0, "B", dead=False))
@@ -332,7 +332,7 @@ def test_newcomers_hear_that_one_who_is_away_may_go_on_under_a_claim_of_this_hub
 def test_newcomers_of_a_hub_that_took_over_ask_the_storage_only_where_somebody_may_be_elsewhere(
     away: str, unanswered: bool
 ) -> None:
-    """From the loss of the first host on, a loss of all workers cost 15 s of looking for signs of life, for the life of
+    """From the loss of the first host on, a loss of all workers cost 15 s of looking for heartbeats, for the life of
     the run: nobody but dead processes of agents that were here could have given any."""
     run = Run("ABC", witness=True)
     run.moves("BC", lost="A")
@@ -357,7 +357,7 @@ def test_newcomers_of_a_hub_that_took_over_ask_the_storage_only_where_somebody_m
 
 @pytest.mark.parametrize("met", [True, False])
 def test_newcomers_look_for_one_that_went_on_without_their_hub_s_node(met: bool) -> None:
-    """It needs no other claim, and asks nobody. Until its beacon had moved, they took its run: their own answered."""
+    """It needs no other claim, and asks nobody. Until its endpoint had moved, they took its run: their own answered."""
     run = Run("AB", witness=True)
     run.is_killed("A", "A0", step=7)
     run.over("B")

@@ -14,7 +14,7 @@ from elastic.membership.rules.next_view import BOUNDARY
 from elastic.membership.succession.node_report import NodeReport
 from tests.kit.successive_hubs import Run
 
-BEACON = {"nonce": "b", "endpoint": {}, "hub": {"host": "10.0.0.2", "port": 2, "nonce": "n"}}
+LIVENESS = {"nonce": "b", "endpoint": {}, "hub": {"host": "10.0.0.2", "port": 2, "nonce": "n"}}
 
 
 def test_a_hub_that_hands_over_costs_no_view() -> None:
@@ -110,11 +110,11 @@ def test_a_hub_that_is_lost_between_two_runs_costs_none_of_them() -> None:
 
 def test_the_coordinator_learns_where_the_hub_is_though_no_view_comes() -> None:
     run = Run("ABC", witness=True)
-    run.hub = Hub(nodes_max=9, takes_over=True, beacon=BEACON)
+    run.hub = Hub(nodes_max=9, takes_over=True, liveness=LIVENESS)
     run.comes("B")
     assert not run.said("B", "hub_at")
     run.comes("A")
-    assert run.said("A", "hub_at") == [{"say": "hub_at", "beacon": BEACON}]
+    assert run.said("A", "hub_at") == [{"say": "hub_at", "liveness": LIVENESS}]
 
 
 @pytest.mark.parametrize("times", [1, 2])

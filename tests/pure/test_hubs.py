@@ -297,7 +297,7 @@ def test_a_view_that_follows_another_travels_as_what_has_changed(stand: Stand) -
 
 def test_a_hub_that_does_not_know_what_a_report_names_asks_for_it_in_full(stand: Stand) -> None:
     report, hello = NodeReport(), {**HELLO, "address": "10.0.0.1", "port": 1}
-    view = NewView(generation=1, workers=["w"], nodes=["x"], local_ranks=[0], one_node=True, beacon=None, short_s=0.0,
+    view = NewView(generation=1, workers=["w"], nodes=["x"], local_ranks=[0], one_node=True, liveness=None, short_s=0.0,
                    gone=[])  # fmt: skip
     report.note_ordered(None, view)
     node = stand.connect({**hello, "report": KnownLists().pack_report(report.document())})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
+from elastic.launch.fork_server.importing import RANK_VARIABLES, WORKER_VARIABLES, Importing
 from elastic_checkpoint import linux
 
 
@@ -129,7 +129,7 @@ def test_a_module_that_looks_through_all_variables_and_keeps_none_is_not_blamed(
 
 
 def test_torch_still_knows_whether_a_fork_can_use_cuda() -> None:
-    """It is private to torch: launch/warm/importing.py would take every process for lost, or none."""
+    """It is private to torch: launch/fork_server/importing.py would take every process for lost, or none."""
     assert torch.cuda._is_in_bad_fork() is False
 
 

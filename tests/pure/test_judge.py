@@ -564,11 +564,11 @@ def test_a_worker_may_finish_the_step_in_hand_when_its_launch_is_given_up() -> N
     """Its agent was killed, and another launch is quick: it applies that step, and learns then that it is out."""
     story = Story().launch(4).train(5).read()
     before = len(story.events)
-    in_hand = story.apply().events[before:]
+    current = story.apply().events[before:]
     story = Story().launch(4).train(5).read()
     events = story.launch(2).train(STEPS).finish().events
     last = events[-1]["t"]
-    assert verdict_on([*events[:-2], *({**e, "t": last} for e in in_hand), *events[-2:]]).ok
+    assert verdict_on([*events[:-2], *({**e, "t": last} for e in current), *events[-2:]]).ok
 
 
 def test_newcomers_that_formed_a_view_and_waited_in_vain_have_gone_on_with_nothing() -> None:

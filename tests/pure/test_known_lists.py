@@ -23,7 +23,7 @@ from tests.kit.gloo_values import gloo_value
 def view(workers: list[str], generation: int = 1) -> Message:
     nodes = [worker.rsplit("-", 1)[0] for worker in workers]
     ranks = [int(worker.rsplit("-", 1)[1]) for worker in workers]
-    facts = {"one_node": False, "beacon": {"nonce": "n"}, "short_s": 0.0, "gone": [], "claim": None, "witness": False}
+    facts = {"one_node": False, "liveness": {"nonce": "n"}, "short_s": 0.0, "gone": [], "claim": None, "witness": False}
     return {"say": "view", "generation": generation, "workers": workers, "nodes": nodes, "local_ranks": ranks, **facts}
 
 
@@ -205,7 +205,7 @@ def test_a_view_of_16384_workers_fits_into_a_line_of_the_run() -> None:
     long."""
     workers = [f"ip-10-0-{number // 256}-{number % 256}.ec2.internal-30000-{number:06x}" for number in range(16384)]
     nodes = [f"{worker.rsplit('-', 2)[0]}-4711-ab12" for worker in workers]
-    said = NewView(generation=1, workers=workers, nodes=nodes, local_ranks=[0] * 16384, one_node=False, beacon=None,
+    said = NewView(generation=1, workers=workers, nodes=nodes, local_ranks=[0] * 16384, one_node=False, liveness=None,
                    short_s=0.0, gone=[])  # fmt: skip
     line = encode(as_message(said))
     assert len(line) > LINE_MAX

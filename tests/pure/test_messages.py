@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from elastic.launch.warm.messages import TO_SPARE, BecomeWorker, packet, read
+from elastic.launch.fork_server.messages import TO_SPARE, BecomeWorker, packet, read
 from elastic.membership.hub.hub import Hub
 from elastic.membership.messages.messages import FROM_WORKER, TO_AGENT, TO_HUB, TO_WORKER, parse
 from elastic.membership.messages.wire import WireError
@@ -25,7 +25,7 @@ from tests.kit.sampling import examples
 
 SAYING = (
     "elastic.launch.rendezvous.store_process",
-    "elastic.launch.warm.messages",
+    "elastic.launch.fork_server.messages",
     "elastic.membership.messages.messages",
     "elastic.membership.succession.node_report",
     "elastic_checkpoint.net.peers",

@@ -38,7 +38,7 @@ from elastic_checkpoint.net.event_loop import EventLoop, run_once
 from tests.kit.sampling import examples
 
 WITHIN_S = 30.0
-VIEW = NewView(generation=3, workers=["a0", "b0"], nodes=["a", "b"], local_ranks=[0, 0], one_node=False, beacon=None,
+VIEW = NewView(generation=3, workers=["a0", "b0"], nodes=["a", "b"], local_ranks=[0, 0], one_node=False, liveness=None,
                short_s=0.0, gone=[], claim={"claim": 1, "nonce": "first"}, witness=True)  # fmt: skip
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from elastic.loop.restoring.restorer import StateRestorer
-from elastic.loop.storage.next_step import NextStep
+from elastic.loop.storage.step_digest import StepDigest
 
-NOTED = NextStep(step=4, digest=1, shares=8, batches=8, gradients=2, weights=3)
+NOTED = StepDigest(step=4, digest=1, shares=8, batches=8, gradients=2, weights=3)
 
 
-class Written(list[NextStep]):
+class Written(list[StepDigest]):
     """A saver's notes, as they are written."""
 
-    def note(self, step: NextStep) -> None:
+    def note(self, step: StepDigest) -> None:
         self.newest = step
 
     def write_note(self) -> None:

@@ -83,7 +83,7 @@ def test_the_functions_that_a_page_names_after_a_file_are_in_it(page: Path) -> N
 
 @pytest.mark.parametrize("page", [page for page in LIVING if page.parent.name == "internals"], ids=name)
 def test_the_methods_and_attributes_that_a_page_on_internals_names_are_there(page: Path) -> None:
-    """`Step.__iter__`, `StepInHand.taken`, without a file beside it; of other classes than ours it is torch's."""
+    """`Step.__iter__`, `CurrentStep.taken`, without a file beside it; of other classes than ours it is torch's."""
     for cls, member in re.findall(r"`([A-Z]\w*[a-z]\w*)\.(\w+)(?:\([^`]*)?`", prose(page)):
         assert cls in THEIR_CLASSES or member in our_members(cls), f"{cls}.{member}"
 

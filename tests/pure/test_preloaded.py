@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch.warm.preloaded import Preloaded
+from elastic.launch.fork_server.preloaded import Preloaded
 
 
 @pytest.fixture

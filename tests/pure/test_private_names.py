@@ -103,7 +103,7 @@ ALLOWED = (
         "_python_dispatch _schema",
         "elastic/drill/inject/hooks.py",
     ),
-    Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/warm/importing.py"),
+    Allowed("CUDA's word on forks", "_is_in_bad_fork", "elastic/launch/fork_server/importing.py"),
     Allowed(
         "loader processes that a run ends and restarts",
         "_utils _workers _worker_pids_set _set_worker_pids _remove_worker_pids _try_put_index _shutdown_workers "

@@ -14,7 +14,7 @@ from tests.kit.random_drills import RandomDrill, random_drill
 from tests.kit.run_drills import apart
 from tests.kit.target_drills import TARGETS, target_drill
 
-PINNED = ["3654335814f0b59d", "72adcff8f4b09dbe", "e05cf35b99ceae75"]
+PINNED = ["3654335814f0b59d", "72adcff8f4b09dbe", "81903fabc6e0311b"]
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.launch.fork_server.top_imports import top_imports
 from elastic.launch.processes.script import Script, spec_of
-from elastic.launch.warm.top_imports import top_imports
 
 
 def lines(source: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Since when may nobody have given signs of life in the run's storage?"""
+"""Since when may nobody have given heartbeats in the run's storage?"""
 
 from __future__ import annotations
 

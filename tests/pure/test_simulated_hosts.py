@@ -91,7 +91,7 @@ def _an_answer_that_comes_late_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(GoingOn, "won", heard)
 
 
-def _a_beacon_of_one_s_own_is_believed_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_liveness_endpoint_of_one_s_own_is_believed_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Newcomers that leave the run to the others for a while hardly ever meet it."""
     begins = storage.Storage.begins
     monkeypatch.setattr(going_on, "LET_HOLDERS_S", 0.0)
@@ -116,7 +116,7 @@ FOUND_BY: dict[Plant, int] = {
     _nobody_is_asked_twice: 2522,
     _what_refuses_is_dead: 61,
     _nobody_is_known_to_see_the_storage: 125,
-    _a_beacon_of_one_s_own_is_believed_of_others: 361,
+    _a_liveness_endpoint_of_one_s_own_is_believed_of_others: 361,
     _an_answer_that_comes_late_is_not_heard: 321,
 }
 """The first seed that finds it. Where the simulation changes, another does: the test says how to look for it."""

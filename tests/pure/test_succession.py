@@ -77,14 +77,14 @@ def test_a_machine_that_refuses_is_no_proof_but_for_who_asks_the_storage_first()
     ]
 
 
-def test_where_nobody_may_have_given_signs_of_life_others_may_have_begun_anew() -> None:
+def test_where_nobody_may_have_given_heartbeats_others_may_have_begun_anew() -> None:
     both: dict[str, Any] = {"present": "ab", "knowing": "ab", "departed": "", "dead": ""}
     for counted in (view("ab"), view("ab", claim=4, counted=True)):
         assert isinstance(may_go_on([counted], **both, signs=False), GoOn)  # a majority, and of that there is one
     found = may_go_on([view("ab", claim=4)], **both, signs=False)
     assert isinstance(found, NeedsClaim)
     assert (found.after, found.size) == (4, SideSize.MAJORITY)
-    assert "signs of life" in found.why
+    assert "heartbeats" in found.why
 
 
 def test_why_they_stay_names_those_who_are_missing() -> None:
@@ -160,7 +160,7 @@ def test_who_is_counted_and_in_no_part_of_the_next_view_knows_of_it(kills: int) 
 def test_newcomers_take_no_run_from_those_who_go_on_with_it(faults: int, kills: int) -> None:
     """Workers were all killed and agents stay; whose own agent answers for the newest claim looks for nobody else.
 
-    The signs of life of a coordinator end some time after it, and the others go on before, if they hear of its end.
+    The heartbeats of a coordinator end some time after it, and the others go on before, if they hear of its end.
     """
     begin = first(WORLDS["two, and the storage"], faults=faults, kills=kills)
     searched = explore(begin, states_max=400_000, rules=Rules(generations=3, hubs=3))

@@ -218,20 +218,20 @@ def test_a_claim_overwritten_by_a_racing_writer_is_lost(tmp_path: Path, checkpoi
 
 
 def test_a_forked_child_does_not_keep_a_dead_holder_alive() -> None:
-    beacon = LivenessServer(nonce="n", job=None)
-    endpoint = beacon.endpoint()
+    liveness = LivenessServer(nonce="n", job=None)
+    endpoint = liveness.endpoint()
     go, gone = os.pipe()
     forked, tell = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(gone)
         os.write(tell, b"x")  # it has run what runs in a forked child
-        os.read(go, 1)  # outlives the beacon, until the parent closes its end
+        os.read(go, 1)  # outlives the listener, until the parent closes its end
         os._exit(0)
     try:
         os.read(forked, 1)
         assert isinstance(ask(endpoint, "n", timeout_s=30), Alive)
-        beacon.close()
+        liveness.close()
         assert isinstance(ask(endpoint, "n", timeout_s=30), Gone)
     finally:
         os.close(gone)
@@ -241,8 +241,8 @@ def test_a_forked_child_does_not_keep_a_dead_holder_alive() -> None:
 
 
 def test_answers_are_judged_by_what_they_prove() -> None:
-    beacon = LivenessServer(nonce="n", job="j")
-    endpoint = beacon.endpoint()
+    liveness = LivenessServer(nonce="n", job="j")
+    endpoint = liveness.endpoint()
     assert ask(endpoint, "n", timeout_s=30) == Alive("j")
     assert isinstance(ask(endpoint, "another", timeout_s=30), Gone)
     here = {"port": endpoint["port"], "addresses": endpoint["addresses"]}
@@ -251,7 +251,7 @@ def test_answers_are_judged_by_what_they_prove() -> None:
     assert isinstance(ask(near, "n", timeout_s=0.2), Unknown)  # which mean another machine there
     for nonsense in ({}, {"port": "x"}, {"port": 0, "addresses": []}, {"port": 9, "addresses": [3, None]}):
         assert isinstance(ask(nonsense, "n", timeout_s=0.2), Unknown)
-    beacon.close()
+    liveness.close()
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -135,7 +135,7 @@ def test_whatever_lies_beside_a_commit_keeps_nobody_from_the_run(
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device", "a FIFO, behind a link"])
-def test_a_sign_of_life_is_not_written_into_what_is_no_file(kind: str, tmp_path: Path) -> None:
+def test_a_heartbeat_is_not_written_into_what_is_no_file(kind: str, tmp_path: Path) -> None:
     """The thread that gives it would wait for a reader."""
     storage = open_storage(tmp_path, retry_s=0)
     replaced(tmp_path / "leases" / "1", kind)

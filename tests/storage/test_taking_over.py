@@ -113,7 +113,7 @@ class Duel:
         self.order = Order(newcomers, holders)
         self.reported: list[str] = []
         self.ends: dict[str, str] = {}
-        self._beacons = {name: LivenessServer(nonce=name * 8, job=None) for name in ("old", "new")}
+        self._servers = {name: LivenessServer(nonce=name * 8, job=None) for name in ("old", "new")}
         self.old = self.checkpointer("old", Ordered(self.storage, None, "old"))
         self.reported.append(self.old.save(1, state("old")).name)
         self.requests = Ordered(self.storage, self.order, "new", newcomers if dies else NEVER)
@@ -138,13 +138,13 @@ class Duel:
                 self._act(name, lambda name=name, runs=runs, step=step: self._save(runs, step, name))  # type: ignore[misc]
 
     def close(self) -> None:
-        for beacon in self._beacons.values():
-            beacon.close()
+        for liveness in self._servers.values():
+            liveness.close()
         fsspec.filesystem("memory").rm(self._url.removeprefix("memory:/"), recursive=True)  # each looks through all
 
     def checkpointer(self, name: str, storage: Any) -> Checkpointer:
-        beacon = self._beacons[name]
-        answers = (name * 8, beacon.endpoint())
+        liveness = self._servers[name]
+        answers = (name * 8, liveness.endpoint())
         return Checkpointer(storage, keep=9, take_over=True, answers=answers, log=lambda line: None)
 
     def take_over(self) -> None:
@@ -166,7 +166,7 @@ class Duel:
         except BaseException as error:
             self.ends[name] = repr(error)
         if self.ends[name] not in ("", "ClaimLost"):
-            self._beacons[name].close()  # its process ends
+            self._servers[name].close()  # its process ends
         self.order.leave(name)
 
 

@@ -1,17 +1,17 @@
 """The keys of a run's folder; a claim's number and a nonce are in every path, so no key is written twice.
 
-Signs of life and liveness endpoints are, which only ever keep a newcomer out.
+Heartbeats and liveness endpoints are, which only ever keep a newcomer out.
 
     claims/00000007.json                                   who writes now
     claims/00000007.withdrawn                              that claim never counts: its taker gave up, or died at once
     claims/00000007.beacon                                 who answers for it, where that is not its taker any more
-    leases/00000007                                        its holder's sign of life, which changes every few seconds
+    leases/00000007                                        its holder's heartbeat, which changes every few seconds
     data/c00000007/s000001200-<nonce>/00003.safetensors    one shard of a save
     data/c00000007/s000001200-<nonce>/00003-2.safetensors  the same in manifests of format 3, stored by helper 2
     data/c00000007/s000001200-<nonce>/note.json            what was learnt after it, by who saved it
     commits/c00000007.s000001200-<nonce>.json              its manifest, which is the commit
 
-Signs of life lie under `leases/`, which they were called once: runs are in storage with that key.
+Heartbeats lie under `leases/`, which they were called once: runs are in storage with that key.
 A save's nonce is 12 hexadecimal digits of milliseconds, then 8 random ones. The clock decides nothing but which of two
 saves of one step, by one claim and so by one process, is the later; and how old an orphan is.
 """
@@ -89,7 +89,7 @@ def claim_number(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def sign_of_life_key(number: int) -> str:
+def heartbeat_key(number: int) -> str:
     return f"leases/{number:08d}"
 
 

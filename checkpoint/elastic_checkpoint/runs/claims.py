@@ -4,7 +4,7 @@
       ->  create claims/<n+1>.json, which names what it goes on from  ->  read the lineage once more
 
 A claim is taken at a start, after all was lost, when a node is lost that had not left in order, when those who are left
-stand long after the last signs of life, and by its own holder where the run goes back to an older checkpoint. Losing
+stand long after the last heartbeats, and by its own holder where the run goes back to an older checkpoint. Losing
 the race for a number only means trying the next one.
 
 The last arrow closes a race with a holder that is slow to notice: until our claim existed it could commit and sweep. If

@@ -1,6 +1,6 @@
 """Whether a newcomer may take the claim from its holder.
 
-It answers: no. It is dead: at once. It is silent: after a grace, if it shows no sign of life in the storage meanwhile.
+It answers: no. It is dead: at once. It is silent: after a grace, if it shows no heartbeat in the storage meanwhile.
 
 An accidental second launch must not kill a week-long run, and a run whose machines are gone must not wait for a person.
 Times are this process's own: no clock of another host is read.
@@ -64,7 +64,7 @@ def decide(
 
     theirs, ours  names of the jobs; a holder with our own is our dying predecessor, and is waited for
     waited_s      how long we have been asking; every wait ends when it reaches `grace_s`
-    sign_changed  whether the holder's sign of life in the storage has changed while we waited
+    sign_changed  whether the holder's heartbeat in the storage has changed while we waited
     """
     same = bool(ours) and theirs == ours
     over = waited_s >= grace_s
@@ -79,7 +79,7 @@ def decide(
             return Held(f"it still answers after {grace_s:g} s") if over else Wait("is our predecessor")
         case Refused(why) | Unknown(why) if sign_changed:
             if not same:
-                return Held(f"it cannot be asked, but shows signs of life in the storage: {why}")
+                return Held(f"it cannot be asked, but shows heartbeats in the storage: {why}")
             return Held(f"it still lives after {grace_s:g} s: {why}") if over else Wait("is our predecessor")
         case Refused(why) | Unknown(why):
             silent = f"was silent for {grace_s:g} s, and left no sign in the storage, so it is replaced: {why}"

@@ -27,18 +27,18 @@ from elastic_checkpoint.format.names import (
     CommitId,
     claim_key,
     commit_id,
+    heartbeat_key,
     liveness_key,
-    sign_of_life_key,
 )
 from elastic_checkpoint.net.machine import boot_id
 from elastic_checkpoint.runs.claim_record import Claim, Origin, new_claim_nonce
 from elastic_checkpoint.runs.claims import Free, take
+from elastic_checkpoint.runs.heartbeat import Heartbeat, read_heartbeat
 from elastic_checkpoint.runs.history import Log
 from elastic_checkpoint.runs.holder import wait_until_free
 from elastic_checkpoint.runs.liveness import LivenessServer, read_moved
 from elastic_checkpoint.runs.newer_claim import lost, newer_claim
 from elastic_checkpoint.runs.orphans import ORPHANS_S, wait_for_orphans
-from elastic_checkpoint.runs.sign_of_life import SignOfLife, read_sign_of_life
 from elastic_checkpoint.storage import Missing, Storage
 
 
@@ -83,7 +83,7 @@ class OwnClaim:
         self._taking = threading.Lock()  # of several threads that save, one at a time takes a claim
         self._taking_pid = os.getpid()
         self._branched = 0  # the newest claim that was taken for a save of an earlier step
-        self._end_sign_of_life: weakref.finalize[[], OwnClaim] | None = None
+        self._end_heartbeat: weakref.finalize[[], OwnClaim] | None = None
         self._stop_server: weakref.finalize[[], OwnClaim] | None = None  # also when nobody calls close()
 
     @property
@@ -195,8 +195,8 @@ class OwnClaim:
 
     def close(self) -> None:
         """Answer nobody any more: from here on whoever asks is refused. Idempotent."""
-        if self._end_sign_of_life is not None:
-            self._end_sign_of_life()
+        if self._end_heartbeat is not None:
+            self._end_heartbeat()
         self._stop_listening()
 
     def _branch(self, held: Claim) -> Claim:
@@ -244,18 +244,16 @@ class OwnClaim:
         with contextlib.suppress(CheckpointError):  # they are read no more
             while self._replaced:
                 number = self._replaced.pop()
-                self._storage.delete(sign_of_life_key(number))
+                self._storage.delete(heartbeat_key(number))
                 self._storage.delete(liveness_key(number))
         return claim
 
     def _hold(self, claim: Claim, *, adopted: bool = False) -> None:
         self._claim, self._pid = claim, os.getpid()
-        if self._end_sign_of_life is not None:
-            self._end_sign_of_life()
+        if self._end_heartbeat is not None:
+            self._end_heartbeat()
         if self._reopen is not None:
-            self._end_sign_of_life = weakref.finalize(
-                self, SignOfLife(self._storage, claim.number, at_once=adopted).end
-            )
+            self._end_heartbeat = weakref.finalize(self, Heartbeat(self._storage, claim.number, at_once=adopted).end)
         self._origin = None
         self._begun_step = self._committed_step = -1
 
@@ -294,7 +292,7 @@ class OwnClaim:
             url=self._storage.url,
             job=self._job,
             grace_s=self._grace_s,
-            signs=functools.partial(read_sign_of_life, self._storage),
+            signs=functools.partial(read_heartbeat, self._storage),
             moved=functools.partial(read_moved, self._storage),
             ignored_nonce=self._ignored_nonce,
             log=self._log,

@@ -1,4 +1,4 @@
-"""A folder as storage: everything that is visible is whole and was fsynced, but for signs of life (`put_lightly`).
+"""A folder as storage: everything that is visible is whole and was fsynced, but for heartbeats (`put_lightly`).
 
     write a temporary file  ->  fsync it  ->  link (new) or rename (over)  ->  fsync the folder  ->  unlink it
 

@@ -142,7 +142,7 @@ class CorruptBatch(MisleadingFault):
 
 @dataclass(frozen=True)
 class StaleState(MisleadingFault):
-    """Once the step in hand is applied, the worker that has this rank at that moment holds its present state again.
+    """Once the current step is applied, the worker that has this rank at that moment holds its present state again.
 
     That is its weights, and what its optimizers keep for them, as they are now. It takes part in what follows as if
     nothing were the matter.

@@ -197,8 +197,8 @@ class KillChild(WorkerFault):
 
     The fault waits until there is one.
 
-    of  "loader": one of its loader processes; "writer": the process that writes its checkpoints; "warm": the process
-        that its agent forks workers from
+    of  "loader": one of its loader processes; "writer": the process that writes its checkpoints; "fork-server": its
+        agent's, that workers are forked from
     """
 
     of: str
@@ -207,8 +207,8 @@ class KillChild(WorkerFault):
     sentence = "SIGKILL to {said} worker {worker}"
     flags = (
         Flag("kill-loader", "SIGKILL to one of a worker's loader processes", {"of": "loader"}, "a loader process of"),
-        Flag("kill-warm", "SIGKILL to the warm process that its agent forks workers from", {"of": "warm"},
-             "the warm process beside"),
+        Flag("kill-fork-server", "SIGKILL to its agent's fork server, that workers are forked from",
+             {"of": "fork-server"}, "the fork server beside"),
         Flag("kill-writer", "SIGKILL to the process that writes checkpoints", {"of": "writer"},
              "the checkpoint writer of", of_worker=False),
     )  # fmt: skip
@@ -226,7 +226,7 @@ class KillChild(WorkerFault):
 
         if self.of == "loader":
             return processes.loader_processes()
-        return processes.writer_processes() if self.of == "writer" else processes.warm_processes()
+        return processes.writer_processes() if self.of == "writer" else processes.fork_servers()
 
     def aftermath(self) -> Aftermath:
         """Return which change it brings about: a worker may fail with its loader process, or only start another one."""

@@ -6,7 +6,7 @@ multiplicity. Of the run it takes only sizes. The invariants, by the names that 
     position    each worker applies the steps after the state that it loaded, none skipped, none twice
     lineage     the surviving state's steps are 0 … last, each built on the one before
     zombie      no claim goes on from what a superseded writer left; whom the run left behind does one step more at most
-    writer      once a newer claim is taken, workers of an older one finish the step in hand at most
+    writer      once a newer claim is taken, workers of an older one finish the current step at most
     durable     no claim goes behind a save committed before it, or what a view's last worker left with; an end is saved
     sides       of a network that fell apart one side goes on: in a generation one list of workers claims or trains
     view        the members of a view name the same workers, and its blocks of shares join
@@ -136,7 +136,7 @@ def judge(
 
 
 def _moved_on(of_kind: Mapping[str, Sequence[Event]]) -> Iterator[Violation]:
-    """Yield a violation for each worker that did more than the step in hand after the run had gone on without it."""
+    """Yield a violation for each worker that did more than the current step after the run had gone on without it."""
     ends = {(event["worker"], event.get("generation") or 0): event for event in of_kind["moved_on"]}
     doers: dict[tuple[ViewKey, int], set[str]] = defaultdict(set)
     finished = (*of_kind["step_applied"], *of_kind["passed_over"])

@@ -273,7 +273,7 @@ def _taken_under_way(of_kind: dict[str, list[Event]]) -> dict[int, int]:
 
 
 def _writers(of_kind: dict[str, list[Event]]) -> Iterator[Violation]:
-    """Check that who lost its claim applied no more than the step in hand."""
+    """Check that who lost its claim applied no more than the current step."""
     for newer in of_kind["claimed"]:
         went_on = [
             done for done in _done(of_kind) if (done.get("claim") or 0) < newer["claim"] and done["t"] > newer["t"]

@@ -30,9 +30,9 @@ GIVEN_UP = ("a peer hung up", "a peer was lost while the group was formed")
 OF_A_GROUP = 5
 OF_A_WRITER = {"descriptors": 4, "sockets": 1, "threads": 1}
 # Of one in a replica of several, who save together: their group of gloo's, and connections for what they agree on, too
-# (2 workers, measured on 2026-11-30: 7, 6 and 11 on the one that leads them, without its sign of life).
+# (2 workers, measured on 2026-11-30: 7, 6 and 11 on the one that leads them, without its heartbeat).
 OF_A_REPLICA_S_WRITER = {"descriptors": 11, "sockets": 7, "threads": 6}
-# Of a worker that has become coordinator: its sign of life, and tqdm's monitor where it draws a trainer's bar now.
+# Of a worker that has become coordinator: its heartbeat, and tqdm's monitor where it draws a trainer's bar now.
 OF_A_CLAIM = {"descriptors": 0, "sockets": 0, "threads": 2}
 OF_A_SHARE = {"descriptors": 1, "sockets": 0, "threads": 0}  # its stream's file, which is open from read to read
 OF_A_STORE = {"descriptors": 16, "sockets": 12, "threads": 8}  # a pool of ten connections, and who looks up names

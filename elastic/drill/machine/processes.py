@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from elastic.launch.warm.process import NAME as WARM
+from elastic.launch.fork_server.process import NAME as FORK_SERVER
 from elastic_checkpoint import linux
 from elastic_checkpoint.save.writer import WRITER_MODULE
 
@@ -96,7 +96,7 @@ def writer_processes() -> list[int]:
     return [pid for pid in children(os.getpid()) if WRITER in linux.command_line(pid)]
 
 
-def warm_processes() -> list[int]:
+def fork_servers() -> list[int]:
     """Return the pids of the processes that this worker's agent forks workers from."""
     found = linux.children(os.getppid()).items()
-    return [pid for pid, stat in found if not stat.is_dead and stat.name == WARM]
+    return [pid for pid, stat in found if not stat.is_dead and stat.name == FORK_SERVER]

@@ -49,7 +49,7 @@ _METRIC = re.compile(
     re.IGNORECASE,
 )
 _LIVE = "Run: the others go on, in their processes"
-_VAIN = "Run: the step in hand; Preemption: none after a notice"
+_VAIN = "Run: the current step; Preemption: none after a notice"
 _DATA = "ElasticLoader or Run: none lost or repeated"
 _BITS = "Run: the same bits"
 

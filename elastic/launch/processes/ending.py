@@ -2,7 +2,7 @@
 
 Promises  in python's order: threads that are no daemons are joined, atexit functions run, what only the script held is
           destroyed, every open file is flushed.
-          It is quick. Taking some thousand imported modules apart, all of them shared with the warm process until
+          It is quick. Taking some thousand imported modules apart, all of them shared with the fork server until
           somebody writes to them, takes a worker 0.4 s of a processor that the others want for a recovery.
 """
 

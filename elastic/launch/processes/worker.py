@@ -1,7 +1,7 @@
 """The life of a worker process: it runs the script as python would, and tells its agent how it failed.
 
-Used by a fork of the warm process (warm/process.py) and, as `python -m elastic.launch.processes.worker`, by a fresh
-interpreter.
+Used by what the fork server forks (fork_server/process.py) and, as `python -m elastic.launch.processes.worker`, by a
+fresh interpreter.
 
 Promises  the script sees itself as `__main__` (script.py), and ends like any python program: threads are joined,
           atexit functions run, files are flushed, SystemExit means what it means.

@@ -1,10 +1,10 @@
-"""Turns "a worker in this slot" into a process: one that the warm process has forked ahead, or a fresh interpreter.
+"""Turns "a worker in this slot" into a process: one that the fork server has forked ahead, or a fresh interpreter.
 
-    the warm process (warm/process.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
+    the fork server (fork_server/process.py)  ->  a spare, forked while nothing else is going on  ->  a worker, at once
 
 Promises  every worker is a child of this process, whoever forked it, leading a group of its own, with the descriptors
           that it was given and no others.
-          A warm process that dies is replaced; one that cannot be forked from is not used, and the reason is said once.
+          A fork server that dies is replaced; one that cannot be forked from is not used, and the reason is said once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,27 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from elastic.launch.fork_server.importing import RANK_VARIABLES, WORKER_VARIABLES
+from elastic.launch.fork_server.messages import (
+    FROM_FORK_SERVER,
+    PACKET_MAX,
+    BecomeWorker,
+    Forked,
+    Leaves,
+    Ready,
+    Unfit,
+    packet,
+    read,
+)
+from elastic.launch.fork_server.process import in_fork
 from elastic.launch.processes import children, early_signals
 from elastic.launch.processes.script import Script
 from elastic.launch.processes.worker import AGENT, STREAMS
-from elastic.launch.warm.importing import RANK_VARIABLES, WORKER_VARIABLES
-from elastic.launch.warm.messages import FROM_WARM, PACKET_MAX, BecomeWorker, Forked, Leaves, Ready, Unfit, packet, read
-from elastic.launch.warm.process import in_fork
 from elastic_checkpoint import linux
 from elastic_checkpoint.net.codec import NotAMessage
 from elastic_checkpoint.net.event_loop import EventLoop
 
-_DEATHS_MAX = 3  # of warm processes that never got ready, in a row
+_DEATHS_MAX = 3  # of fork servers that never got ready, in a row
 _READY_S = 300.0  # for its imports; what takes longer is not waited for by workers
 _FORK_S = 10.0  # takes it some 50 ms
 _CALM_S = 1.0  # after a start, before the next spare is forked: a recovery wants the processors for itself
@@ -55,13 +65,13 @@ class _Spare:
 
 
 class Starter:
-    """Starts the workers of a node, and keeps its warm process and one spare.
+    """Starts the workers of a node, and keeps its fork server and one spare.
 
     preloaded  this process has loaded torch as a worker would, and nothing else goes on in it yet: the first warm
                process is a fork of it
     started    called as started(token, pid) once per request, whose descriptors can be closed then
     ready      a worker can be started at once, or nothing can be done ahead
-    imported_s when the first warm process had made the script's imports, by time.monotonic()
+    imported_s when the first fork server had made the script's imports, by time.monotonic()
     """
 
     started: Callable[[str, int], None]
@@ -82,13 +92,13 @@ class Starter:
         self._fresh = fresh
         self._say = say
         self._waiting: list[Request] = []
-        self._warm: int | None = None  # its pid
-        self._socket: socket.socket | None = None  # to the warm process
+        self._server: int | None = None  # its pid
+        self._socket: socket.socket | None = None  # to the fork server
         self._ready = False
         self.imported_s: float | None = None
         self._deaths = 0
         self._spare: _Spare | None = None
-        self._asked_s = 0.0  # the warm process: for its imports, then for a spare
+        self._asked_s = 0.0  # the fork server: for its imports, then for a spare
         self._refill_s = 0.0
         linux.adopt_orphans()
         if not fresh:
@@ -106,7 +116,7 @@ class Starter:
 
     def pids(self) -> set[int]:
         """Return the children that are no workers."""
-        return {pid for pid in (self._warm, self._spare and self._spare.pid) if pid}
+        return {pid for pid in (self._server, self._spare and self._spare.pid) if pid}
 
     def start(self, request: Request) -> None:
         """Start a worker, now or as soon as there is a spare."""
@@ -120,26 +130,26 @@ class Starter:
         return waiting
 
     def tick(self, now_s: float) -> None:
-        """Kill a warm process that does not fork, so that `reap` does the rest; else ask for a spare when it is due."""
+        """Kill a fork server that does not fork, so that `reap` does the rest; else ask for a spare when it is due."""
         waited_s = now_s - self._asked_s
         if not self._fresh and not self._ready and waited_s > _READY_S:
-            self._give_up(f"the script's imports took more than {_READY_S:.0f} s in the warm process")
+            self._give_up(f"the script's imports took more than {_READY_S:.0f} s in the fork server")
         elif self.forking and waited_s > _FORK_S:
-            self._kill_warm()
+            self._kill_server()
         elif now_s >= self._refill_s:
             self._ask_for_spare()
 
     def reap(self) -> None:
-        """Reap the warm process and the spare, if they are dead; another warm process takes its place."""
+        """Reap the fork server and the spare, if they are dead; another fork server takes its place."""
         if self._spare is not None and self._spare.pid and children.ended(self._spare.pid) is not None:
             children.reap(self._spare.pid)
             self._drop_spare()
-        if (pid := self._warm) is None or (ended := children.ended(pid)) is None:
+        if (pid := self._server) is None or (ended := children.ended(pid)) is None:
             return
         self._hear()  # what it said before
         was_ready = self._ready
         children.reap(pid)
-        self._warm = None
+        self._server = None
         self._close_socket()
         if self._spare is not None and not self._spare.pid:
             self._drop_spare()  # it ends by itself, if it was forked
@@ -147,15 +157,15 @@ class Starter:
             return
         self._deaths = 0 if was_ready else self._deaths + 1
         if self._deaths >= _DEATHS_MAX:
-            self._give_up(f"the warm process ended {self._deaths} times while it imported ({ended.text})")
+            self._give_up(f"the fork server ended {self._deaths} times while it imported ({ended.text})")
         else:
-            self._say(f"the warm process {pid} ended ({ended.text}); another one takes its place, workers go on")
+            self._say(f"the fork server {pid} ended ({ended.text}); another one takes its place, workers go on")
             self._warm_up()
 
     def close(self) -> None:
-        """End the warm process and the spare; to wait for them is the caller's, who waits for all children."""
+        """End the fork server and the spare; to wait for them is the caller's, who waits for all children."""
         self._fresh = True
-        self._kill_warm()
+        self._kill_server()
         self._close_socket()
         self._drop_spare()
 
@@ -173,13 +183,13 @@ class Starter:
     def _warm_up(self, *, forked: bool = False) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            self._warm = self._fork_warm(its) if forked else self._spawn_warm(its)
+            self._server = self._fork_from_here(its) if forked else self._spawn_server(its)
         ours.setblocking(False)
         self._socket, self._asked_s = ours, time.monotonic()
         self.loop.register(ours, selectors.EVENT_READ, self._hear)
 
-    def _fork_warm(self, its: socket.socket) -> int:
-        """Fork the warm process from this one, and return its pid."""
+    def _fork_from_here(self, its: socket.socket) -> int:
+        """Fork the fork server from this one, and return its pid."""
         sys.stdout.flush()  # or what is buffered would be printed by both
         sys.stderr.flush()
         pid = early_signals.fork()
@@ -188,10 +198,17 @@ class Starter:
             in_fork(its, self._env, self._script.command())
         return pid
 
-    def _spawn_warm(self, its: socket.socket) -> int:
-        """Start the warm process as a fresh interpreter, and return its pid."""
+    def _spawn_server(self, its: socket.socket) -> int:
+        """Start the fork server as a fresh interpreter, and return its pid."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "elastic.launch.warm.process", str(its.fileno()), "-1", *self._script.command()],
+            [
+                sys.executable,
+                "-m",
+                "elastic.launch.fork_server.process",
+                str(its.fileno()),
+                "-1",
+                *self._script.command(),
+            ],
             env=self._env,
             stdin=subprocess.DEVNULL,
             pass_fds=(its.fileno(),),
@@ -201,7 +218,7 @@ class Starter:
         return process.pid
 
     def _hear(self) -> None:
-        """Act on what the warm process says."""
+        """Act on what the fork server says."""
         while self._socket is not None:
             try:
                 data = self._socket.recv(PACKET_MAX)
@@ -213,9 +230,9 @@ class Starter:
                 self._close_socket()  # its death is on its way
                 return
             try:
-                said = read(FROM_WARM, data)
+                said = read(FROM_FORK_SERVER, data)
             except NotAMessage as wrong:
-                self._give_up(f"the warm process said what is no message: {wrong}")
+                self._give_up(f"the fork server said what is no message: {wrong}")
                 return
             match said:
                 case Leaves(why=why):
@@ -232,7 +249,7 @@ class Starter:
                     self._go_on()
 
     def _ask_for_spare(self) -> None:
-        """Have the warm process fork a spare, unless there is one."""
+        """Have the fork server fork a spare, unless there is one."""
         if self._fresh or not self._ready or self._spare is not None:
             return
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -265,16 +282,16 @@ class Starter:
         self.started(request.token, process.pid)
 
     def _give_up(self, why: str) -> None:
-        """Use no warm process any more."""
+        """Use no fork server any more."""
         self._say(f"each worker starts as a fresh interpreter, which takes longer: {why}")
         self._fresh = True
-        self._kill_warm()
+        self._kill_server()
         self._go_on()
 
-    def _kill_warm(self) -> None:
-        if self._warm is not None:
+    def _kill_server(self) -> None:
+        if self._server is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._warm, signal.SIGKILL)
+                os.kill(self._server, signal.SIGKILL)
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

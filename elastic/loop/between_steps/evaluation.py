@@ -86,7 +86,7 @@ class Evaluations:
                 # the midst of an update: that is completed, and the next exchange fails.
                 if not state.updating and (context.live is None or not state.finished):
                     raise
-                session.group.sever()
+                session.group.abort()
                 return alone()
 
         if self.are_made_alone:
@@ -178,7 +178,7 @@ def evaluate(
         except PeerLost:
             with suppress(PeerLost):  # the first to know that scripts went different ways may have hung up
                 announced.poll()
-            group.sever()  # before the loader's end, which takes a moment
+            group.abort()  # before the loader's end, which takes a moment
             raise
         finally:
             loader.close()

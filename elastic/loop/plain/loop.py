@@ -22,7 +22,7 @@ from elastic.loop.plain.loss_means import Divided, FirstLosses, means_apart, sum
 from elastic.loop.plain.step import Count, PlainStep
 from elastic.loop.plain.update import OwnUpdate
 from elastic.loop.session import Session
-from elastic.loop.steps.step_in_hand import Purpose, StepInHand
+from elastic.loop.steps.current_step import CurrentStep, Purpose
 from elastic.loop.steps.update import Update
 
 
@@ -82,12 +82,12 @@ class Engine(Protocol):
     step  the one in hand; None: none is
     """
 
-    step: StepInHand | None
+    step: CurrentStep | None
 
     def steps(self, next_step: Callable[[], PlainStep]) -> Iterator[PlainStep]:
         """Yield step after step, and cross the boundary behind each."""
 
-    def step_in_hand(self) -> StepInHand:
+    def current_step(self) -> CurrentStep:
         """Return the step that comes next."""
 
 
@@ -135,7 +135,7 @@ class PlainLoop:
             self._next = step
             self._first, end = (self._plan.first_step_of(step.epoch + more) for more in (0, 1))
             self._end, self._handed = min(end, self._state.total_steps), 0
-            if step.in_hand.plan.step_in_epoch:  # this worker comes into the midst of the epoch
+            if step.current.plan.step_in_epoch:  # this worker comes into the midst of the epoch
                 self._passed = self._watch_repeated_writes(step)
             yield step.epoch
             if self._next is not None:
@@ -163,7 +163,7 @@ class PlainLoop:
             moves.close()  # as where a run is stopped
 
     def _move(self, moves: Iterator[Any], moved: int) -> int:
-        """Move the bar on to the step in hand; return by how many."""
+        """Move the bar on to the current step; return by how many."""
         due = self._state.step - self._first + 1 - moved  # bars count an item when the next one is asked for
         for _ in range(due):
             next(moves, None)
@@ -192,8 +192,8 @@ class PlainLoop:
         """Hand out batches, and count them for `_count`."""
         for batch in batches:
             self._handed += 1
-            in_hand = self._engine.step
-            if in_hand is None or in_hand.batch.purpose is not Purpose.CHECK:
+            current = self._engine.step
+            if current is None or current.batch.purpose is not Purpose.CHECK:
                 step, attempt, here = self._handed_of_step
                 now = self._state.step, self._state.attempt
                 self._handed_of_step = (*now, here + 1 if (step, attempt) == now else 1)
@@ -224,7 +224,7 @@ class PlainLoop:
         if self._next.under_way:
             where = "" if left_at is None else f": they were left at {left_at}"
             raise StepError(
-                f"run.batches() was begun again in the middle of step {self._next.in_hand.index}{where}\n"
+                f"run.batches() was begun again in the middle of step {self._next.current.index}{where}\n"
                 "  state  what was applied stays; no example may be left out\n"
                 "  next   read it once in each epoch, to its end; a batch to look at comes from the data set itself"
             )
@@ -256,9 +256,9 @@ class PlainLoop:
 
     def _next_step(self) -> PlainStep:
         """Return the step that comes next."""
-        in_hand, own = self._engine.step_in_hand(), self.update
+        current, own = self._engine.current_step(), self.update
         self.step = step = PlainStep(
-            in_hand,
+            current,
             count=self._count_of,
             on_batch=self._first_losses.watch,
             on_exact=own.opens,
@@ -267,18 +267,18 @@ class PlainLoop:
         )
         own.next_step(step)
         state = self._session.train_state
-        state.since_boundary.note(None if in_hand.plan.step_in_epoch else state.noting())
+        state.since_boundary.note(None if current.plan.step_in_epoch else state.noting())
         return step
 
     def _end_update(self, step: PlainStep, agreed: Agreed) -> None:
         """Commit the step that the script's own code has applied."""
         read = self.update.was_asked and not step.update_follows  # there a loop needs not ask
-        self._updates.end_own(step.in_hand, agreed, read=read)
+        self._updates.end_own(step.current, agreed, read=read)
         self._go_on_behind(step)
 
     def _pass_over(self, step: PlainStep, agreed: Agreed) -> None:
         """Pass over the step that the script's own code would have applied."""
-        self._updates.pass_over(step.in_hand, agreed)
+        self._updates.pass_over(step.current, agreed)
         self._go_on_behind(step)
 
     def _go_on_behind(self, step: PlainStep) -> None:
@@ -288,7 +288,7 @@ class PlainLoop:
     def _for_nothing(self) -> int:
         """Return how many batches for nothing come ahead of the next step, as far as it is known."""
         state = self._state
-        begun = self.step is not None and self.step.in_hand.begun
+        begun = self.step is not None and self.step.current.begun
         if begun or state.finished:
             return 0
         check = self._session.cross_check(self._session.step_plan(state.step))

@@ -25,15 +25,15 @@ from elastic.loop.plain.step import PlainStep
 class OwnSchedules:
     """Lets through those calls of schedulers that count.
 
-    exchanged  whether the gradients of the step in hand are exact, or no step is in hand
+    exchanged  whether the gradients of the current step are exact, or no step is in hand
     """
 
     def __init__(self, schedulers: Mapping[str, Any], exchanged: Callable[[], bool]) -> None:
         self._schedulers = schedulers
         self._exchanged = exchanged
         self._step: PlainStep | None = None
-        self._early: set[str] = set()  # stepped before a backward pass of the step in hand, and not behind it
-        self._told: dict[str, tuple[int, str]] = {}  # what each was told in the step in hand before it was exchanged
+        self._early: set[str] = set()  # stepped before a backward pass of the current step, and not behind it
+        self._told: dict[str, tuple[int, str]] = {}  # what each was told in the current step before it was exchanged
         self._counted: dict[str, str | None] = {}  # and what behind it, if that was something else
         self._undo: list[Callable[[], None]] = []
         self._ungated = False
@@ -55,10 +55,10 @@ class OwnSchedules:
         if self._early and step.passed_over is None:
             raise StepError(
                 f"scheduler.step() of {', '.join(map(repr, sorted(self._early)))} was called before the backward pass "
-                f"of step {step.in_hand.index}, and not behind it\n"
+                f"of step {step.current.index}, and not behind it\n"
                 "  found  a step has several bodies, one for each share, and what precedes its exact gradients does "
                 "nothing in any of them\n"
-                f"  state  step {step.in_hand.index} is applied; it is not saved\n"
+                f"  state  step {step.current.index} is applied; it is not saved\n"
                 "  next   call it behind optimizer.step(), or once an epoch: before its first batch, or behind its last"
             )
 
@@ -85,7 +85,7 @@ class OwnSchedules:
         that are applied is alike in all bodies; behind the update it is told what the next step's bodies are.
         """
         step = self._step
-        if self._ungated or step is None or not step.in_hand.begun or step.over:
+        if self._ungated or step is None or not step.current.begun or step.over:
             return
         told = ", ".join(map(_said, args))
         attempt, of_bodies = self._told.get(name, (-1, told))
@@ -93,12 +93,12 @@ class OwnSchedules:
             self._counted[name] = told if told != of_bodies else None
             return
         before = self._counted.pop(name, None)
-        if attempt == step.in_hand.attempt:
+        if attempt == step.current.attempt:
             before = of_bodies
-        self._told[name] = step.in_hand.attempt, told
+        self._told[name] = step.current.attempt, told
         if before is not None and before != told:
             raise StepError(
-                f"scheduler.step({told}) of {name!r} was called in a body of step {step.in_hand.index}, and "
+                f"scheduler.step({told}) of {name!r} was called in a body of step {step.current.index}, and "
                 f"scheduler.step({before}) in the one before\n"
                 "  found  a step has a body for each share of its batch, and the last one's call counts: which that is "
                 f"depends on the world size\n{UNTOUCHED}"
@@ -112,9 +112,9 @@ class OwnSchedules:
         if self._ungated or step is None or self._exchanged():
             self._early.discard(name)
             return True
-        if not step.in_hand.begun:
-            return step.update_follows or step.in_hand.plan.step_in_epoch == 0
-        if step.in_hand.batch.is_due:
+        if not step.current.begun:
+            return step.update_follows or step.current.plan.step_in_epoch == 0
+        if step.current.batch.is_due:
             self._early.add(name)
         return False
 

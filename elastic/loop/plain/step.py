@@ -23,8 +23,8 @@ from elastic.data.data_plan import StepPlan
 from elastic.errors import CANNOT_DO, UNTOUCHED, PeerLost, StepError
 from elastic.group.backward_end import at_end_of_pass
 from elastic.group.sums import Agreed
+from elastic.loop.steps.current_step import CurrentStep, Purpose
 from elastic.loop.steps.script_step import ScriptStep, counted
-from elastic.loop.steps.step_in_hand import Purpose, StepInHand
 from elastic.state.trained_set import listed
 
 Count = Callable[[Any], Any]
@@ -49,7 +49,7 @@ class PlainStep(ScriptStep):
 
     def __init__(
         self,
-        in_hand: StepInHand,
+        current: CurrentStep,
         *,
         count: Count | None,
         on_batch: Callable[[float, Any], None],
@@ -57,32 +57,32 @@ class PlainStep(ScriptStep):
         on_pass_over: Callable[[PlainStep, Agreed], None],
         check: Callable[[PlainStep], None],
     ) -> None:
-        super().__init__(in_hand)
-        self._session = in_hand.session
+        super().__init__(current)
+        self._session = current.session
         self._count = count
         self._moved: Callable[[], list[str]] | None = None  # behind the body's backward pass
         self._on_batch = on_batch
         self._on_exact = on_exact
         self._on_pass_over = on_pass_over
         self._check = check
-        self._unit = _unit(self._session.context.config, in_hand.plan) if count is None else 1
+        self._unit = _unit(self._session.context.config, current.plan) if count is None else 1
         self.items: float = 0
         self.over = False
         self.update_follows = False
 
     def __iter__(self) -> Iterator[Any]:
-        if self.in_hand.begun:
+        if self.current.begun:
             raise StepError("a step's batches are read once; take the next step: for step in run.steps()")
         yield from self.batches()
 
     def show_sums(self, shown: Callable[[Mapping[str, Any], float], Mapping[str, Any]]) -> None:
         """Show people what `shown` makes of the step's sums and its count, in place of these sums."""
-        self.in_hand.shown_sums = shown
+        self.current.shown_sums = shown
 
     @property
     def under_way(self) -> bool:
         """Return whether batches of the step were taken, and it is not applied."""
-        return self.in_hand.begun and self.in_hand.agreed is None
+        return self.current.begun and self.current.agreed is None
 
     def check_closed(self) -> None:
         """Raise StepError unless the loop has carried its update out."""
@@ -91,11 +91,11 @@ class PlainStep(ScriptStep):
 
     def batches(self) -> Iterator[Any]:
         """Return this worker's batches, until the step is applied."""
-        return self.in_hand.batches(self)
+        return self.current.batches(self)
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add to the sums of the share in hand; see Run.add. Raises StepError."""
-        step = self.in_hand
+        step = self.current
         if not step.batch.is_due:
             raise StepError(
                 f"run.add was called after the backward pass of a batch, or outside the loop's body (step {step.index})"
@@ -105,8 +105,8 @@ class PlainStep(ScriptStep):
 
     def leave_to_the_script(self) -> None:
         """Go on to the script's code behind the update, which is over, here or where this worker's state came from."""
-        self.in_hand.leave_to_the_script()
-        if not (self.in_hand.taken or self.in_hand.completed):
+        self.current.leave_to_the_script()
+        if not (self.current.taken or self.current.completed):
             self._session.gradient_sync.gradients.at_next_pass(None)
             self._watch_buffers()
 
@@ -121,35 +121,35 @@ class PlainStep(ScriptStep):
 
     def body_begins(self, batch: Any) -> None:
         """Prepare for the backward pass of a body."""
-        in_hand, gradients = self.in_hand.batch, self._session.gradient_sync.gradients
-        if _counts(in_hand.purpose):
+        current, gradients = self.current.batch, self._session.gradient_sync.gradients
+        if _counts(current.purpose):
             self.items = self._items(batch)
             gradients.begin_pass(
-                in_hand.merges,
-                piece=in_hand.piece,
-                pieces=in_hand.pieces,
-                last=in_hand.last,
+                current.merges,
+                piece=current.piece,
+                pieces=current.pieces,
+                last=current.last,
                 weight=self.items / self._unit,
                 holds_back=True,
             )
             self._on_batch(self.items, batch)
-            self._session.context.moment("backward", in_hand.share)
-        elif in_hand.purpose is Purpose.STAND_IN and self._session.mates is not None:  # its mates' shares come with it
-            gradients.begin_pass(0, piece=0, pieces=1, last=in_hand.last, weight=0)
-        elif in_hand.purpose is Purpose.CHECK:
-            gradients.begin_for_nothing(self.in_hand.checked.check.take)
+            self._session.context.moment("backward", current.share)
+        elif current.purpose is Purpose.STAND_IN and self._session.mates is not None:  # its mates' shares come with it
+            gradients.begin_pass(0, piece=0, pieces=1, last=current.last, weight=0)
+        elif current.purpose is Purpose.CHECK:
+            gradients.begin_for_nothing(self.current.checked.check.take)
         gradients.at_next_pass(self._pass_begins)
 
     def _items(self, batch: Any) -> float:
         """Return what the loss of a batch is a mean over; 0: its body counts for nothing."""
-        in_hand = self.in_hand.batch
-        if in_hand.purpose is Purpose.LEFT_OUT:
+        current = self.current.batch
+        if current.purpose is Purpose.LEFT_OUT:
             return 0
-        return in_hand.examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
+        return current.examples if self._count is None else counted(self._count(batch), "count(batch) gave ")
 
     def body_has_ended(self) -> None:
         """Raise StepError for what the body may not do."""
-        step = self.in_hand
+        step = self.current
         done = step.agreed is not None
         if done and not self.update_follows:
             self.check_closed()
@@ -180,7 +180,7 @@ class PlainStep(ScriptStep):
 
         Called in autograd's engine, on whichever thread of it came last, while the loop waits in `backward`.
         """
-        step, gradients = self.in_hand, self._session.gradient_sync.gradients
+        step, gradients = self.current, self._session.gradient_sync.gradients
         step.backward_has_come()
         gradients.at_next_pass(self._second_pass)
         self._session.body.share_ends(step.index)
@@ -199,7 +199,7 @@ class PlainStep(ScriptStep):
 
     def _take(self) -> None:
         """Take the gradients, count and buffers of a backward pass."""
-        step, batch, sync = self.in_hand, self.in_hand.batch, self._session.gradient_sync
+        step, batch, sync = self.current, self.current.batch, self._session.gradient_sync
         if not _counts(batch.purpose):
             sync.buffers.restore()
             if batch.purpose is Purpose.CHECK:
@@ -216,7 +216,7 @@ class PlainStep(ScriptStep):
 
     def _watch_buffers(self) -> None:
         """Watch for buffers that the body moves from here on."""
-        self._moved = self._session.gradient_sync.buffers.watched(closely=self.in_hand.checked.check.takes_place)
+        self._moved = self._session.gradient_sync.buffers.watched(closely=self.current.checked.check.takes_place)
 
     def _check_unmoved(self) -> None:
         """Raise StepError where the body has moved buffers behind its backward pass."""
@@ -224,7 +224,7 @@ class PlainStep(ScriptStep):
         names = moved() if moved is not None else []
         if not names:
             return
-        step = self.in_hand
+        step = self.current
         state = f"  state  step {step.index} is applied; it is not saved\n" if step.applied else UNTOUCHED
         raise StepError(
             f"the loop's body moved buffers behind its backward pass, in step {step.index}: {listed(names)}\n"
@@ -236,7 +236,7 @@ class PlainStep(ScriptStep):
 
     def _second_pass(self) -> None:
         """Raise StepError: a share has one backward pass."""
-        step = self.in_hand
+        step = self.current
         raise StepError(
             f"a second backward pass began for share {step.batch.share} of step {step.index}\n"
             f"{UNTOUCHED}  next   add the losses up and call backward once for each batch; torch.autograd.grad may be "

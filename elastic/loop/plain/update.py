@@ -115,7 +115,7 @@ class OwnUpdate:
             missing = self._missing()
             call = f"step() of {', '.join(map(repr, missing))}" if missing else "scaler.update()"
             raise StepError(
-                f"the loop's body ended with the gradients of step {step.in_hand.index} exact, and without {call}\n"
+                f"the loop's body ended with the gradients of step {step.current.index} exact, and without {call}\n"
                 "  state  the update is not complete; nothing of it was saved\n"
                 "  next   step every optimizer after every backward: until a step's last share that does nothing, and "
                 "one that was\n         given no gradient need not. The run adds gradients up by itself: batch_size= "
@@ -125,7 +125,7 @@ class OwnUpdate:
 
     def notes(self, error: BaseException) -> Iterator[str]:
         """Yield what this has to say to an error of the loop's own code."""
-        if self._agreed is not None or self._step is None or self._step.in_hand.applied:
+        if self._agreed is not None or self._step is None or self._step.current.applied:
             return
         is_none = isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
         if is_none or (isinstance(error, RuntimeError) and "non-empty" in str(error)):  # torch.stack of no gradients
@@ -160,7 +160,7 @@ class OwnUpdate:
                     )
         if optimizer in _of_runs:
             return
-        step = None if self._step is None else self._step.in_hand
+        step = None if self._step is None else self._step.current
         body = step and (step.index, step.attempt, step.batch.share, step.batch.piece)
         if self._stepped_in.setdefault(optimizer, body) != body:
             raise _stranger(optimizer)
@@ -212,7 +212,7 @@ class OwnUpdate:
             if self._ungated:
                 return original(*args, **kwargs)
             if self._agreed is None:
-                if name == "update" and (step := self._step) is not None and (step.in_hand.taken or step.passed_over):
+                if name == "update" and (step := self._step) is not None and (step.current.taken or step.passed_over):
                     step.leave_to_the_script()
                 return None
             if name == "update" and self._missing():
@@ -232,15 +232,15 @@ class OwnUpdate:
         step = self._step
         if self._agreed is not None or step is None:
             return True
-        return step.in_hand.applied and (step.over or step.passed_over is None)
+        return step.current.applied and (step.over or step.passed_over is None)
 
     def _is_due(self, name: str) -> bool:
         """Return whether a call of this optimizer's step counts. Raises StepError where none is due."""
         step = self._step
-        if self._agreed is None and step is not None and not step.in_hand.applied:
+        if self._agreed is None and step is not None and not step.current.applied:
             return False
         if step is None or name in self._stepped:
-            again = "" if step is None else f" a second time in step {step.in_hand.index}"
+            again = "" if step is None else f" a second time in step {step.current.index}"
             raise StepError(
                 f"optimizer.step() was called{again or ' outside the loop'}, and each step of a run updates once\n"
                 "  state  what was applied stays; nothing is lost\n"
@@ -275,7 +275,7 @@ class OwnUpdate:
 
     def _gradients_gone(self, found: str) -> StepError:
         """Return the error for exact gradients that are gone before their optimizer has stepped."""
-        at = "" if self._step is None else f" of step {self._step.in_hand.index}"
+        at = "" if self._step is None else f" of step {self._step.current.index}"
         state = UNTOUCHED
         if self._stepped:
             stepped = ", ".join(map(repr, sorted(self._stepped)))

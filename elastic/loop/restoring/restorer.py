@@ -32,8 +32,8 @@ from elastic.loop.restoring.transfer import Passed, Roles, at_one_place, broadca
 from elastic.loop.run_state import StateSummary
 from elastic.loop.storage.claim_lookup import ClaimLookup
 from elastic.loop.storage.hub_notice import HubNotice
-from elastic.loop.storage.next_step import NextStep
 from elastic.loop.storage.saver import Saver
+from elastic.loop.storage.step_digest import StepDigest
 from elastic.loop.storage.under_way import Position
 from elastic.loop.view_group import ViewGroup
 from elastic.manifest.recorder import ManifestRecorder
@@ -95,8 +95,8 @@ class StateRestorer:
         self.idle = IdleRanks()
         self.first_steps: dict[int, frozenset[int]] = {}
         self._late = ClaimLookup()
-        self._next_step: NextStep | None = None  # of the checkpoint that the run goes on from
-        self._noted: NextStep | None = None
+        self._next_step: StepDigest | None = None  # of the checkpoint that the run goes on from
+        self._noted: StepDigest | None = None
         self._noted_in = 0
         self._hub_notice = HubNotice(context.config.url, context.config.storage_options, context.console)
         self._manifest = manifest
@@ -251,7 +251,7 @@ class StateRestorer:
         self.learn_claim(self._view_group.claim)
         self._read_it_later()
         if self._saves:
-            self.take_over_saving()  # which gives signs of life in the storage: a transfer may be long
+            self.take_over_saving()  # which gives heartbeats in the storage: a transfer may be long
         ahead = self._from_peers(parts, summaries, side_state)
         self._record_launch()
         if parts.follows:
@@ -339,9 +339,9 @@ class StateRestorer:
         live = self._context.live
         if live is not None and self._view_group.rank == 0:
             live.on_hub_moved = self._tell_where_the_hub_is
-            self._hub_notice.write(live.beacon, self._claimed)
+            self._hub_notice.write(live.liveness, self._claimed)
 
-    def check_step(self, found: NextStep) -> None:
+    def check_step(self, found: StepDigest) -> None:
         """Compare the first step behind a resume with what it was.
 
         All workers call it, with the same: before the update, and once it is applied.
@@ -351,7 +351,7 @@ class StateRestorer:
         if self._next_step is not None:
             self._next_step.check(found, where=redact(self._config.url))
 
-    def applied(self, found: NextStep | None) -> None:
+    def applied(self, found: StepDigest | None) -> None:
         """Compare and note the first step behind a save, once it is applied. Raises as `check_step`.
 
         A step that could not be applied is not noted: whoever mends its script has nothing to compare.
@@ -404,7 +404,7 @@ class StateRestorer:
         noted = self._next_step
         return noted is not None and noted.step == step and noted.first_gradients != 0
 
-    def last_read(self) -> NextStep | None:
+    def last_read(self) -> StepDigest | None:
         """Return what the last step has read of a run that is made longer: on the coordinator, once; else None."""
         if self.saver is None:
             return None
@@ -419,9 +419,9 @@ class StateRestorer:
         live = self._context.live
         assert live is not None
         assert self._claimed is not None
-        assert words.beacon is not None
+        assert words.liveness is not None
         self.learn_claim(words.claim)
-        answers, at = (words.beacon["nonce"], words.beacon["endpoint"]), words.generation
+        answers, at = (words.liveness["nonce"], words.liveness["endpoint"]), words.generation
         self._phases.sign(Phase.SAVING, self.storage_s)
         try:
             saver = self._open_saver()
@@ -515,7 +515,7 @@ class StateRestorer:
                 self._context.console,
                 self.losses,
                 self._any_mate,
-                self._view_group.beacon,
+                self._view_group.liveness,
             )
             self.saver.world_size = self._view_group.group.world_size
         return self.saver
@@ -572,7 +572,7 @@ class StateRestorer:
         self._know_losses(Losses.from_document(answer["losses"]))
         self._accepted.update(answer["accepted"])
         self._keeps_trained = "trained" in answer["accepted"]
-        self._next_step = NextStep.of(answer["next_step"])
+        self._next_step = StepDigest.of(answer["next_step"])
         self._events.context(claim=self.claim)
         if self._saves and group.rank:
             self._open_saver().saves_along(self._claimed, self.position if answer["from_claim"] is not None else None)

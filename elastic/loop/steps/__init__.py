@@ -1,6 +1,6 @@
 """A step, from its shares to its update.
 
-step_in_hand  the engine: this worker's shares, and the exchange that completes them
+current_step  the engine: this worker's shares, and the exchange that completes them
 reading       how its batches are read, and what the shares add to it
 checked_shares  what is passed for nothing, for the cross-check
 step_note     what is noted of it, for whoever resumes there

@@ -60,7 +60,7 @@ class BadSteps:
         self._checked: int | None = None
 
     def judge(self, step: int, agreed: Agreed) -> PassOver | None:
-        """Return how the step in hand is passed over; None: it is well. `.grad` is exact.
+        """Return how the current step is passed over; None: it is well. `.grad` is exact.
 
         Raises BadStep, StepError; PeerLost.
         """
@@ -77,7 +77,7 @@ class BadSteps:
         every = self._config.saves.steps or 1
         if rule.action == "skip" or step % every == 0:  # what was saved there is what there is
             return PassOver(Passed(step, step, why), found, [step])
-        # Before anything is touched: a peer that is lost here costs the step in hand, which comes round, bad again.
+        # Before anything is touched: a peer that is lost here costs the current step, which comes round, bad again.
         back = self._session.all_or_none(lambda: _go_back(self._session, step - step % every, every))
         if back is None:
             raise self._ends(step, why, "no regular save is left in storage to go back to")

@@ -16,7 +16,7 @@ from elastic.loop.cross_check import CrossCheck, First, Pass
 from elastic.loop.disagreement import Disagreement
 from elastic.loop.session import Session
 from elastic.loop.steps.reading import Reader
-from elastic.loop.storage.next_step import NextStep
+from elastic.loop.storage.step_digest import StepDigest
 
 
 class ForNothing(NamedTuple):
@@ -76,10 +76,10 @@ class CheckedShares:
             return
         yield ForNothing(0, batch, self.check.left)
 
-    def left_behind(self) -> NextStep | None:
+    def left_behind(self) -> StepDigest | None:
         """Return what is left for whoever resumes here; None: there is nothing to compare."""
         digests = self.check.digests_of_first()
-        return NextStep.of_share(self._plan.index, digests) if digests is not None else None
+        return StepDigest.of_share(self._plan.index, digests) if digests is not None else None
 
     def compare(self, agreed: Agreed) -> None:
         """Compare what all have passed. Raises PeerLost; StepError or ShareDiffers on all."""

@@ -9,34 +9,34 @@ import numpy as np
 import torch
 
 from elastic.errors import UNTOUCHED, StepError
-from elastic.loop.steps.step_in_hand import StepInHand
+from elastic.loop.steps.current_step import CurrentStep
 
 
 class ScriptStep:
-    """A step as a script sees it; what this worker does for it is in_hand's."""
+    """A step as a script sees it; what this worker does for it is current's."""
 
-    def __init__(self, in_hand: StepInHand) -> None:
-        self.in_hand = in_hand
+    def __init__(self, current: CurrentStep) -> None:
+        self.current = current
 
     @property
     def index(self) -> int:
         """Return the step's number, from 0, over the whole run."""
-        return self.in_hand.index
+        return self.current.index
 
     @property
     def epoch(self) -> int:
         """Return the epoch of its first example."""
-        return self.in_hand.plan.epoch
+        return self.current.plan.epoch
 
     @property
     def last_of_epoch(self) -> bool:
         """Return whether no later step reads that epoch."""
-        return self.in_hand.plan.last_of_epoch
+        return self.current.plan.last_of_epoch
 
     @property
     def passed_over(self) -> str | None:
         """Return why it was passed over and not applied (see `OnBad`); None: it was not, or not yet."""
-        return self.in_hand.passed_over
+        return self.current.passed_over
 
 
 def counted(count: Any, asked: str) -> float:

@@ -9,8 +9,8 @@ import torch
 
 from elastic.errors import UNTOUCHED, PeerLost, StepError
 from elastic.group.sums import Agreed
+from elastic.loop.steps.current_step import CurrentStep, Purpose
 from elastic.loop.steps.script_step import ScriptStep, counted
-from elastic.loop.steps.step_in_hand import Purpose, StepInHand
 
 
 class Step(ScriptStep):
@@ -33,29 +33,29 @@ class Step(ScriptStep):
         passed_over: After the inner loop: why the step was passed over and not applied (see `OnBad`); else None.
     """
 
-    def __init__(self, in_hand: StepInHand, *, apply: Callable[[Step, Agreed], None]) -> None:
-        super().__init__(in_hand)
+    def __init__(self, current: CurrentStep, *, apply: Callable[[Step, Agreed], None]) -> None:
+        super().__init__(current)
         self._apply = apply
-        self._body = _Body(in_hand)
+        self._body = _Body(current)
 
     @property
     def step_in_epoch(self) -> int:
-        return self.in_hand.plan.step_in_epoch
+        return self.current.plan.step_in_epoch
 
     @property
     def attempt(self) -> int:
-        return self.in_hand.attempt
+        return self.current.attempt
 
     @property
     def sums(self) -> dict[str, Any]:
-        return self.in_hand.sums
+        return self.current.sums
 
     @property
     def count(self) -> float:
-        return self.in_hand.count
+        return self.current.count
 
     def __iter__(self) -> Iterator[Any]:
-        step = self.in_hand
+        step = self.current
         if step.begun:
             raise StepError("a step's shares are read once; take the next step from the outer loop: for step in run")
         yield from step.batches(self._body)
@@ -74,7 +74,7 @@ class Step(ScriptStep):
         Raises:
             StepError: It was called outside the inner loop.
         """
-        if not self.in_hand.add(values):
+        if not self.current.add(values):
             raise StepError(
                 f"step.add was called outside the inner loop (step {self.index})\n{UNTOUCHED}"
                 "  next   call it in `for batch in step`, where there is something to add"
@@ -110,14 +110,14 @@ class _Body:
 
     must_have_a_body = False
 
-    def __init__(self, in_hand: StepInHand) -> None:
-        self._in_hand = in_hand
-        self._session = in_hand.session
+    def __init__(self, current: CurrentStep) -> None:
+        self._current = current
+        self._session = current.session
         self.lost: PeerLost | None = None
         self.broke: BaseException | None = None
 
     def backward(self, loss: torch.Tensor, count: float) -> None:
-        step, batch = self._in_hand, self._in_hand.batch
+        step, batch = self._current, self._current.batch
         if not batch.is_due:
             where = "outside the inner loop" if batch.share is None else f"a second time for share {batch.share}"
             raise StepError(
@@ -162,7 +162,7 @@ class _Body:
 
     def body_has_ended(self) -> None:
         """Raise what the body has met, or StepError without step.backward; else take the buffers of a whole share."""
-        step, batch = self._in_hand, self._in_hand.batch
+        step, batch = self._current, self._current.batch
         if self.broke is not None:
             raise self._broken_off(self.broke) from self.broke
         if self.lost is not None:
@@ -180,14 +180,14 @@ class _Body:
 
     def shares_have_ended(self) -> None:
         """Exchange the step."""
-        self._in_hand.carry_out()
+        self._current.carry_out()
 
     def attempt_has_failed(self) -> None:
         """Forget the peer that was lost in a backward pass."""
         self.lost = None
 
     def _broken_off(self, error: BaseException) -> StepError:
-        step = self._in_hand
+        step = self._current
         return StepError(
             f"step.backward failed for share {step.batch.share} of step {step.index}, and the inner loop's body went "
             "on\n"

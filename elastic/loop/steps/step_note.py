@@ -1,4 +1,4 @@
-"""Notes what a step has read and computed, for whoever resumes there to compare with it (storage/next_step.py)."""
+"""Notes what a step has read and computed, for whoever resumes there to compare with it (storage/step_digest.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic.data.example_digest import digest_at
 from elastic.group.sums import READ, Agreed
 from elastic.loop.session import Session
 from elastic.loop.steps.reading import Contribution, Reader
-from elastic.loop.storage.next_step import NextStep, reads_otherwise
+from elastic.loop.storage.step_digest import StepDigest, reads_otherwise
 
 
 class StepNote:
@@ -27,7 +27,7 @@ class StepNote:
         self._session = session
         self._config = session.context.config
         self._plan = plan
-        self.computed: NextStep | None = None
+        self.computed: StepDigest | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -45,7 +45,7 @@ class StepNote:
         if self.is_taken:
             whole = self._session.repeats and not agreed.left_out
             gradients = self._session.gradient_sync.digest_of_gradients() if whole else 0
-            self.computed = NextStep.of_step(self._plan, agreed.read, gradients, agreed.first)
+            self.computed = StepDigest.of_step(self._plan, agreed.read, gradients, agreed.first)
             self._session.restorer.check_step(self.computed)
 
     def applied(self, weights: Iterable[torch.Tensor]) -> None:

@@ -27,8 +27,8 @@ from elastic.events.words import counted
 from elastic.group.sums import Agreed
 from elastic.loop.session import Session
 from elastic.loop.steps.bad_steps import BadSteps, PassOver
+from elastic.loop.steps.current_step import CurrentStep
 from elastic.loop.steps.step import Step
-from elastic.loop.steps.step_in_hand import StepInHand
 
 _LISTED = 1000  # examples, in a record
 
@@ -44,7 +44,7 @@ class Update:
         self,
         session: Session,
         compute: Callable[[Step], None],
-        also: Callable[[Step | StepInHand], bool],
+        also: Callable[[Step | CurrentStep], bool],
         bad_steps: BadSteps | None,
     ) -> None:
         self._session = session
@@ -56,17 +56,17 @@ class Update:
         self._said_left_out = False
 
     def __call__(self, step: Step, agreed: Agreed) -> None:
-        if step.in_hand.bad is not None:
-            self.pass_over(step.in_hand, agreed)
+        if step.current.bad is not None:
+            self.pass_over(step.current, agreed)
             return
         self._open()
         self._compute(step)
         self._also(step)
-        self._close(step.in_hand, agreed)
+        self._close(step.current, agreed)
         if self._context.live is not None:
             self._session.train_state.applied.note()
-        step.in_hand.is_applied()
-        self._commit(step.in_hand)
+        step.current.is_applied()
+        self._commit(step.current)
 
     def begin_own(self) -> None:
         """Begin the update of a loop that updates by its own code.
@@ -78,7 +78,7 @@ class Update:
         if self._context.live is not None:
             self._session.train_state.applied.note_surroundings()
 
-    def end_own(self, step: StepInHand, agreed: Agreed, *, read: bool) -> None:
+    def end_own(self, step: CurrentStep, agreed: Agreed, *, read: bool) -> None:
         """End and commit that update; read: the script's own code has read exact gradients, and may have used them."""
         also = self._also(step) or read
         self._close(step, agreed)
@@ -87,7 +87,7 @@ class Update:
         step.is_applied()
         self._commit(step)
 
-    def pass_over(self, step: StepInHand, agreed: Agreed) -> None:
+    def pass_over(self, step: CurrentStep, agreed: Agreed) -> None:
         """Pass a step over in place of its update, in either loop."""
         over, buffers = step.bad, self._session.gradient_sync.buffers
         assert over is not None
@@ -117,14 +117,14 @@ class Update:
         self._begin()
         self._session.gradient_sync.buffers.apply()
 
-    def _close(self, step: StepInHand, agreed: Agreed) -> None:
+    def _close(self, step: CurrentStep, agreed: Agreed) -> None:
         """Make the state that of the next step."""
         self._state.step += 1
         self._state.joined &= not self._session.holds_state(step.index)
         self._state.end_update(agreed, self._session.view_group.view.workers)
         step.note.applied(self._session.gradient_sync.parameters)
 
-    def _tell_passed_over(self, step: StepInHand, over: PassOver) -> None:
+    def _tell_passed_over(self, step: CurrentStep, over: PassOver) -> None:
         passed = over.passed
         coordinates = self._session.view_group.rank == 0
         self._context.events.emit(
@@ -146,7 +146,7 @@ class Update:
             indices += self._session.step_plan(step).indices.tolist()
         return indices[:_LISTED]
 
-    def _commit(self, step: StepInHand) -> None:
+    def _commit(self, step: CurrentStep) -> None:
         """Announce an applied step, to the event log and to whoever waits for it."""
         if self._bad_steps is not None:
             self._bad_steps.applied()
@@ -167,7 +167,7 @@ class Update:
             )
         self._context.moment("applied")
 
-    def _facts(self, step: StepInHand) -> _Facts:
+    def _facts(self, step: CurrentStep) -> _Facts:
         shares = self._session.gradient_sync.assignment.shares
         return {
             "step": step.index,

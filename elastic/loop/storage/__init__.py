@@ -6,6 +6,6 @@ save_duration  how long it will take
 failed_saves   what becomes of those that fail: what is at risk, and a copy elsewhere
 under_way      saves that are not known to be committed, and those that came too late
 claim_lookup   a claim that a node could not read as it came
-next_step      what the step behind a save has read and computed, for whoever resumes there
+step_digest      what the step behind a save has read and computed, for whoever resumes there
 hub_notice     where the hub is, for those who come by the run's URL
 """

@@ -28,47 +28,47 @@ class HubNotice:
         self._console = console
         self._state = threading.Lock()
         self._writing = threading.Lock()
-        self._beacon: Mapping[str, Any] | None = None
+        self._liveness: Mapping[str, Any] | None = None
         self._claim: elastic_checkpoint.Claim | None = None
         self._hub_written: object = None
         self._moved: object = None
 
-    def write(self, beacon: Mapping[str, Any] | None, claim: elastic_checkpoint.Claim | None) -> None:
-        """Write what is new of the hub and its beacon, in the background.
+    def write(self, liveness: Mapping[str, Any] | None, claim: elastic_checkpoint.Claim | None) -> None:
+        """Write what is new of the hub and its liveness endpoint, in the background.
 
-        beacon  of the agent that has the hub, as in a view (hub.py): "nonce", "endpoint", "hub"
-        claim   that the run writes under; None: as far as is known here it names that beacon
+        liveness  of the agent that has the hub, as in a view (hub.py): "nonce", "endpoint", "hub"
+        claim   that the run writes under; None: as far as is known here it names that endpoint
         """
-        if beacon is None:
+        if liveness is None:
             return
         with self._state:
-            self._beacon, self._claim = beacon, claim or self._claim
+            self._liveness, self._claim = liveness, claim or self._claim
             if not self._has_news():
                 return
         threading.Thread(target=self._write, name="elastic-hub-notice", daemon=True).start()
 
     def _has_news(self) -> bool:
-        return self._news_of_hub() is not None or self._news_of_beacon() is not None
+        return self._news_of_hub() is not None or self._news_of_liveness() is not None
 
     def _news_of_hub(self) -> Mapping[str, Any] | None:
         """Return where the hub is, if the storage does not say so yet."""
-        hub = self._beacon.get("hub") if self._beacon is not None else None
+        hub = self._liveness.get("hub") if self._liveness is not None else None
         return hub if hub != self._hub_written else None
 
-    def _news_of_beacon(self) -> tuple[elastic_checkpoint.Claim, str, Mapping[str, Any]] | None:
+    def _news_of_liveness(self) -> tuple[elastic_checkpoint.Claim, str, Mapping[str, Any]] | None:
         """Return the claim, and who answers for it, if neither the claim nor the storage says so yet."""
-        if self._beacon is None or self._claim is None:
+        if self._liveness is None or self._claim is None:
             return None
-        nonce, claim = self._beacon["nonce"], self._claim
+        nonce, claim = self._liveness["nonce"], self._claim
         if claim.nonce == nonce or self._moved == (claim.number, nonce):
             return None
-        return claim, nonce, self._beacon["endpoint"]
+        return claim, nonce, self._liveness["endpoint"]
 
     def _write(self) -> None:
         """Write the newest that is known, one thread after the other."""
         with self._writing:
             with self._state:
-                hub, moved = self._news_of_hub(), self._news_of_beacon()
+                hub, moved = self._news_of_hub(), self._news_of_liveness()
             try:
                 if hub is not None:
                     hub_file.write(self._url, self._options, hub)

@@ -28,9 +28,9 @@ from elastic.events import schema
 from elastic.events.event import ABSENT
 from elastic.events.log import EventLog
 from elastic.loop.storage.failed_saves import Rescue, saves_failed
-from elastic.loop.storage.next_step import NextStep, Notes
 from elastic.loop.storage.save_duration import SaveDuration, UploadOrder, likely_s, older_left_s, too_late, upload_order
 from elastic.loop.storage.save_schedule import SaveSchedule, SoonSave
+from elastic.loop.storage.step_digest import Notes, StepDigest
 from elastic.loop.storage.under_way import LateSaves, Position, UnderWay
 from elastic.membership.environment import Launch
 from elastic.membership.succession.going_on import nodes_of
@@ -63,7 +63,7 @@ class Saver:
                compared
     last_read  likewise the step before it, where that was the last one of its run
     any_mate  see Session.any_mate
-    answers  (nonce, endpoint) of the beacon that the agent of `elastic run` keeps for all its workers
+    answers  (nonce, endpoint) of the liveness endpoint that the agent of `elastic run` keeps for all its workers
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Saver:
         self._claim = 0
         self._warmed = False
         self.next_step: dict[str, Any] | None = None
-        self.last_read: NextStep | None = None
+        self.last_read: StepDigest | None = None
         self._notes = Notes(config.url, config.storage_options)
         self._under_way: list[UnderWay] = []
         self._order_sent: tuple[int, bool] | None = None
@@ -223,7 +223,7 @@ class Saver:
         position = Position(**found.meta["position"])
         if not accepted and not {CONTENT, SCRIPT} & {*self._config.accept}:
             self.next_step = self._checkpoints.noted(found.commit)
-            self.last_read = NextStep.of(found.meta.get("last_read"))
+            self.last_read = StepDigest.of(found.meta.get("last_read"))
         self._saved = position.step, position.stopped
         seen = found.meta.get("losses") or {}
         claims = self._claim - found.commit.claim
@@ -232,7 +232,7 @@ class Saver:
         self.seen = Losses.from_document(seen).resumed(claims=claims, in_order=self.left_in_order)
         return position, found.tree, found.commit.claim
 
-    def note(self, step: NextStep) -> None:
+    def note(self, step: StepDigest) -> None:
         """Take what is known of the first step behind the newest save, to be written beside that save."""
         self._notes.computed(step)
 

@@ -3,8 +3,8 @@
 What is asked of whom going_on.py decides. Here a worker is told to take the claim, its answer is heard, and people
 learn why nobody goes on meanwhile.
 
-The coordinator of a view gives signs of life in the run's storage once all have met in it, and before that who took the
-claim (elastic_checkpoint/runs/sign_of_life.py). Workers that hold no state take the next claim, and begin anew, once
+The coordinator of a view gives heartbeats in the run's storage once all have met in it, and before that who took the
+claim (elastic_checkpoint/runs/heartbeat.py). Workers that hold no state take the next claim, and begin anew, once
 they have seen none for a grace of 15 s. So those who are left when the last one who gave them has gone, however that
 was, may only go on without another claim if they do so before that time can be over.
 """
@@ -26,14 +26,14 @@ from elastic.membership.succession.succession import GoOn, KnownView, NeedsClaim
 _SILENT_S = 10.0  # who has not noted the next view by then is named
 _HANGS_S = 5.0  # a storage that has not answered by then is
 # Of the 15 s of elastic_checkpoint/runs/holder.py: the last sign may have been 5 s old when its giver went
-# (elastic_checkpoint/runs/sign_of_life.py), and all have to meet before the next one.
+# (elastic_checkpoint/runs/heartbeat.py), and all have to meet before the next one.
 _LAST_S = 3.0
 
 
 class Claiming:
     """Asks for the run's next claim where this side needs it, and tells people who is waited for.
 
-    beacon  for whoever takes the claim
+    liveness  for whoever takes the claim
     wait_s  how long a side stands still, before the run ends
     takes_over  from another hub
     """
@@ -46,7 +46,7 @@ class Claiming:
         end: RunEnd,
         out: Outbox,
         *,
-        beacon: Message | None,
+        liveness: Message | None,
         wait_s: float,
         takes_over: bool,
     ) -> None:
@@ -55,7 +55,7 @@ class Claiming:
         self._workers = workers
         self._end = end
         self._out = out
-        self._beacon = beacon
+        self._liveness = liveness
         self._wait_s = wait_s
         self._signs = SignsOfLife(workers, takes_over=takes_over)
         self._stays: str | None = None  # and why
@@ -63,7 +63,7 @@ class Claiming:
         self._storage_said: str | None = None  # of why it could not be asked, people know
 
     def look(self, now_s: float) -> None:
-        """Bring up to date who gives signs of life, whenever something was heard, or time goes by."""
+        """Bring up to date who gives heartbeats, whenever something was heard, or time goes by."""
         going_on, workers = self._going_on, self._workers
         view = going_on.known_view(workers.generation, workers.nodes)
         self._signs.look(now_s, number_of(going_on.claim), view, departed=going_on.departed)
@@ -88,7 +88,7 @@ class Claiming:
                 words = TakeClaim(
                     generation=ask.generation,
                     nodes=sorted(ask.nodes),
-                    beacon=self._beacon,
+                    liveness=self._liveness,
                     claim=self._going_on.claim,
                 )
                 self._out.say(self._workers[ask.worker], words)
@@ -188,7 +188,7 @@ class Claiming:
 
 
 class SignsOfLife:
-    """Who gives signs of life in the run's storage, and since when nobody does. Pure but for what it remembers.
+    """Who gives heartbeats in the run's storage, and since when nobody does. Pure but for what it remembers.
 
     takes_over  from another hub, so that what was before is not known
     """

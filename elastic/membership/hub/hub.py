@@ -81,7 +81,7 @@ class Hub:
     nodes_max     how many nodes the run has at once; one more waits for a place
     replica_size  so many workers of a node hold one copy of the state together
     restarts_max  see endings.py; window_s: for how long a restart counts
-    beacon        what goes into every view for whoever claims the run's storage
+    liveness        what goes into every view for whoever claims the run's storage
     gather_s      how long a newcomer that is ready waits for others that are starting, once the run is under way
     start_s       the same in a run's first view
     below_min_s   how long the run waits for nodes
@@ -98,7 +98,7 @@ class Hub:
         replica_size: int = 1,
         restarts_max: int = 3,
         window_s: float = 3600.0,
-        beacon: Message | None = None,
+        liveness: Message | None = None,
         gather_s: float = 0.3,
         start_s: float = 120.0,
         below_min_s: float = 600.0,
@@ -110,7 +110,7 @@ class Hub:
         self._start_s, self._gather_s, self._below_min_s = start_s, gather_s, below_min_s
         self._ending_s, self._stall_s = ending_s, stall_s
         self._restarts_max, self._window_s = restarts_max, window_s
-        self._beacon = beacon
+        self._liveness = liveness
         self._nodes = Nodes(nodes_max)
         self._workers = Workers(replica_size)
         self._out = Outbox(self._nodes)
@@ -121,7 +121,7 @@ class Hub:
 
     def _know_nothing(self, takeover: Takeover, endings: Endings | None = None) -> None:
         """Forget all but who is here, for the run that comes. endings: kept where it is the same run once more."""
-        nodes, workers, out, beacon, wait_s = self._nodes, self._workers, self._out, self._beacon, self._below_min_s
+        nodes, workers, out, liveness, wait_s = self._nodes, self._workers, self._out, self._liveness, self._below_min_s
         self._takeover = takeover
         self._end = end = RunEnd(self._ending_s)
         self._endings = endings or Endings(restarts_max=self._restarts_max, window_s=self._window_s)
@@ -133,10 +133,10 @@ class Hub:
         self._release = Release(workers, going_on, shortage, end, out)
         self._joining = Joining(nodes, workers, going_on, shortage, end, self._runs, out, gather_s=self._gather_s)
         self._claiming = Claiming(
-            going_on, nodes, workers, end, out, beacon=beacon, wait_s=wait_s, takes_over=takeover.is_one
+            going_on, nodes, workers, end, out, liveness=liveness, wait_s=wait_s, takes_over=takeover.is_one
         )
         self._reports = Reports(
-            takeover, nodes, workers, going_on, self._endings, self._joining, self._runs, end, out, beacon=beacon
+            takeover, nodes, workers, going_on, self._endings, self._joining, self._runs, end, out, liveness=liveness
         )
         self._admission = Admission(
             nodes, workers, self._group, takeover, going_on, self._reports, self._replacements, end, out
@@ -508,7 +508,7 @@ class Hub:
             nodes=[worker.node for worker in chosen],
             local_ranks=[worker.local_rank for worker in chosen],
             one_node=len(nodes) == 1,
-            beacon=self._beacon,
+            liveness=self._liveness,
             short_s=self._shortage.is_over(now_s),
             not_lost=not_lost[:_NOT_LOST_MAX],
             gone=self._workers.take_gone(),

@@ -89,7 +89,7 @@ class Takeover:
 
 
 class Reports:
-    """Learns the run from what nodes report to one hub. beacon: of its agent, for the coordinator."""
+    """Learns the run from what nodes report to one hub. liveness: of its agent, for the coordinator."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Reports:
         end: RunEnd,
         out: Outbox,
         *,
-        beacon: Message | None,
+        liveness: Message | None,
     ) -> None:
         self._takeover = takeover
         self._nodes = nodes
@@ -114,7 +114,7 @@ class Reports:
         self._runs = runs
         self._end = end
         self._out = out
-        self._beacon = beacon
+        self._liveness = liveness
         self._fresh = False  # one came since the last look at who was moved on from
         self._forms_under_another = False  # hub, maybe: the present view
         self._learned: NewView | None = None  # that all nodes report, as one object
@@ -150,8 +150,8 @@ class Reports:
             self._endings.happened(now_s, one_before.at(node, self._workers.replica_size), age_s=one_before.at_s)
         self._fresh = True
         coordinator = self._workers.coordinator()
-        if coordinator is not None and coordinator.node == node and self._beacon is not None:
-            self._out.say(coordinator, HubAt(beacon=self._beacon))
+        if coordinator is not None and coordinator.node == node and self._liveness is not None:
+            self._out.say(coordinator, HubAt(liveness=self._liveness))
 
     def moved_on_from(self) -> list[str]:
         """Return nodes that have come with an older view than others have, which goes on without them."""

@@ -33,7 +33,7 @@ _GOES_S = 1.0  # a node that leaves, of which others' workers have ended, says s
 _SAID_AFTER_S = 5.0  # a script that forms a group first may be on its way to its Run
 _WOULD = (
     "this script has formed torch.distributed's group and begun no elastic.Run: it is run as torchrun runs it, and all "
-    "start again where one is lost or nodes come or go; in a Run the others would go on, from the step in hand"
+    "start again where one is lost or nodes come or go; in a Run the others would go on, from the current step"
 )
 _NO_GROUP = (
     "{worker} has come to its script's end, and the script formed no group of torch.distributed's and began no "

@@ -166,7 +166,7 @@ class NewView(Tagged, tag="view"):
     nodes: list[str]
     local_ranks: list[Int]
     one_node: bool
-    beacon: dict[str, Any] | None
+    liveness: dict[str, Any] | None
     short_s: Float
     gone: list[dict[str, Any]]
     not_lost: list[str] = field(default_factory=list)
@@ -243,7 +243,7 @@ class TakeClaim(Tagged, tag="claim"):
 
     generation: Int
     nodes: list[str]
-    beacon: dict[str, Any] | None
+    liveness: dict[str, Any] | None
     claim: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -253,10 +253,10 @@ class TakeClaim(Tagged, tag="claim"):
 class HubAt(Tagged):
     """To the coordinator: the hub has moved, and nobody left the view for it.
 
-    beacon  of the agent that has the hub now, as in a view; in it "hub": see hub_file.py
+    liveness  of the agent that has the hub now, as in a view; in it "hub": see hub_file.py
     """
 
-    beacon: dict[str, Any]
+    liveness: dict[str, Any]
 
 
 class OtherIdentity(Tagged, tag="identity"):

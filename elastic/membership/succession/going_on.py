@@ -414,5 +414,5 @@ def nodes_of(claim: Mapping[str, Any]) -> frozenset[str]:
 
 def _name_of(claim: Mapping[str, Any]) -> _Name:
     """Return a name of the claim that no claim of another folder has."""
-    # folders count alike, and an agent's beacon gives all claims of its life one nonce
+    # folders count alike, and an agent's liveness endpoint gives all claims of its life one nonce
     return tuple(str(claim.get(key)) for key in ("claim", "nonce", "taken_at"))

@@ -117,7 +117,7 @@ def may_go_on(
             why = f"{_who(view, here)}: {', '.join(sorted(missing))} may be going on elsewhere"
         elif not view.is_counted and not signs:
             # who holds no state takes the next claim, and begins anew, once nobody has given signs for a while
-            why = "whoever gave the run's signs of life in its storage is gone, and others may have begun anew from it"
+            why = "whoever gave the run's heartbeats in its storage is gone, and others may have begun anew from it"
         else:
             continue
         sizes.append(_side_size(len(here), len(voters - set(refusing))))

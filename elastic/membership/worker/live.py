@@ -2,7 +2,7 @@
 
     ready  ->  view 1  ->  train  ->  view_is_over (a peer was lost, or all regroup)  ->  view 2  ->  ...
 
-A thread reads the channel. So the news of a broken view severs the group at once, whatever the training thread is
+A thread reads the channel. So the news of a broken view aborts the group at once, whatever the training thread is
 doing; and the end of the channel (the agent was killed) ends the worker, at the next boundary, or where it is if none
 comes in time. What the messages mean is said in docs/internals/protocol.md.
 """
@@ -138,7 +138,7 @@ class Live:
     claim     the run's newest, as the hub knew it when it last asked this worker to save
     on_broken called in the channel's thread when the present view is broken
     on_leave  called there with each word that this worker should leave
-    beacon    of the agent that has the hub, as of the newest view, or of the hub's move since: the coordinator hears it
+    liveness  of the agent that has the hub, as of the newest view, or of the hub's move since: the coordinator hears it
     on_hub_moved  called there on the coordinator, when the hub has moved within a view
     on_moved_on   called there when the run has gone on without this worker, with the reason: it is to end at once
     """
@@ -169,7 +169,7 @@ class Live:
         self.claim: Message | None = None
         self.on_broken: Callable[[], None] | None = None
         self.on_leave: Callable[[], None] | None = None
-        self.beacon: Message | None = None
+        self.liveness: Message | None = None
         self.on_hub_moved: Callable[[], None] | None = None
         self.on_moved_on: Callable[[str], None] | None = None
         self._thread = threading.Thread(target=self._listen, name="elastic-channel", daemon=True)
@@ -449,7 +449,7 @@ class Live:
         with self._changed:
             match said:
                 case NewView():
-                    self._view, self.beacon = said, said.beacon
+                    self._view, self.liveness = said, said.liveness
                 case OnBoard(generation=generation, entries=entries):
                     self._board.update(((generation, key), base64.b64decode(value)) for key, value in entries.items())
                 case Broken(generation=generation):
@@ -461,8 +461,8 @@ class Live:
                     self._asked, self._waits, self.claim = generation, waits, claim or self.claim
                 case TakeClaim():
                     self._claim = said
-                case HubAt(beacon=beacon):
-                    self.beacon, moved = beacon, True
+                case HubAt(liveness=liveness):
+                    self.liveness, moved = liveness, True
                 case OtherIdentity(identity=identity):
                     self._identity = (identity,)
                 case Past():

@@ -99,7 +99,7 @@ def _unnoticed(right: Any, act: Act) -> Any:
 
 @planted("elastic.loop.between_steps.boundary:Boundary.requests", plan="told to leave", caught_by={"lost"})
 def leave_in_the_middle_of_a_step(right: Any, act: Act) -> Any:
-    """A worker that is told to leave goes at once, and takes its part of the step in hand along."""
+    """A worker that is told to leave goes at once, and takes its part of the current step along."""
 
     def requests(self: Any, checked: bool, last_of_epoch: bool) -> int:
         if self._recovery.departure.notice is not None:

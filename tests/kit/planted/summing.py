@@ -13,8 +13,8 @@ def average_the_workers_means(right: Any, act: Act) -> Any:
     """Each worker's gradient is its mean, and the means are averaged: examples of a small share count more."""
 
     def backward(self: Any, loss: Any, count: int) -> None:
-        assignment = self.in_hand.session.gradient_sync.assignment
-        plan = self.in_hand.plan
+        assignment = self.current.session.gradient_sync.assignment
+        plan = self.current.plan
         mine = sum(plan.sizes[share] for share in assignment.shares)
         workers = sum(1 for rows in assignment.schedule.rows if rows)
         if mine * workers != plan.count:
@@ -24,7 +24,7 @@ def average_the_workers_means(right: Any, act: Act) -> Any:
     return backward
 
 
-@planted("elastic.loop.steps.step_in_hand:share_seed", plan="baseline", caught_by={"reference"})
+@planted("elastic.loop.steps.current_step:share_seed", plan="baseline", caught_by={"reference"})
 def reuse_random_streams(right: Any, act: Act) -> Any:
     """Every worker counts its shares from 0, and so reuses the random streams of the first one."""
     return lambda seed, step, phase, share, micro: right(seed, step, phase, share - _FIRST[0], micro)

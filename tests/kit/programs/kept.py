@@ -530,7 +530,7 @@ def collates_and_takes_its_examples_apart() -> None:
 
 @script
 def hardness_set_in_each_body() -> None:
-    """A curriculum by the step in hand; batches are read ahead of it."""
+    """A curriculum by the current step; batches are read ahead of it."""
     model, data = layers(), Points(lambda data, index: data.hardness * torch.rand(4), hardness=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with run_of(model, data, optimizer) as run:

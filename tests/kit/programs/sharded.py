@@ -30,7 +30,7 @@ from elastic.group.replica_group import ReplicaGroup
 from elastic.group.sums import Agreed
 from elastic.loop.gradient_sync import GradientSync
 from elastic.loop.session import Session
-from elastic.loop.steps.step_in_hand import BatchInHand, StepInHand
+from elastic.loop.steps.current_step import BatchInHand, CurrentStep
 from elastic.loop.storage.saver import Saver
 from elastic_checkpoint.testing import Faults, Plan, TornWrite
 
@@ -283,9 +283,9 @@ def _make_deaf(planned: str, url: str) -> None:
 def _make_lack(planned: str, url: str) -> None:
     """Have these ranks lose a peer in the exchange of that step, the sums of which the others have."""
     at, ranks = planned.split(":")
-    exchange = StepInHand._exchange
+    exchange = CurrentStep._exchange
 
-    def lacks(self: StepInHand, unit: int) -> Agreed:
+    def lacks(self: CurrentStep, unit: int) -> Agreed:
         agreed = exchange(self, unit)
         if (self.index, self.attempt) == (int(at), 0):
             group = self.session.group
@@ -294,7 +294,7 @@ def _make_lack(planned: str, url: str) -> None:
                 raise PeerLost("this worker is made to lack sums", step=self.index, phase="sums")
         return agreed
 
-    StepInHand._exchange = lacks  # type: ignore[method-assign]
+    CurrentStep._exchange = lacks  # type: ignore[method-assign]
 
 
 def _make_miss(planned: str) -> None:
@@ -320,27 +320,27 @@ def _make_miss(planned: str) -> None:
 def _find_out(planned: str) -> None:
     """Have these ranks find a peer lost as they are about to pass another share of that step."""
     at, ranks = planned.split(":")
-    read = StepInHand._read
+    read = CurrentStep._read
 
-    def finds(self: StepInHand, shares: range, in_hand: BatchInHand) -> Any:
+    def finds(self: CurrentStep, shares: range, current: BatchInHand) -> Any:
         here = (self.index, self.attempt) == (int(at), 0) and str(self.session.group.rank) in ranks.split(",")
         if here and shares[0] != self.session.gradient_sync.assignment.shares[0]:
             raise PeerLost("this worker finds a peer lost", step=self.index, phase="reading")
-        return read(self, shares, in_hand)
+        return read(self, shares, current)
 
-    StepInHand._read = finds  # type: ignore[method-assign]
+    CurrentStep._read = finds  # type: ignore[method-assign]
 
 
 def _plant(bug: str, url: str) -> None:
     if bug == "no vote":
-        go_on, read, hand = Session.mates_go_on, StepInHand._read, StepInHand._hand
+        go_on, read, hand = Session.mates_go_on, CurrentStep._read, CurrentStep._hand
 
         def alone(self: Session, lost: PeerLost | None) -> None:
             """Vote on a loss alone, and not before a pass."""
             if lost is not None:
                 go_on(self, lost)
 
-        def hands(self: StepInHand, batch: Any, driver: Any) -> Iterator[Any]:
+        def hands(self: CurrentStep, batch: Any, driver: Any) -> Iterator[Any]:
             """Note that a worker is in a later pass of the step, of which nothing but a vote holds it back."""
             for one in hand(self, batch, driver):
                 if self.attempt == 0 and self.batch.share not in (
@@ -350,10 +350,10 @@ def _plant(bug: str, url: str) -> None:
                     Path(f"{url}.passes.{self.index}.{self.session.group.rank}").touch()
                 yield one
 
-        def finds(self: StepInHand, shares: range, in_hand: BatchInHand) -> Any:
+        def finds(self: CurrentStep, shares: range, current: BatchInHand) -> Any:
             """A loss before a second pass is found once the mate is in it."""
             try:
-                return read(self, shares, in_hand)
+                return read(self, shares, current)
             except PeerLost:
                 mate, deadline = Path(f"{url}.passes.{self.index}.{self.session.group.rank ^ 1}"), time.monotonic() + 60
                 while not mate.exists():
@@ -362,15 +362,15 @@ def _plant(bug: str, url: str) -> None:
                 raise
 
         Session.mates_go_on = alone  # type: ignore[method-assign]
-        StepInHand._read, StepInHand._hand = finds, hands  # type: ignore[method-assign]
+        CurrentStep._read, CurrentStep._hand = finds, hands  # type: ignore[method-assign]
         return
 
-    def word_first(self: StepInHand, mates: ReplicaGroup, unit: int) -> Agreed:
+    def word_first(self: CurrentStep, mates: ReplicaGroup, unit: int) -> Agreed:
         """Say that all hold the step before it is summed."""
         self.session.gradient_sync.all_hold(self.index)
         return self._exchange(unit)
 
-    StepInHand._exchange_with_mates = word_first  # type: ignore[method-assign]
+    CurrentStep._exchange_with_mates = word_first  # type: ignore[method-assign]
 
 
 def _kill_at_word(options: argparse.Namespace, run: elastic.Run) -> None:

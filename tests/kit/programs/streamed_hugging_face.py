@@ -1,4 +1,4 @@
-"""streamed.py on Hugging Face's datasets, imported where scripts import it: before a warm process forks."""
+"""streamed.py on Hugging Face's datasets, imported where scripts import it: before a fork server forks."""
 
 from __future__ import annotations
 

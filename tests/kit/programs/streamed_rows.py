@@ -1,4 +1,4 @@
-"""streamed.py on rows of Parquet files. pyarrow is imported where scripts import it: before a warm process forks."""
+"""streamed.py on rows of Parquet files. pyarrow is imported where scripts import it: before a fork server forks."""
 
 from __future__ import annotations
 

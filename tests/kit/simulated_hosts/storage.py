@@ -31,33 +31,33 @@ class Storage:
         self._where = where
         self.claims: list[Document] = []
         self.step = 0
-        self.lives: Lives = lambda: False  # who holds the newest claim, and renews its sign of life
-        self.beacon = ""  # what answers for it
+        self.lives: Lives = lambda: False  # who holds the newest claim, and renews its heartbeat
+        self.liveness = ""  # what answers for it
 
     @property
     def newest(self) -> int:
         return len(self.claims)
 
-    def begins(self, lives: Lives, *, beacon: str, answers: bool, unanswered: bool, nodes: list[str]) -> Document:
+    def begins(self, lives: Lives, *, liveness: str, answers: bool, unanswered: bool, nodes: list[str]) -> Document:
         """For workers that hold no state. Raises Refused where the holder of the newest claim is alive, as far as can
         be told (elastic_checkpoint/runs/own_claim.py, holder.py).
 
-        answers     the newest claim's beacon does
+        answers     the newest claim's liveness endpoint does
         unanswered  see messages.NewView: of ours, that says nothing
         """
-        ours = self.beacon == beacon
+        ours = self.liveness == liveness
         if self.claims and not (ours and not unanswered) and ((answers and not ours) or self.lives()):
             raise Refused(self.claims[-1])
-        return self._create(lives, beacon, nodes)
+        return self._create(lives, liveness, nodes)
 
-    def succeeds(self, lives: Lives, to: int, *, beacon: str, nodes: list[str]) -> Document:
+    def succeeds(self, lives: Lives, to: int, *, liveness: str, nodes: list[str]) -> Document:
         """Raises Refused."""
         if not self.claims:
-            return self._create(lives, beacon, nodes)
+            return self._create(lives, liveness, nodes)
         newest = self.claims[-1]
         if not may_succeed(to=to, nodes=nodes, newest=newest["claim"], its_nodes=newest["world"]["nodes"]):
             raise Refused(newest)
-        return self._create(lives, beacon, nodes)
+        return self._create(lives, liveness, nodes)
 
     def commits(self, lives: Lives, *, claim: int, step: int) -> bool:
         """Whether this claim may (elastic_checkpoint/runs/newer_claim.py)."""
@@ -67,19 +67,19 @@ class Storage:
         return True
 
     def adopted(self, lives: Lives, *, claim: int) -> None:
-        """By the coordinator of the next view under it, which renews its sign of life from then on
+        """By the coordinator of the next view under it, which renews its heartbeat from then on
         (elastic_checkpoint/runs/own_claim.py: adopt)."""
         if claim == self.newest:
             self.lives = lives
 
-    def moves(self, beacon: str, *, claim: int) -> None:
+    def moves(self, liveness: str, *, claim: int) -> None:
         """What answers for the run has moved with its hub (elastic_checkpoint/runs/liveness.py)."""
         if claim == self.newest:
-            self.beacon = beacon
+            self.liveness = liveness
 
-    def _create(self, lives: Lives, beacon: str, nodes: list[str]) -> Document:
-        self.lives, self.beacon = lives, beacon
+    def _create(self, lives: Lives, liveness: str, nodes: list[str]) -> Document:
+        self.lives, self.liveness = lives, liveness
         self.claims.append(
-            {"claim": self.newest + 1, "nonce": beacon, "taken_at": self._where, "world": {"nodes": sorted(nodes)}}
+            {"claim": self.newest + 1, "nonce": liveness, "taken_at": self._where, "world": {"nodes": sorted(nodes)}}
         )
         return self.claims[-1]

@@ -184,12 +184,12 @@ class Worker:
             case "claim":
                 self._to_claim = message
             case "hub_at":
-                self._moves_beacon(f"beacon of {message['beacon']['hub']['host']}")
+                self._moves_liveness(f"liveness of {message['liveness']['hub']['host']}")
             case "regroup":
                 self.regroup = message["generation"]
             case "moved_on":
                 self.agent.machine.after(self._world.chance.random(), lambda: self.ends(1))
-                self._severs()
+                self._aborts()
             case "leave":
                 self.leaves = True
                 if not self.generation:
@@ -234,9 +234,9 @@ class Worker:
             facts: dict[str, Any] = {"generation": words["generation"], "claim": None}
             if self._world.storage_answers():
                 try:
-                    beacon = words["beacon"]["nonce"]
+                    liveness = words["liveness"]["nonce"]
                     to = self.claim["claim"]
-                    self.claim = self._storage.succeeds(self.lives, to, beacon=beacon, nodes=words["nodes"])
+                    self.claim = self._storage.succeeds(self.lives, to, liveness=liveness, nodes=words["nodes"])
                     facts["claim"] = self.claim
                 except Refused as refused:
                     facts |= {"claim": refused.newest, "moved_on": True, "why": str(refused)}
@@ -288,14 +288,14 @@ class Worker:
         self.agent.machine.after(self._world.storage_s(), commits)
 
     def lives(self) -> bool:
-        """Its sign of life in the storage is fresh. It renews it; who is only stopped is waited for longer than that
+        """Its heartbeat in the storage is fresh. It renews it; who is only stopped is waited for longer than that
         lasts."""
         ended_s = min(self._ended_s, self.agent.machine.crashed_s)
         return self._world.network.now_s - ended_s < SIGNS_LAST_S
 
-    def _moves_beacon(self, beacon: str) -> None:
+    def _moves_liveness(self, liveness: str) -> None:
         claim = self.claim["claim"] if self.claim is not None else 0
-        self.agent.machine.after(self._world.storage_s(), lambda: self._storage.moves(beacon, claim=claim))
+        self.agent.machine.after(self._world.storage_s(), lambda: self._storage.moves(liveness, claim=claim))
 
     def _newer(self, known: Document | None) -> Document | None:
         if known is None or (self.claim is not None and self.claim["claim"] >= known["claim"]):
@@ -348,7 +348,7 @@ class Worker:
             self._reads_later(group)
         if group.ids[0] == self.id:
             self._storage.adopted(self.lives, claim=self.claim["claim"] if self.claim is not None else 0)
-            self._moves_beacon(group.view["beacon"]["nonce"])
+            self._moves_liveness(group.view["liveness"]["nonce"])
             group.steps()
 
     def _reads_later(self, group: Group) -> None:
@@ -367,7 +367,7 @@ class Worker:
 
     def _begins(self, group: Group) -> None:
         """The coordinator of a view of newcomers claims the storage, and all read it."""
-        beacon = group.view["beacon"]["nonce"]
+        liveness = group.view["liveness"]["nonce"]
 
         def claims() -> None:
             if self._group is not group or self.waits or not self.alive:
@@ -379,8 +379,8 @@ class Worker:
                 self.ends(1, error="elastic.errors.StartFailed")
                 return
             try:
-                answers = self._world.beacon_answers(self.agent.name)
-                facts = {"beacon": beacon, "answers": answers, "unanswered": group.view["unanswered"]}
+                answers = self._world.liveness_answers(self.agent.name)
+                facts = {"liveness": liveness, "answers": answers, "unanswered": group.view["unanswered"]}
                 claim = self._storage.begins(self.lives, **facts, nodes=sorted(group.nodes))
             except Refused as refused:
                 self.ends(1, error=f"elastic_checkpoint.errors.ClaimHeld: {refused}")
@@ -416,7 +416,7 @@ class Worker:
     def at_boundary(self, group: Group) -> None:
         if self._group is not group or not self.trains:
             return
-        self._severs()
+        self._aborts()
         if self.leaves:
             self.says("leaving", generation=self.generation, step=self.step)
         else:
@@ -429,7 +429,7 @@ class Worker:
             self._loses_view()
 
     def _loses_view(self) -> None:
-        self._severs()
+        self._aborts()
         self._says_over(MID_STEP, lost=True)
         self.waits = True
         self.looks()
@@ -438,7 +438,7 @@ class Worker:
         whole = self.step >= 0
         self.says("view_is_over", generation=self.generation, step=self.step, at=at, lost=lost, whole=whole, torn=False)
 
-    def _severs(self) -> None:
+    def _aborts(self) -> None:
         self.trains = False
         if self._group is not None:
             self._group.hangs_up(self)

@@ -81,20 +81,20 @@ class World:
     # what the agents ask for
 
     def hub(self, agent: Agent, *, takes_over: bool) -> Hub:
-        beacon = {"nonce": f"beacon of {agent.name}", "endpoint": {}, "hub": {"host": agent.name, "port": 1}}
+        liveness = {"nonce": f"liveness of {agent.name}", "endpoint": {}, "hub": {"host": agent.name, "port": 1}}
         self.log.append(f"{self.network.now_s:7.2f} {agent.name} serves")
         return Hub(
             nodes_min=self._nodes_min,
             nodes_max=16,
             restarts_max=10**6,
-            beacon=beacon,
+            liveness=liveness,
             start_s=20.0,
             below_min_s=BELOW_MIN_S,
             takes_over=takes_over,
         )
 
     def group(self, view: dict[str, Any]) -> Group:
-        key = view["generation"], *view["workers"], view["beacon"]["nonce"]
+        key = view["generation"], *view["workers"], view["liveness"]["nonce"]
         return self._groups.setdefault(key, Group(self, view))
 
     def finds_hub(self, agent: Agent) -> bool:
@@ -155,11 +155,11 @@ class World:
         low, high = self.storage_delays_s
         return low + (high - low) * self.chance.random()
 
-    def beacon_answers(self, name: str) -> bool:
+    def liveness_answers(self, name: str) -> bool:
         storage = self.storage_of(name)
         if not storage.claims:
             return False
-        holder = storage.beacon.removeprefix("beacon of ")
+        holder = storage.liveness.removeprefix("liveness of ")
         there = self.agents[holder].ended is None and self.network.machines[holder].alive
         return there and self.network.both_ways(name, holder)
 

@@ -85,13 +85,13 @@ def attached(world: Small, name: str, number: int) -> Small:
 
 
 def _learns(world: Small, number: int, claim: int) -> Small:
-    """That hub, of a newer claim: who gives signs of life under it, it does not know."""
+    """That hub, of a newer claim: who gives heartbeats under it, it does not know."""
     is_newer = claim > world.hubs[number].claim
     return world.set_hub(number, claim=claim, giver=None, silent=True) if is_newer else world
 
 
 def _gives(world: Small, name: str) -> Small:
-    """Signs of life, as far as its hub knows."""
+    """Heartbeats, as far as its hub knows."""
     number = world.of(name).hub
     return world if number is None or not world.gives(name) else world.set_hub(number, giver=name, silent=False)
 
@@ -146,7 +146,7 @@ def of_workers(world: Small, name: str, node: Node) -> Iterator[Small]:
 
 
 def _renewed(world: Small, view: KnownView, name: str) -> Small:
-    """All have met in it, and its coordinator gives signs of life."""
+    """All have met in it, and its coordinator gives heartbeats."""
     number = world.of(name).hub
     if number is not None and view.claim == world.hubs[number].claim:
         world = _gives(world, name)
@@ -190,10 +190,10 @@ def _begins_anew(world: Small, anew: Anew) -> Small:
 
     Where its own agent answers for the newest claim, nobody else is looked for, unless there may be one.
     """
-    is_free = world.claims[-1].beacon == anew.beacon and not anew.may_be_elsewhere
+    is_free = world.claims[-1].liveness == anew.liveness and not anew.may_be_elsewhere
     if not is_free and _is_held(world):
         return world.set(min(anew.view.nodes), over=anew.view.generation)
-    world = world.claimed(anew.view.nodes, anew.beacon, min(anew.view.nodes), anew=True)
+    world = world.claimed(anew.view.nodes, anew.liveness, min(anew.view.nodes), anew=True)
     claim = len(world.claims)
     begun = frozenset([replace(anew.view, claim=claim, met=True)])
     for name in anew.view.nodes:
@@ -204,7 +204,7 @@ def _begins_anew(world: Small, anew: Anew) -> Small:
 
 
 def _is_held(world: Small) -> bool:
-    """Whether somebody shows signs of life under the newest claim: who took it, and then each coordinator under it."""
+    """Whether somebody shows heartbeats under the newest claim: who took it, and then each coordinator under it."""
     return world.giving is not None
 
 

@@ -37,7 +37,7 @@ class Node(NamedTuple):
 
 class HubOf(NamedTuple):
     """ahead    the next view, which those who are in no part of it are to note
-    giver    the node whose worker gives signs of life in the storage, if that lives, as far as this hub knows
+    giver    the node whose worker gives heartbeats in the storage, if that lives, as far as this hub knows
     silent   they may have ended, once that one is gone
     asked    for which nodes the claim is being asked for, if none of them has been away since
     granted  the number of the claim that it has won, and its nodes
@@ -81,20 +81,20 @@ class Asking(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """beacon  the node whose agent answers for it   anew: newcomers took it, who went on from `resumed`"""
+    """liveness  the node whose agent answers for it   anew: newcomers took it, who went on from `resumed`"""
 
     nodes: frozenset[str]
-    beacon: str
+    liveness: str
     taker: str
     resumed: CommitId | None = None
     anew: bool = False
 
 
 class Anew(NamedTuple):
-    """A view of newcomers, which was published by the hub of `beacon`."""
+    """A view of newcomers, which was published by the hub of `liveness`."""
 
     view: KnownView
-    beacon: str
+    liveness: str
     may_be_elsewhere: bool
 
 
@@ -107,7 +107,7 @@ class Trained(NamedTuple):
 class Small(NamedTuple):
     """line: the views that have trained, in order of time   faults, kills, saves: how many there may still be
 
-    giving  whose worker gives signs of life for the newest claim; they last for a while after it. None: they have ended
+    giving  whose worker gives heartbeats for the newest claim; they last for a while after it. None: they have ended
     """
 
     nodes: tuple[tuple[str, Node], ...]
@@ -151,10 +151,10 @@ class Small(NamedTuple):
         top = max((id.claim for id in self.commits), default=None)
         return lineage(top, self.commits, lambda number: self.claims[number - 1].resumed)
 
-    def claimed(self, nodes: frozenset[str], beacon: str, taker: str, *, anew: bool = False) -> Small:
+    def claimed(self, nodes: frozenset[str], liveness: str, taker: str, *, anew: bool = False) -> Small:
         """The next claim, at one instant: of two who take it at once, claims.py."""
         resumed = next(iter(self.saved()), None)
-        return self._replace(claims=(*self.claims, Claim(nodes, beacon, taker, resumed, anew)), giving=taker)
+        return self._replace(claims=(*self.claims, Claim(nodes, liveness, taker, resumed, anew)), giving=taker)
 
 
 def first(

@@ -1,5 +1,5 @@
 """Plants a bug in this process, if its environment names one. Python imports this file at every start where its folder
-is on PYTHONPATH, so agents, fresh workers, the warm process, loader processes and checkpoint writers all come by here.
+is on PYTHONPATH, so agents, fresh workers, the fork server, loader processes and checkpoint writers all come by here.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Which statements at a script's top may be run before there is a worker? Its imports, and the settings between them.
 
-A warm process runs them once, for all workers that it will fork; each worker then runs the whole script, and finds
+A fork server runs them once, for all workers that it will fork; each worker then runs the whole script, and finds
 imported what it imports. A module must find what the script did before it (an environment variable, a folder in
 sys.path), so they are run in the script's order, up to the first that is neither: what follows is left to the workers,
 imports too.

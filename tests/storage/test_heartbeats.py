@@ -26,7 +26,7 @@ SECRET = "of the run that holds the claim, and random"
 
 
 @pytest.fixture(params=[None, SECRET], ids=["no secret", "a secret"])
-def beacon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LivenessServer]:
+def liveness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LivenessServer]:
     """Who asks has another secret than its run."""
     if request.param is not None:
         monkeypatch.setenv("ELASTIC_SECRET", request.param)
@@ -41,37 +41,37 @@ def elsewhere(endpoint: dict[str, Any], *addresses: str) -> dict[str, Any]:
     return {**endpoint, "boot_id": "another machine's", "addresses": list(addresses)}
 
 
-def test_one_address_that_refuses_proves_nothing(beacon: LivenessServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_that_refuses_proves_nothing(liveness: LivenessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder advertises the address of its bridge to its containers, which is another machine's here: that one
     refuses, while the holder's own address is behind a firewall. Loopback addresses stand for all of them."""
     monkeypatch.setattr("elastic_checkpoint.runs.liveness.only_near", lambda address: False)
-    here = elsewhere(beacon.endpoint(), "127.0.0.2", "127.0.0.3", "127.0.0.4")
-    beacon.close()
-    with socket.create_server(("127.0.0.3", beacon.port)):  # takes connections, and says nothing
+    here = elsewhere(liveness.endpoint(), "127.0.0.2", "127.0.0.3", "127.0.0.4")
+    liveness.close()
+    with socket.create_server(("127.0.0.3", liveness.port)):  # takes connections, and says nothing
         assert isinstance(ask(here, NONCE, timeout_s=0.3), Unknown)
     assert isinstance(ask(here, NONCE, timeout_s=5), Refused)  # which a firewall may say as well
     assert proven_dead(here, NONCE) is None
 
 
-def test_addresses_that_mean_another_machine_from_each_are_never_asked(beacon: LivenessServer) -> None:
+def test_addresses_that_mean_another_machine_from_each_are_never_asked(liveness: LivenessServer) -> None:
     for address in ("127.0.0.1", "::1", "169.254.3.4", "fe80::1", "0.0.0.0"):
         assert only_near(address)
-        assert isinstance(ask(elsewhere(beacon.endpoint(), address), NONCE, timeout_s=5), Unknown)
+        assert isinstance(ask(elsewhere(liveness.endpoint(), address), NONCE, timeout_s=5), Unknown)
     assert not only_near("172.17.0.1")
-    assert isinstance(ask(beacon.endpoint(), NONCE, timeout_s=5), Alive)
-    assert proven_dead(beacon.endpoint(), NONCE) is None
+    assert isinstance(ask(liveness.endpoint(), NONCE, timeout_s=5), Alive)
+    assert proven_dead(liveness.endpoint(), NONCE) is None
 
 
 def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_lives(
-    tmp_path: Path, checkpointer: Make, beacon: LivenessServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpointer: Make, liveness: LivenessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saves once an hour, and nobody can ask it: what it renews in the storage is all that shows its life."""
-    monkeypatch.setattr("elastic_checkpoint.runs.sign_of_life.EVERY_S", 0.05)
+    monkeypatch.setattr("elastic_checkpoint.runs.heartbeat.EVERY_S", 0.05)
     lines: list[str] = []
-    first = checkpointer(tmp_path, answers=(NONCE, elsewhere(beacon.endpoint())))
+    first = checkpointer(tmp_path, answers=(NONCE, elsewhere(liveness.endpoint())))
     first.save(1, STATE)
     for _ in range(2):
-        with pytest.raises(ClaimHeld, match="signs of life"):
+        with pytest.raises(ClaimHeld, match="heartbeats"):
             checkpointer(tmp_path, grace_s=3600, log=lines.append).save(2, STATE)
     assert any("waiting up to 3600 s for the holder of claim 1, which cannot be asked" in line for line in lines)
     first.save(3, STATE)
@@ -82,11 +82,11 @@ def test_where_ports_are_closed_a_second_launch_is_refused_while_the_first_one_l
     assert not (tmp_path / "leases" / "00000001").exists()
 
 
-def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_before(
+def test_who_takes_a_claim_over_gives_a_heartbeat_at_once_that_nobody_gave_before(
     tmp_path: Path, checkpointer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one may be old, and who waits for a change sees none where both count from one."""
-    monkeypatch.setattr("elastic_checkpoint.runs.sign_of_life.EVERY_S", 3600.0)
+    monkeypatch.setattr("elastic_checkpoint.runs.heartbeat.EVERY_S", 3600.0)
     claim = checkpointer(tmp_path).claim()
     sign = tmp_path / "leases" / "00000001"
     assert not sign.exists()
@@ -107,12 +107,12 @@ def test_who_takes_a_claim_over_gives_a_sign_of_life_at_once_that_nobody_gave_be
     assert len(seen) == 2
 
 
-def test_a_commit_while_it_is_waited_for_is_a_sign_of_life(
-    tmp_path: Path, checkpointer: Make, beacon: LivenessServer
+def test_a_commit_while_it_is_waited_for_is_a_heartbeat(
+    tmp_path: Path, checkpointer: Make, liveness: LivenessServer
 ) -> None:
-    """As of a holder whose other process renews no sign of life. The newcomer leaves nothing that stands in its way."""
+    """As of a holder whose other process renews no heartbeat. The newcomer leaves nothing that stands in its way."""
     storage: Any = open_storage(tmp_path)
-    first = checkpointer(storage, answers=(NONCE, elsewhere(beacon.endpoint())))
+    first = checkpointer(storage, answers=(NONCE, elsewhere(liveness.endpoint())))
     first.save(1, STATE)
 
     def commits(line: str) -> None:

@@ -40,7 +40,7 @@ _CLOSE_S = 5.0  # for a last word; a run whose last one is missing has nothing t
 
 
 @dataclass(frozen=True)
-class NextStep:
+class StepDigest:
     """What is known of a step, for whoever computes it again.
 
     digest     of all batches of the step, a sum of 40 bits of each
@@ -63,7 +63,7 @@ class NextStep:
     first_gradients: int = 0
 
     @classmethod
-    def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int, first: Sequence[int]) -> NextStep:
+    def of_step(cls, plan: StepPlan, read: Sequence[int], gradients: int, first: Sequence[int]) -> StepDigest:
         """Return what a step that was exchanged has given; read, first: see Agreed."""
         digest, shares, batches = read if read and read[1] == len(plan.sizes) else (0, 0, 0)
         first_batch, first_gradients = first or (0, 0)
@@ -72,12 +72,12 @@ class NextStep:
         )
 
     @classmethod
-    def of_share(cls, step: int, first: tuple[int, int]) -> NextStep:
+    def of_share(cls, step: int, first: tuple[int, int]) -> StepDigest:
         """Return what is known of a step of which the first share alone was passed."""
         return cls(step, digest=0, shares=0, batches=0, gradients=0, first_batch=first[0], first_gradients=first[1])
 
     @classmethod
-    def of(cls, note: object) -> NextStep | None:
+    def of(cls, note: object) -> StepDigest | None:
         """Return the note that lies beside a commit; None: it is none."""
         if not isinstance(note, dict) or not all(type(value) is int for value in note.values()):
             return None
@@ -85,7 +85,7 @@ class NextStep:
             return cls(**note)
         return None
 
-    def check(self, found: NextStep, *, where: str) -> None:
+    def check(self, found: StepDigest, *, where: str) -> None:
         """Raise IdentityMismatch where `found` is another, of the same step, cut alike; weights once they are known.
 
         where: who knows it, for the error
@@ -138,7 +138,7 @@ class NextStep:
             {SCRIPT: (f"{found:x}", f"{self.settings:x}")},
         )
 
-    def _updates_otherwise(self, found: NextStep, where: str) -> IdentityMismatch:
+    def _updates_otherwise(self, found: StepDigest, where: str) -> IdentityMismatch:
         """Return the error for a step whose update gives other weights."""
         return IdentityMismatch(
             f"step {self.step} gives the same gradients, and its update other weights than before the run was ended: "
@@ -177,11 +177,11 @@ class Notes:
         self._url = url
         self._options = dict(options) if options else None
         self._commit: elastic_checkpoint.Commit | None = None
-        self._written: tuple[elastic_checkpoint.Commit, NextStep] | None = None
-        self.newest: NextStep | None = None  # what this worker knows by itself
-        self._agreed: NextStep | None = None
+        self._written: tuple[elastic_checkpoint.Commit, StepDigest] | None = None
+        self.newest: StepDigest | None = None  # what this worker knows by itself
+        self._agreed: StepDigest | None = None
         self._lock = threading.Lock()
-        self._waiting: tuple[elastic_checkpoint.Commit, NextStep] | None = None
+        self._waiting: tuple[elastic_checkpoint.Commit, StepDigest] | None = None
         self._thread: threading.Thread | None = None
 
     def committed(self, commit: elastic_checkpoint.Commit) -> None:
@@ -189,7 +189,7 @@ class Notes:
         self._commit = commit
         self._match()
 
-    def computed(self, read: NextStep) -> None:
+    def computed(self, read: StepDigest) -> None:
         """Take what this worker knows of a step."""
         self.newest = read
 

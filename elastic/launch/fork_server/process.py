@@ -1,8 +1,8 @@
-"""The warm process of a node: it has imported what the script imports, and forks workers ahead of their time.
+"""The fork server of a node: it has imported what the script imports, and forks workers ahead of their time.
 
-    warm -> agent   Ready, or Unfit with the reason; before that, what it Leaves to the workers
-    agent -> warm   a socket: fork a process that waits at it
-    warm -> agent   Forked, with its pid
+    server -> agent  Ready, or Unfit with the reason; before that, what it Leaves to the workers
+    agent -> server  a socket: fork a process that waits at it
+    server -> agent  Forked, with its pid
     agent -> that   BecomeWorker, with the worker's variables and descriptors: now it is a worker
 
 Promises  modules that it imports see what they would see in `python script.py` (processes/script.py,
@@ -36,11 +36,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from elastic.launch.processes import worker
-from elastic.launch.processes.script import MainModule, Script
-from elastic.launch.warm.generators import Generators
-from elastic.launch.warm.importing import Importing
-from elastic.launch.warm.messages import (
+from elastic.launch.fork_server.generators import Generators
+from elastic.launch.fork_server.importing import Importing
+from elastic.launch.fork_server.messages import (
     FDS_MAX,
     PACKET_MAX,
     TO_SPARE,
@@ -52,12 +50,14 @@ from elastic.launch.warm.messages import (
     packet,
     read,
 )
-from elastic.launch.warm.preloaded import Preloaded
-from elastic.launch.warm.top_imports import top_imports
+from elastic.launch.fork_server.preloaded import Preloaded
+from elastic.launch.fork_server.top_imports import top_imports
+from elastic.launch.processes import worker
+from elastic.launch.processes.script import MainModule, Script
 from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
 
-NAME, SPARE = "elastic-warm", "elastic-spare"  # as `top` shows it, and what it has forked ahead
+NAME, SPARE = "elastic-forksrv", "elastic-spare"  # as `top` shows it, and what it has forked ahead
 
 _LAZY = ("elastic.run", "elastic_checkpoint.checkpointer")
 """What workers would import on first use, while others wait for them: elastic.Run, the coordinator."""
@@ -66,7 +66,7 @@ _OF_COMPILER = re.compile(r"[\"'](TORCH|TRITON)")  # a variable that it reads wh
 
 
 def in_fork(agent: socket.socket, environ: Mapping[str, str], command: Sequence[str]) -> NoReturn:
-    """Be the warm process, in a fork of the agent, which has loaded torch; environ: of the agent's workers."""
+    """Be the fork server, in a fork of the agent, which has loaded torch; environ: of the agent's workers."""
     status = 1
     try:
         linux.lead_group()
@@ -102,7 +102,12 @@ def main(fd: int, statements: int, command: Sequence[str], preloaded: Preloaded 
                 _say(agent, Leaves(why=again.why))
             agent.set_inheritable(True)
             os.chdir(folder)
-            started = ["elastic.launch.warm.process", str(agent.fileno()), str(again.statements), *script.command()]
+            started = [
+                "elastic.launch.fork_server.process",
+                str(agent.fileno()),
+                str(again.statements),
+                *script.command(),
+            ]
             os.execve(sys.executable, [sys.executable, "-m", *started], environ)
         why_unfit = _unfit()
         generators.imported()
@@ -176,7 +181,7 @@ def _unfit() -> str | None:
 
 
 def _serve(agent: socket.socket) -> bool:
-    """Fork a process for each socket that comes; return False at the end, in the warm process, True in a worker."""
+    """Fork a process for each socket that comes; return False at the end, in the fork server, True in a worker."""
     while True:
         _, fds = _receive(agent)
         if not fds:
@@ -190,7 +195,7 @@ def _serve(agent: socket.socket) -> bool:
 
 
 def _fork() -> int:
-    """Fork a child of the agent; return 0 in it, and in the warm process its pid, once it is the agent's child."""
+    """Fork a child of the agent; return 0 in it, and in the fork server its pid, once it is the agent's child."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:

@@ -1,4 +1,4 @@
-"""A sign of life in the storage, for those who cannot ask the holder over the network: closed ports, another network.
+"""A heartbeat in the storage, for those who cannot ask the holder over the network: closed ports, another network.
 
 The holder of a claim rewrites one small object every few seconds; a newcomer watches whether it changes, on its own
 clock, for as long as its grace. It is written in place and never made durable, since only change counts: a torn one is
@@ -13,23 +13,23 @@ import secrets
 import threading
 
 from elastic_checkpoint.errors import CheckpointError
-from elastic_checkpoint.format.names import sign_of_life_key
+from elastic_checkpoint.format.names import heartbeat_key
 from elastic_checkpoint.storage import Missing, Storage, put_lightly
 
 _BYTES_MAX = 100  # what else lies there may be of any size
 EVERY_S = 5.0  # a grace of 15 s sees two of them, even if one is late
 
 
-class SignOfLife:
-    """A sign of life that is renewed until `end`, or until this process ends. A daemon thread."""
+class Heartbeat:
+    """A heartbeat that is renewed until `end`, or until this process ends. A daemon thread."""
 
     def __init__(self, storage: Storage, claim: int, *, at_once: bool = False) -> None:
         """Begin to give signs; at_once: the claim is not new, and whoever gave the last sign may have gone long ago."""
-        self._storage, self._key = storage, sign_of_life_key(claim)
+        self._storage, self._key = storage, heartbeat_key(claim)
         self._nonce, self._at_once = secrets.token_hex(8), at_once
         self._pid = os.getpid()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="checkpoint-sign-of-life", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="checkpoint-heartbeat", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -48,9 +48,9 @@ class SignOfLife:
                 put_lightly(self._storage, self._key, f"{self._nonce} {beat}".encode("ascii"))
 
 
-def read_sign_of_life(storage: Storage, claim: int) -> bytes | None:
+def read_heartbeat(storage: Storage, claim: int) -> bytes | None:
     """Return what changes as long as the claim's holder lives; None where it left no sign."""
     try:
-        return storage.get(sign_of_life_key(claim), 0, _BYTES_MAX)
+        return storage.get(heartbeat_key(claim), 0, _BYTES_MAX)
     except Missing:
         return None

@@ -1,7 +1,7 @@
-"""What the warm process of a node and its agent say to each other, as types.
+"""What the fork server of a node and its agent say to each other, as types.
 
-    warm process:  Leaves, at any time  ->  Ready | Unfit
-    agent:  a socket alone  ->  warm process:  Forked, which waits at it
+    fork server:  Leaves, at any time  ->  Ready | Unfit
+    agent:  a socket alone  ->  fork server:  Forked, which waits at it
     agent:  BecomeWorker, to that process
 
 Each is one packet of a socket that keeps their borders; descriptors come beside it. What arrives is one of these,
@@ -17,7 +17,7 @@ from elastic_checkpoint.net.codec import Int, Tagged, as_message, by_word, decod
 
 PACKET_MAX, FDS_MAX = 1 << 17, 16
 
-# from the warm process
+# from the fork server
 
 
 class Leaves(Tagged):
@@ -27,11 +27,11 @@ class Leaves(Tagged):
 
 
 class Ready(Tagged):
-    """The warm process can be forked from."""
+    """The fork server can be forked from."""
 
 
 class Unfit(Tagged):
-    """The warm process can never be forked from, and why."""
+    """The fork server can never be forked from, and why."""
 
     why: str
 
@@ -56,7 +56,7 @@ class BecomeWorker(Tagged):
     fds: list[str]
 
 
-FROM_WARM = by_word(Leaves | Ready | Unfit | Forked)
+FROM_FORK_SERVER = by_word(Leaves | Ready | Unfit | Forked)
 TO_SPARE = by_word(BecomeWorker)
 
 

@@ -31,7 +31,7 @@ FIRST, NEXT = "1" * 32, "2" * 32
 
 
 @pytest.fixture
-def beacons() -> Iterator[tuple[LivenessServer, LivenessServer]]:
+def servers() -> Iterator[tuple[LivenessServer, LivenessServer]]:
     """Of the agent that had the hub first, and of the next one."""
     with (
         contextlib.closing(LivenessServer(nonce=FIRST, job="run")) as first,
@@ -40,9 +40,9 @@ def beacons() -> Iterator[tuple[LivenessServer, LivenessServer]]:
         yield first, following
 
 
-def _handed_over(url: Path, checkpointer: Make, beacons: tuple[LivenessServer, LivenessServer]) -> Checkpointer:
+def _handed_over(url: Path, checkpointer: Make, servers: tuple[LivenessServer, LivenessServer]) -> Checkpointer:
     """A run whose first agent has left in order: its coordinator saves, and the next agent answers for it."""
-    first, following = beacons
+    first, following = servers
     live = checkpointer(url, job="run", answers=(FIRST, first.endpoint()))
     live.save(5, STATE)
     checkpointer(url).move_liveness(live.claim(), answers=(NEXT, following.endpoint()))
@@ -52,60 +52,60 @@ def _handed_over(url: Path, checkpointer: Make, beacons: tuple[LivenessServer, L
 
 @pytest.mark.parametrize(("job", "grace_s"), [("run", 0.5), ("another", 3600.0), (None, 3600.0)])
 def test_a_second_launch_where_the_first_agent_was_does_not_evict_the_run(
-    tmp_path: Path, checkpointer: Make, beacons: tuple[LivenessServer, LivenessServer], job: str | None, grace_s: float
+    tmp_path: Path, checkpointer: Make, servers: tuple[LivenessServer, LivenessServer], job: str | None, grace_s: float
 ) -> None:
     """On that machine it saw that the process in the claim had ended: it had the next claim in 0.04 s, and the run,
     which was well, lost it at its next save."""
-    live = _handed_over(tmp_path, checkpointer, beacons)
+    live = _handed_over(tmp_path, checkpointer, servers)
     with pytest.raises(ClaimHeld):
         checkpointer(tmp_path, job=job, grace_s=grace_s).claim()
     assert live.save(6, STATE).claim == 1
 
 
 def test_once_the_next_agent_is_gone_too_the_claim_is_free(
-    tmp_path: Path, checkpointer: Make, beacons: tuple[LivenessServer, LivenessServer]
+    tmp_path: Path, checkpointer: Make, servers: tuple[LivenessServer, LivenessServer]
 ) -> None:
-    _handed_over(tmp_path, checkpointer, beacons)
-    beacons[1].close()
+    _handed_over(tmp_path, checkpointer, servers)
+    servers[1].close()
     assert checkpointer(tmp_path, job="run", grace_s=3600.0).claim().number == 2
     assert read_moved(open_storage(tmp_path), 1) is None, "it is read no more"
 
 
 def test_workers_of_the_agent_that_answers_now_are_not_kept_out_by_it(
-    tmp_path: Path, checkpointer: Make, beacons: tuple[LivenessServer, LivenessServer]
+    tmp_path: Path, checkpointer: Make, servers: tuple[LivenessServer, LivenessServer]
 ) -> None:
     """All of the run's state is lost with its workers, and those that replace them begin from storage."""
-    _handed_over(tmp_path, checkpointer, beacons)
-    anew = checkpointer(tmp_path, job="run", grace_s=3600.0, answers=(NEXT, beacons[1].endpoint()))
+    _handed_over(tmp_path, checkpointer, servers)
+    anew = checkpointer(tmp_path, job="run", grace_s=3600.0, answers=(NEXT, servers[1].endpoint()))
     assert anew.claim().number == 2
 
 
 def test_an_older_writer_does_not_take_the_claim_for_a_dead_ones(
-    tmp_path: Path, checkpointer: Make, beacons: tuple[LivenessServer, LivenessServer]
+    tmp_path: Path, checkpointer: Make, servers: tuple[LivenessServer, LivenessServer]
 ) -> None:
     """Nothing was saved under the newer claim yet, and the agent that it names is gone: it looked as if its taker had
     died on the way."""
     before = checkpointer(tmp_path, job="run")
     before.save(1, STATE)
-    live = checkpointer(tmp_path, job="run", take_over=True, answers=(FIRST, beacons[0].endpoint()))
+    live = checkpointer(tmp_path, job="run", take_over=True, answers=(FIRST, servers[0].endpoint()))
     assert live.claim().number == 2
-    live.move_liveness(live.claim(), answers=(NEXT, beacons[1].endpoint()))
-    beacons[0].close()
+    live.move_liveness(live.claim(), answers=(NEXT, servers[1].endpoint()))
+    servers[0].close()
     with pytest.raises(Exception, match="claim 2 is newer"):
         before.save(2, STATE)
     assert live.save(2, STATE).claim == 2
 
 
-def test_nobody_sweeps_under_a_run_whose_beacon_has_moved(
-    tmp_path: Path, checkpointer: Make, beacons: tuple[LivenessServer, LivenessServer]
+def test_nobody_sweeps_under_a_run_whose_liveness_endpoint_has_moved(
+    tmp_path: Path, checkpointer: Make, servers: tuple[LivenessServer, LivenessServer]
 ) -> None:
-    _handed_over(tmp_path, checkpointer, beacons)
+    _handed_over(tmp_path, checkpointer, servers)
     with pytest.raises(ClaimHeld, match="it answers"):
         sweep_as_claimant(open_storage(tmp_path), print, keep=2, orphan_grace_s=0.0, insist=True, deadline_s=5.0)
 
 
 @pytest.mark.parametrize("lies_there", [b"", b"{}", b"\xff" * 100, b"x" * (1 << 17)])
-def test_what_is_no_beacon_keeps_nobody_out(tmp_path: Path, checkpointer: Make, lies_there: bytes) -> None:
+def test_what_is_no_liveness_endpoint_keeps_nobody_out(tmp_path: Path, checkpointer: Make, lies_there: bytes) -> None:
     checkpointer(tmp_path).save(1, STATE)
     storage = open_storage(tmp_path)
     storage.put("claims/00000001.beacon", lies_there)

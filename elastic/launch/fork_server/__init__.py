@@ -1,4 +1,4 @@
-"""The warm process of a node, which has imported what the script does, and from which workers are forked.
+"""The fork server of a node, which has imported what the script does, and from which workers are forked.
 
 process     its life, from its imports to its last fork
 messages    what it and the agent say to each other

@@ -36,7 +36,7 @@ from elastic.loop.steps.bad_steps import PassOver
 from elastic.loop.steps.checked_shares import CheckedShares, ForNothing
 from elastic.loop.steps.reading import Contribution, Reader
 from elastic.loop.steps.step_note import StepNote
-from elastic.loop.storage.next_step import NextStep
+from elastic.loop.storage.step_digest import StepDigest
 from elastic.membership.progress import Phase
 from elastic.state.randomness import after_seed, outside_seed, share_seed
 
@@ -92,13 +92,13 @@ class Driver(Protocol):
         """Look at the body. Raises PeerLost, StepError."""
 
     def shares_have_ended(self) -> None:
-        """Exchange the step, unless a body has. Raises what `StepInHand.carry_out` raises."""
+        """Exchange the step, unless a body has. Raises what `CurrentStep.carry_out` raises."""
 
     def attempt_has_failed(self) -> None:
         """Let go of what the bodies have begun: they come again, or a peer has applied the step."""
 
 
-class StepInHand:
+class CurrentStep:
     """A step as this worker computes it, whoever drives it.
 
     Attributes:
@@ -125,7 +125,7 @@ class StepInHand:
         *,
         requests: Callable[[bool, bool], int],
         judge: Callable[[int, Agreed], PassOver | None],
-        leaves: Callable[[NextStep | None], NoReturn] | None = None,
+        leaves: Callable[[StepDigest | None], NoReturn] | None = None,
     ) -> None:
         self.session = session
         self.plan = plan
@@ -198,17 +198,17 @@ class StepInHand:
             count, examples = pieces(self.session.context.config, self.plan, shares, assignment.blocks), 0
             last_share = number == len(assignment.batches) - 1
             for piece in range(count):
-                in_hand = BatchInHand(shares[0], merges=merges, piece=piece, pieces=count, share_examples=examples)
-                in_hand.last = last_share and piece == count - 1
-                batch = self._read(shares, in_hand)
-                examples = in_hand.share_examples
+                current = BatchInHand(shares[0], merges=merges, piece=piece, pieces=count, share_examples=examples)
+                current.last = last_share and piece == count - 1
+                batch = self._read(shares, current)
+                examples = current.share_examples
                 check = self.checked.check
                 if check.copied == shares[0] and piece == 0 and (copied := _copy(batch)) is not None:
                     yield from self._hand_for_nothing(ForNothing(shares[0], copied, check.theirs), driver)
-                read = None if in_hand.purpose is Purpose.LEFT_OUT else batch
+                read = None if current.purpose is Purpose.LEFT_OUT else batch
                 takes = check.takes(shares[0], read) if piece == 0 else None
                 self.session.gradient_sync.gradients.look_at(takes)
-                self.batch = in_hand
+                self.batch = current
                 yield from self._hand(batch, driver)
                 if self.agreed is not None or self.failed:  # within the body, in a loop over batches
                     return
@@ -238,12 +238,12 @@ class StepInHand:
                 if piece >= count:
                     yield from self._stand_in(driver, last=last)
                 else:
-                    in_hand = BatchInHand(own[0], piece=piece, pieces=count, share_examples=examples, last=last)
-                    batch = self._read(own, in_hand)
-                    examples = in_hand.share_examples
+                    current = BatchInHand(own[0], piece=piece, pieces=count, share_examples=examples, last=last)
+                    batch = self._read(own, current)
+                    examples = current.share_examples
                     if piece == 0:
                         gradients.look_at(self.checked.check.takes(own[0], batch))
-                    self.batch = in_hand
+                    self.batch = current
                     yield from self._hand(batch, driver)
                 if self.agreed is not None or self.failed:  # within the body, in a loop over batches
                     return
@@ -267,7 +267,7 @@ class StepInHand:
         self.checked.begin(alone=self.leaves is not None)
         session.body.begin(self.index, trained)
 
-    def _read(self, shares: range, in_hand: BatchInHand) -> Any:
+    def _read(self, shares: range, current: BatchInHand) -> Any:
         """Read a batch of this worker's own, and note what was read. Raises PeerLost, ExampleError, StepError."""
         context, streams, share = self.session.context, self.session.context.config.streams, shares[0]
         context.moment("data", share)
@@ -275,23 +275,23 @@ class StepInHand:
             loaded = self.reader.next()
             batch = loaded.batch
             if batch is None:
-                in_hand.purpose, batch = Purpose.LEFT_OUT, self.reader.stand_in()
-        in_hand.examples = len(loaded.indices)
-        in_hand.share_examples += in_hand.examples
+                current.purpose, batch = Purpose.LEFT_OUT, self.reader.stand_in()
+        current.examples = len(loaded.indices)
+        current.share_examples += current.examples
         if loaded.left_out:
             self.own.leave_out(loaded.left_out, self.session, step=self.index, attempt=self.attempt, share=share)
-        ended = shares if in_hand.piece == in_hand.pieces - 1 else ()
+        ended = shares if current.piece == current.pieces - 1 else ()
         if streams is not None:
             for one in ended:
                 self.own.add(streams.carried(one))
-        if in_hand.purpose is Purpose.COUNTS:
+        if current.purpose is Purpose.COUNTS:
             batch = context.observer.batch(batch, step=self.index, share=share, attempt=self.attempt)
         if self.session.record.of_shares:
-            is_read = in_hand.purpose is Purpose.COUNTS
+            is_read = current.purpose is Purpose.COUNTS
             self.own.has_read(loaded.digest or quick_digest(batch, 1) if is_read else 0)
         if self.note.is_taken and not loaded.left_out:
-            read = batch if in_hand.purpose is Purpose.COUNTS else None
-            self.note.read(self.own, read, share, in_hand.piece, len(ended))
+            read = batch if current.purpose is Purpose.COUNTS else None
+            self.note.read(self.own, read, share, current.piece, len(ended))
         return batch
 
     def _hand(self, batch: Any, driver: Driver) -> Iterator[Any]:
@@ -374,7 +374,7 @@ class StepInHand:
             self.session.gradient_sync.all_hold(self.index)
         except PeerLost as failure:
             lost = failure
-            self.session.view_group.sever()  # a mate may be waiting for this worker's word
+            self.session.view_group.abort()  # a mate may be waiting for this worker's word
         if mates.vote(Word.TAKEN if lost is None else Word.LOST) is Word.TAKEN:
             assert held is not None  # its own word went to all, behind all that it is of
             return held
