@@ -46,6 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     drills = tmp_path / "drills"
     drills.mkdir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # torch's own, made by any optimizer
     monkeypatch.setenv("TMPDIR", str(drills))
     monkeypatch.setattr(tempfile, "tempdir", str(drills))
     yield tmp_path
