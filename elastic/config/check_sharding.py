@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
 from elastic.config.config import Config
 from elastic.errors import ConfigError
 from elastic.membership.environment import Launch
+from elastic.state.sharding import local
 from elastic.state.trained_set import hooks_of
 
 _STATE = "  state  nothing was begun\n"
+_TRIAL_ROWS, _TRIAL_STEPS = (13, 24), 3  # neither part fills vectors up
 
 
 def check_sharding(config: Config, launch: Launch) -> None:
@@ -45,9 +54,39 @@ def check_sharding(config: Config, launch: Launch) -> None:
         )
     for name, optimizer in config.optimizers.items():
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        if fused or type(optimizer).__name__ in ("Adafactor", "Muon"):
+        if fused or not all(_is_the_same_cut(type(optimizer), group) for group in optimizer.param_groups):
             kind = f"a fused {type(optimizer).__name__}" if fused else f"{type(optimizer).__name__}"
             raise ConfigError(
                 f"optimizer {name!r} is {kind}, whose bits depend on where a tensor is cut, or which fails on parts\n"
                 f"{_STATE}  next   foreach=True, or for-loops, of an optimizer that works element by element"
             )
+
+
+def _is_the_same_cut(kind: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer gives a matrix the same bits as it gives two parts of it. True: it cannot be tried.
+
+    group  one of its own, by whose options it is tried
+    """
+    like = local(group["params"][0])
+    options = {name: group[name] for name in inspect.signature(kind).parameters if name in group and name != "params"}
+
+    def updated(parts: Sequence[int]) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(0)
+        drawn = [torch.randn(sum(parts), 6, generator=draw).to(like) for _ in range(1 + _TRIAL_STEPS)]
+        tried = [torch.nn.Parameter(part.clone()) for part in torch.split(drawn[0], list(parts))]
+        optimizer = kind(tried, **copy.deepcopy(options))
+        for gradients in drawn[1:]:
+            for parameter, gradient in zip(tried, torch.split(gradients, list(parts)), strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+        return torch.cat([parameter.detach() for parameter in tried])
+
+    with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+        try:
+            whole = updated([sum(_TRIAL_ROWS)])
+        except Exception:  # one that takes other tensors than these, or a closure
+            return True
+        try:
+            return torch.equal(whole, updated(_TRIAL_ROWS))
+        except Exception:  # the script's own class, which may raise anything
+            return False

@@ -28,13 +28,14 @@ from elastic.group.flat_sum import NOTHING, FlatSum
 from elastic.group.form import Group
 from elastic.group.hierarchical_sum import tree_sum
 from elastic.group.layout import summed_in
-from elastic.group.replica_group import ReplicaGroup
+from elastic.group.replica_group import ReplicaGroup, UnitMessage
 from elastic.group.tree import Schedule
 from elastic.group.warm_memory import WarmMemory
-from elastic.state.sharding import Sharding, Unit
+from elastic.state.sharding import Sharding, Unit, is_passed_by_all
 
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""The latter is its name before torch 2.13."""
+"""The latter are their names before torch 2.13."""
 Look = Callable[[int, torch.Tensor], None]
 """Takes a parameter's number, and its gradient."""
 
@@ -42,18 +43,24 @@ Look = Callable[[int, torch.Tensor], None]
 class ShardedUnits:
     """The units of a run's models, with what torch calls in them, for as long as the run's session.
 
-    sums  what takes their gradients; None: a backward pass is not the run's
+    mates     those who pass them together with this worker
+    pass_due  all of them are to make this pass
+    sums      what takes their gradients; None: a backward pass is not the run's
     """
 
-    def __init__(self, sharding: Sharding) -> None:
+    def __init__(self, sharding: Sharding, mates: ReplicaGroup | None) -> None:
         self.sharding = sharding
+        self.mates = mates
+        self.pass_due = False
         self.sums: ShardedGradientSum | None = None
         self._handles: list[Any] = []
         for number, unit in enumerate(sharding.units):
             module: Any = unit.module
             module.set_gradient_divide_factor(1.0)
             module.set_reduce_scatter_unused_params(True, recurse=False)  # else a message would depend on the share
+            self._handles.append(module.register_forward_pre_hook(partial(self._check_due, unit), prepend=True))
             if sharding.size > 1:
+                module.set_custom_all_gather(_AllGather(self, number))
                 module.set_custom_reduce_scatter(_ReduceScatter(self, number))
             else:
                 module.set_all_reduce_hook(partial(self._alone, number))
@@ -62,10 +69,21 @@ class ShardedUnits:
 
     def close(self) -> None:
         """Take no gradients any more."""
-        self.sums = None
+        self.sums = self.mates = None
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _check_due(self, unit: Unit, *_: Any) -> None:
+        """Raise StepError for a pass that the others may not make."""
+        if not (self.pass_due or is_passed_by_all()):
+            raise StepError(
+                f"a forward pass of {unit.name}, a unit of fully_shard, outside the loop's body and run.evaluate\n"
+                "  found  it gathers what all workers of a replica hold, and the others may not make this pass\n"
+                "  state  what was applied stays\n"
+                "  next   run.evaluate(dataset, function), or a pass within the loop's body, on all workers"
+            )
 
     def _watch(self, number: int, unit: Unit, hooked: set[int], *_: Any) -> None:
         """Register hooks of a unit's whole parameters, which are there from its first forward pass on."""
@@ -89,8 +107,8 @@ class ShardedUnits:
             output.fill_(NOTHING)
 
 
-class _ReduceScatter:
-    """What fully_shard calls in place of its own reduce-scatter; see torch.distributed.fsdp's `ReduceScatter`."""
+class _Message:
+    """What fully_shard calls in place of a collective of its own; see torch.distributed.fsdp's `Comm`."""
 
     def __init__(self, units: ShardedUnits, number: int) -> None:
         self._units = units
@@ -99,6 +117,28 @@ class _ReduceScatter:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory for a message."""
         return torch.empty(*size, dtype=dtype, device=device)
+
+    def _meet(self, message: UnitMessage) -> None:
+        if self._units.mates is not None:
+            self._units.mates.meet_at(self._number, message)
+
+
+class _AllGather(_Message):
+    """Gathers a unit's parameters as torch does, once all members are about to."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        self._meet(UnitMessage.PARAMETERS)
+        return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _ReduceScatter(_Message):
+    """Takes a unit's gradients."""
 
     def __call__(
         self,
@@ -109,6 +149,7 @@ class _ReduceScatter:
         async_op: bool = False,
     ) -> None:
         """Take a unit's gradients of a pass of the run's; sum those of any other pass as torch does."""
+        self._meet(UnitMessage.GRADIENTS)
         sums = self._units.sums
         if sums is None or not sums.is_open:
             _reduce_scatter(output_tensor, input_tensor, group=group)

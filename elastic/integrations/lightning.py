@@ -60,7 +60,7 @@ from elastic.integrations.placing import (
     place_before_views,
     steps_per_epoch,
 )
-from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, reshard, whole_state
+from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, passed_whole, whole_state
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
@@ -346,12 +346,12 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def on_validation_start(self) -> None:
         """Open a long section: other workers do not take a long validation for a hang."""
+        self._section.enter_context(passed_whole(self.lightning_module))
         if self.run is not None:
             self._section.enter_context(self.run.long_section())
 
     def on_validation_end(self) -> None:
         """Close the section that on_validation_start opened."""
-        reshard(self.lightning_module)
         self._section.close()
 
     def on_train_end(self) -> None:

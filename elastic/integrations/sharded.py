@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from elastic.state.sharding import is_sharded, is_unit
+from elastic.state.sharding import is_sharded, is_unit, passed_by_all
 
 
 def is_sharded_model(model: torch.nn.Module) -> bool:
@@ -19,11 +19,14 @@ def is_sharded_model(model: torch.nn.Module) -> bool:
     return any(map(is_unit, model.modules()))
 
 
-def reshard(model: torch.nn.Module) -> None:
-    """Let go of parameters that a forward pass without a backward pass has left whole."""
+@contextmanager
+def passed_whole(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model be passed within this context, where each worker makes all passes, without backward passes."""
+    with passed_by_all():
+        yield
     for module in model.modules():
         if is_unit(module):
-            module.reshard()  # type: ignore[operator]  # an FSDPModule
+            module.reshard()  # type: ignore[operator]  # an FSDPModule: its parameters are whole after such a pass
 
 
 def whole_state(model: torch.nn.Module) -> dict[str, Any]:

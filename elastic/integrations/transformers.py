@@ -38,7 +38,7 @@ from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.integrations.accelerate import check_alone, follow, hidden_launch, stand_before_views
 from elastic.integrations.fsdp_arguments import Shard, without_fsdp
 from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
-from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, reshard, whole_state
+from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, passed_whole, whole_state
 from elastic.loop.plain.loss_means import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
@@ -272,10 +272,8 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
             return super().evaluation_loop(dataloader, *args, **kwargs)
         alone = self.compute_metrics is not None or not hasattr(dataloader.dataset, "__len__")
         if alone or not (kwargs.get("prediction_loss_only") or self.args.prediction_loss_only):
-            with run.long_section():
-                output = super().evaluation_loop(dataloader, *args, **kwargs)
-            reshard(self.model)
-            return output
+            with run.long_section(), passed_whole(self.model):
+                return super().evaluation_loop(dataloader, *args, **kwargs)
 
         def losses(batch: Any) -> dict[str, Any]:
             examples = find_batch_size(batch)

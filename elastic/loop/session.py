@@ -211,12 +211,13 @@ class Session:
         for model in config.models.values():
             model.to(config.device)
         if config.sharding is not None:
-            self._units = ShardedUnits(config.sharding)
+            if config.replica_size > 1:
+                units = [unit.name for unit in config.sharding.units]
+                self.mates = ReplicaGroup(config.sharding.mesh, units, timeout_s=2 * config.compute.timeout_s)
+                self.on_close(self.mates.close)
+            self._units = ShardedUnits(config.sharding, self.mates)
             carry_exact_norms()
             self.on_close(self._units.close)
-        if config.sharding is not None and config.replica_size > 1:
-            self.mates = ReplicaGroup(config.sharding.mesh, timeout_s=2 * config.compute.timeout_s)
-            self.on_close(self.mates.close)
         identity = identities.identity(
             config.numerics(), config.models, config.optimizers, config.schedulers, config.device, config.sharding
         )
@@ -283,6 +284,11 @@ class Session:
     def any_mate(self, flag: bool) -> bool:
         """Return whether any worker of this one's replica says so; all of them call it together."""
         return flag if self.mates is None else self.mates.any(flag)
+
+    def let_pass(self, due: bool) -> None:
+        """Let a sharded model be passed from here on, as all of its replica's workers are to make the same passes."""
+        if self._units is not None:
+            self._units.pass_due = due
 
     def all_or_none(self, act: Callable[[], T]) -> T:
         """Return what `act` gives; where one worker of the replica loses a peer in it, raise PeerLost on all of them.

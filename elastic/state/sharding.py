@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
     from torch.distributed.tensor import DTensor
 
+_by_all = 0
 _NEXT = "  next   fully_shard(module, mesh=elastic.device_mesh()) for each unit, and for the whole model"
 
 
@@ -110,6 +112,22 @@ def precisions_of(units: Iterable[Unit]) -> dict[str, dict[str, Any]]:
         policy: {"units": len(names), "which": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]}
         for policy, names in sorted(of.items())
     }
+
+
+@contextmanager
+def passed_by_all() -> Iterator[None]:
+    """Let sharded models be passed within the block: the caller has all of a replica's workers make the same passes."""
+    global _by_all
+    _by_all += 1
+    try:
+        yield
+    finally:
+        _by_all -= 1
+
+
+def is_passed_by_all() -> bool:
+    """Return whether such a block is open."""
+    return _by_all > 0
 
 
 def is_unit(module: torch.nn.Module) -> bool:

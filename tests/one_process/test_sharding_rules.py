@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,27 @@ def test_hooks_of_gradients_are_refused_by_the_parameters_name(
     refused(tmp_path / "run", rf"hooks of gradients on sharded parameters: {hooks(model)}$", model)
 
 
+class ByNorm(torch.optim.Optimizer):
+    """The script's own: each tensor's step is as long as the tensor, as in LARS."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, *, by: str = "norm") -> None:
+        super().__init__(parameters, {"lr": lr, "by": by})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                length = parameter.norm() if group["by"] == "norm" else parameter.abs()
+                parameter.sub_(group["lr"] * length * parameter.grad.sign())
+
+
 @pytest.mark.parametrize(
     ("found", "optimizer"),
     [
         ("is a fused AdamW", lambda model: torch.optim.AdamW(model.parameters(), fused=True)),
         ("is a fused SGD", lambda model: torch.optim.SGD(model.parameters(), lr=0.1, fused=True)),
         ("is Adafactor", lambda model: torch.optim.Adafactor(model.parameters())),
+        ("is ByNorm", lambda model: ByNorm(model.parameters())),
     ],
 )
 def test_optimizers_whose_bits_depend_on_the_cut_are_refused(
@@ -142,6 +158,26 @@ def test_optimizers_whose_bits_depend_on_the_cut_are_refused(
     refused(tmp_path / "run", rf"optimizer 'optimizer' {found}, whose bits", model, optimizer(model))
     plain = network()
     made(tmp_path / "plain", plain, optimizer(plain))
+
+
+ELEMENT_BY_ELEMENT = [
+    *(getattr(torch.optim, name) for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "ASGD", "NAdam", "RAdam")),
+    *(getattr(torch.optim, name) for name in ("RMSprop", "Rprop", "SGD")),
+    partial(torch.optim.AdamW, foreach=True, amsgrad=True),
+    partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.1),
+    partial(ByNorm, by="element"),
+]
+
+
+@pytest.mark.parametrize("made_of", ELEMENT_BY_ELEMENT, ids=lambda one: getattr(one, "__name__", str(one)))
+def test_optimizers_that_work_element_by_element_are_carried(
+    mesh: DeviceMesh, tmp_path: Path, made_of: Callable[..., torch.optim.Optimizer]
+) -> None:
+    """Of such a one, whoever wrote it, the trial shows nothing; it draws nothing that the script would miss."""
+    model = sharded(mesh)
+    before = torch.get_rng_state()
+    made(tmp_path / "run", model, made_of(model.parameters(), lr=0.1))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_torchs_own_hsdp_is_refused(mesh: DeviceMesh, tmp_path: Path) -> None:
@@ -246,6 +282,45 @@ def test_a_unit_that_is_called_twice_in_a_pass_is_refused_by_name(mesh: DeviceMe
     for model, name in ((within, "within"), (plain, "plain")):
         trained(made(tmp_path / name, model), model)
     assert digest(within) == digest(plain)
+
+
+def where(loop: str, passed: Callable[[], None], run: elastic.Run, model: nn.Module) -> None:
+    """Train, with one more pass at this place."""
+    optimizer: Any = next(iter(run._config.optimizers.values()))
+    with run:
+        if loop == "before":
+            passed()
+        if loop == "behind":
+            for (x,) in run.batches():
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                passed()  # until the last share's backward pass has exchanged the step it is of the body
+                optimizer.step()
+        for step in run if loop != "behind" else ():
+            for (x,) in step:
+                if loop == "body":
+                    passed()
+                step.backward(model(x).sum(), count=len(x))
+            if loop == "between":
+                passed()
+
+
+@pytest.mark.parametrize("loop", ["before", "between", "behind"])
+def test_a_pass_outside_the_body_is_refused_by_name(mesh: DeviceMesh, tmp_path: Path, loop: str) -> None:
+    """Of one worker alone, too, so that a script finds out before it has more; after the run it is the script's own."""
+    model = sharded(mesh)
+
+    def passed() -> None:
+        with torch.no_grad():
+            model(torch.zeros(2, 4))
+
+    run = made(tmp_path / "run", model)
+    with pytest.raises(StepError, match=r"^a forward pass of model, a unit of fully_shard, outside the loop's body"):
+        where(loop, passed, run, model)
+    model.reshard()  # type: ignore[operator]
+    passed()
+    model.reshard()  # type: ignore[operator]
+    where("body", passed, made(tmp_path / "body", model), model)
 
 
 def trained(run: elastic.Run, model: nn.Module, behind_each: Callable[[], None] = lambda: None) -> None:

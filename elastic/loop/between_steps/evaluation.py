@@ -73,7 +73,11 @@ class Evaluations:
             collate = collate_fn or context.config.data.collate_fn
             batched = (batch_size, collate)
             at_work = (sign, session.seed, session.phases.waiting, session.all_or_none)
-            return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
+            session.let_pass(True)
+            try:
+                return evaluate(context.config, group, dataset, function, batched, position, ordinal, at_work, buffers)
+            finally:
+                session.let_pass(False)
 
         def alone() -> dict[str, Any]:  # what it gives does not depend on who computes it
             return within(LocalGroup())

@@ -303,7 +303,9 @@ class CurrentStep:
             self.session.context.moment("forward", share)
         self.batch.is_due = True
         driver.body_begins(batch)
+        self.session.let_pass(True)
         yield batch
+        self.session.let_pass(False)
         driver.body_has_ended()
 
     def _hand_for_nothing(self, one: ForNothing, driver: Driver) -> Iterator[Any]:
@@ -355,6 +357,7 @@ class CurrentStep:
     def _has_exchanged(self, agreed: Agreed) -> None:
         """Take what the exchange gave: compare and note it, and judge the step. Raises as `carry_out`."""
         session = self.session
+        session.let_pass(False)  # a body over batches goes on, while mates may wait for this worker at a save
         self.checked.compare(agreed)
         session.restorer.agreed()
         self.note.exchanged(agreed)
