@@ -69,6 +69,15 @@ import torch, torch.distributed as dist
 assert "RANK" in os.environ
 if "group" in sys.argv:
     dist.init_process_group("gloo")
+if "scanned" in sys.argv:
+    import socket
+    with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as scanner:
+        scanner.settimeout(10)
+        scanner.sendall(b"GET / HTTP/1.0 " * 20)
+        try:
+            scanner.recv(1)
+        except OSError:
+            pass
 import elastic
 elastic.seed(0)
 model = torch.nn.Linear(4, 1)
@@ -208,9 +217,12 @@ def test_a_script_that_heeds_notices_saves_and_goes_on_where_nobody_leaves(run: 
     first.succeed(within_s=WITHIN_S)
 
 
-@pytest.mark.parametrize("group", ["group", "no group"])
+@pytest.mark.parametrize("group", ["group", "no group", "scanned"])
 def test_a_script_that_enters_a_run_is_none_of_torchruns(run: Run, tmp_path: Path, group: str) -> None:
-    """It may have formed a group before: a loss is the run's from then on, and the others stay."""
+    """It may have formed a group before: a loss is the run's from then on, and the others stay.
+
+    A scanner of ports, which comes to where one would meet, forms none.
+    """
     stop = tmp_path / "stop"
     launch = run(RUN, "--nproc-per-node=2", args=(str(tmp_path / "run"), str(stop), group))
     launch.wait_for(lambda: re.search(r"^step [5-9] 2$", launch.output, re.M) is not None, "steps", within_s=WITHIN_S)

@@ -1,8 +1,9 @@
 """Where torch.distributed's default group would meet on this node, and what a worker finds of its world as of torchrun.
 
-A port is listened on from the beginning, for as long as the agent lives. Only when a worker comes to it is there a
-store of torch's: so the agent knows that a group forms before it can have formed, and an elastic.Run, which needs none,
-has none. Each world has a store of its own: in one that an earlier world had used its workers would find the dead.
+A port is listened on from the beginning, for as long as the agent lives. Only when somebody comes to it is there a
+store of torch's, since an elastic.Run needs none. A group forms once there is a key in it, as init_process_group writes
+one first of all: a scanner of ports comes, too, and writes none. Each world has a store of its own: in one that an
+earlier world had used its workers would find the dead.
 
 Promises  the store is reached under this node's address alone.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import socket
 import threading
 from collections.abc import Callable
 
@@ -24,6 +26,7 @@ from elastic_checkpoint.net.event_loop import EventLoop
 from elastic_checkpoint.net.port import listen
 
 _ENDS_S = 5.0  # a store ends within milliseconds
+_LOOK_S = 0.02  # all of a group have written before any of its workers can end
 
 
 class GroupStore:
@@ -34,16 +37,18 @@ class GroupStore:
         self._listener = listen(address)
         self.port: int = self._listener.getsockname()[1]
         self._loop: EventLoop | None = None
+        self._waits = False
         self._forms: Callable[[], None] | None = None
+        self._first_key: socket.socket | None = None  # readable once there is one
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self, loop: EventLoop, forms: Callable[[], None]) -> None:
-        """Wait for a worker, of a new world, to come; then call `forms`, and have a store there."""
+        """Have a store for a new world once somebody comes, and call `forms` once there is a key in it."""
         self._end_store()
-        self._forms = forms
-        if self._loop is None:
-            self._loop = loop
+        self._forms, self._loop = forms, loop
+        if not self._waits:
+            self._waits = True
             loop.register(self._listener, selectors.EVENT_READ, self._comes)
 
     def close(self) -> None:
@@ -53,22 +58,37 @@ class GroupStore:
         self._listener.close()
 
     def _stop_waiting(self) -> None:
-        if self._loop is not None:
+        if self._waits and self._loop is not None:
             self._loop.unregister(self._listener)
-            self._loop = None
+            self._waits = False
 
     def _comes(self) -> None:
-        assert self._forms is not None
+        assert self._loop is not None
         self._stop_waiting()
+        self._first_key, its_end = socket.socketpair()
+        self._loop.register(self._first_key, selectors.EVENT_READ, self._has_key)
         # in a thread, as torch's store asks for the names of those who connect, and that may take seconds
-        fd, closed = os.dup(self._listener.fileno()), self._closed
-        self._thread = threading.Thread(target=self._serve, args=[fd, closed], name="elastic-group", daemon=True)
+        of_thread = os.dup(self._listener.fileno()), self._closed, its_end
+        self._thread = threading.Thread(target=self._serve, args=of_thread, name="elastic-group", daemon=True)
         self._thread.start()
-        self._forms()
 
-    def _serve(self, fd: int, closed: threading.Event) -> None:
+    def _has_key(self) -> None:
+        assert self._first_key is not None
+        assert self._forms is not None
+        came = self._first_key.recv(1)
+        self._await_no_key()
+        if came:
+            self._forms()
+
+    def _await_no_key(self) -> None:
+        if self._first_key is not None and self._loop is not None:
+            self._loop.unregister(self._first_key)
+            self._first_key.close()
+            self._first_key = None
+
+    def _serve(self, fd: int, closed: threading.Event, first_key: socket.socket) -> None:
         """Hold the store until it is closed; where none can be had, its workers cannot connect, and say so."""
-        with contextlib.suppress(DistError):
+        with contextlib.closing(first_key), contextlib.suppress(DistError, OSError):
             store = TCPStore(
                 self._address,
                 self.port,
@@ -77,10 +97,15 @@ class GroupStore:
                 use_libuv=True,
                 master_listen_fd=fd,
             )
+            while not closed.is_set() and not store.num_keys():
+                closed.wait(_LOOK_S)
+            if not closed.is_set():
+                first_key.send(b".")
             closed.wait()
             del store
 
     def _end_store(self) -> None:
+        self._await_no_key()
         self._closed.set()
         self._closed = threading.Event()
         if self._thread is not None:
