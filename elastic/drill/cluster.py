@@ -361,7 +361,12 @@ class Cluster:
 
     def output(self) -> str:
         """Return what the last launch has printed so far."""
-        return self._starter.output.read_text(errors="replace")
+        return self.output_file.read_text(errors="replace")
+
+    @property
+    def output_file(self) -> Path:
+        """Return the file that takes what the last launch prints."""
+        return self._starter.output
 
     def not_reached(self) -> list[int]:
         """Return the indices of the faults that have not happened."""

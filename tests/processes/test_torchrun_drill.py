@@ -8,6 +8,34 @@ from pathlib import Path
 from tests.kit.launch import Launch
 
 OTHERS = Path(__file__).parents[1] / "kit" / "programs" / "others"
+HAND_MADE = """
+import os, sys, tempfile, time
+import torch, torch.distributed as dist
+from torch.utils.tensorboard import SummaryWriter
+
+dist.init_process_group("gloo")
+folder = sys.argv[1]
+path = os.path.join(folder, "state.pt")
+weight, begin = torch.zeros(4), 0
+if os.path.exists(path):
+    weight, begin = torch.load(path)
+writer = SummaryWriter(folder) if dist.get_rank() == 0 else None
+for turn in range(begin, 24):
+    weight = weight + 0.1  # by no optimizer of torch's
+    dist.barrier()
+    time.sleep(0.05)
+    if writer is not None:
+        writer.add_scalar("weight", float(weight.sum()), turn)
+        writer.flush()
+        print(f"turn {turn} done", flush=True)
+        if (turn + 1) % 6 == 0:
+            torch.save((weight, turn + 1), path + ".new")
+            os.replace(path + ".new", path)
+if writer is not None and begin:
+    open(os.path.join(folder, "was_resumed"), "w").close()
+    open(os.path.join(tempfile.gettempdir(), "forgotten"), "w").close()
+dist.destroy_process_group()
+"""
 
 
 def drill(
@@ -27,7 +55,7 @@ def test_a_script_that_goes_on_where_it_saved_loses_nothing_at_its_own_size(tmp_
     assert status == 0, output
     assert "yes, started again 1 time" in row(output, "comes to its end")
     assert re.search(r"720 +the same", row(output, "examples of TensorDataset of 360")), output
-    assert re.search(r" 0 +[1-9]", row(output, "steps done once more")), output
+    assert re.search(r" 0 +[0-4] ", row(output, "steps done once more")), "it saves every five"
     at_the_end = re.findall(r"\d\.\d{4}", row(output, "loss, at the end"))
     assert len(at_the_end) == 2
     assert at_the_end[0] == at_the_end[1]
@@ -42,6 +70,33 @@ def test_one_that_counts_batches_is_told_which_examples_a_resize_costs(tmp_path:
     (kept,) = tmp_path.glob("elastic-drill-*")
     assert f"kept    {kept}" in output
     assert re.search(r"720 +0 lost \(0% of an epoch\), [1-9]\d* repeated", row(output, "examples of")), output
+
+
+def test_a_fault_strikes_as_a_line_is_printed_and_progress_is_seen_in_output_saves_and_tensorboard(
+    tmp_path: Path,
+) -> None:
+    """A script whose steps nobody knows, and what its second start leaves behind."""
+    (tmp_path / "train.py").write_text(HAND_MADE)
+    status, output = drill(
+        tmp_path, "--workers=2", "--kill=1@output=turn 10 ", script=str(tmp_path / "train.py"), args=("{run}",)
+    )
+    assert status == 1, output
+    assert "yes, started again 1 time" in row(output, "comes to its end")
+    assert "not known" in row(output, "steps"), output
+    for name in ("until a new line of output", "until it saves again", "until a new point"):
+        assert re.search(r" \d+(\.\d+)? s", row(output, name)), output
+    assert re.search(r" 24 +24 +elastic", row(output, "points in TensorBoard")), "it reads what was done again once"
+    assert "temporary file forgotten" in row(output, "left behind")
+    assert " was_resumed " in row(output, "files with faults alone"), output
+
+
+def test_a_step_of_a_script_whose_steps_nobody_knows_cannot_be_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HAND_MADE)
+    status, output = drill(
+        tmp_path, "--workers=1", "--kill=0@step=3", script=str(tmp_path / "train.py"), args=("{run}",)
+    )
+    assert status == 2, output
+    assert "next   name lines of its output: --kill '1@output=TEXT'" in output
 
 
 def test_runs_that_share_a_folder_are_not_compared(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class At:
     later       or at the first such moment after that step: where the rank was not there, or a fault before it in the
                 plan had not happened yet. Faults that may come later happen in the plan's order. A moment that comes
                 in every view may then have a step: so many are applied by the worker that passes it
+    output      once a line that the script prints has this text, of scripts for torchrun; then there is no step
     """
 
     step: int | None
@@ -61,6 +62,7 @@ class At:
     worker: int | None = None
     world_size: int | None = None
     later: bool = False
+    output: str | None = None
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
@@ -77,6 +79,8 @@ class At:
             )
 
     def __str__(self) -> str:
+        if self.output is not None:
+            return f"output {self.output!r}"
         step = "" if self.step is None else f"step {self.step} "
         share = "" if self.share is None else f" of share {self.share}"
         worker = "" if self.worker is None else f" of worker {self.worker}"

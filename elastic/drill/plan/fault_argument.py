@@ -1,4 +1,7 @@
-"""A fault as the command line names it: WORKER@step=N,phase=PHASE. Pure; refuses what it does not understand."""
+"""A fault as the command line names it: WORKER@step=N,phase=PHASE, or WORKER@output=TEXT. Pure.
+
+What it does not understand it refuses.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from elastic.drill.faults.moments import BEFORE_STEPS, OF_A_SHARE, At, order_in_
 from elastic.drill.faults.registry import NAMED
 from elastic.errors import ConfigError
 
+_OUTPUT = "output="
 _WORDS = {"forming a view": "form", "forming": "form", "transferring": "transfer"}
 
 
@@ -42,6 +46,11 @@ def _fault(name: str, text: str) -> Fault:
     shape = "WORKER@step=N" if of_worker else "@step=N"
     if not at or not moment:
         raise ConfigError(f"expected {shape}[,phase=PHASE], such as {shape.replace('WORKER', '2').replace('N', '30')}")
+    if moment.startswith(_OUTPUT):
+        if not (said := moment.removeprefix(_OUTPUT)):
+            raise ConfigError("output= is a text that a line of the script's output has; found none")
+        ranks, when = _ranks(who, of_worker=of_worker), At(None, "backward", output=said)
+        return kind.together(ranks, when) if len(ranks) > 1 else NAMED[name].fault(ranks[0], when)
     facts = _facts(moment, extra=kind.facts)
     ranks = _ranks(who, of_worker=of_worker)
     if "step" not in facts:

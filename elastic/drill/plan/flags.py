@@ -25,12 +25,14 @@ A moment is WORKER@step=N, or WORKER@step=N,phase=PHASE[,share=K]: the worker th
 phase of that step, or of the first step after it in which it can. PHASE is one of
   {phases}
 (in_… is in the midst of it). Without a phase it is the beginning of a backward pass.
+With --torchrun it is WORKER@step=N, or WORKER@output=TEXT: once a line of the script's output has this text.
 
   elastic drill train.py --workers 4 --kill 2@step=30 --lose-all @step=70 --resume-workers 2
   elastic drill train.py --workers 4 --nodes 2 --seed 41 --faults kill,stop,leave,join,lose-all --rate 0.05
   elastic drill train.py --kill 1@step=30,phase=in_update --storage-errors 0.05 -- --epochs 3
   elastic drill train.py --workers 4 --trace aws-p3-2020
   elastic drill train.py --hosts 4 --cut 2@step=30 --heal @step=60 --crash-host 0@step=80
+  elastic drill train.py --torchrun --kill '1@output=epoch 2' -- --output {{run}}
   elastic drill -m package.train --plan plan.json
 
 exit status  0 every invariant holds   1 one is broken   130 interrupted

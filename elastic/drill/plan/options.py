@@ -128,6 +128,8 @@ def parse(argv: Sequence[str]) -> Options:
     plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
     if given.torchrun:
         _check_torchrun(given, plan)
+    elif found := [fault for fault in plan.faults if fault.when.output is not None]:
+        raise ConfigError(f"{found[0]}: a line of output is a moment with --torchrun alone; name a step instead")
     if given.storage_option and given.storage is None:
         raise ConfigError("--storage-option is one of --storage URL, which is not given")
     storage_root = StorageRoot.asked(given.storage, given.storage_option) if given.storage is not None else None

@@ -123,6 +123,9 @@ class Story:
 def of_plan(faults: Sequence[Fault]) -> Iterator[str]:
     """Yield the plan, a line for each fault."""
     for number, fault in enumerate(faults, 1):
+        if fault.when.output is not None:
+            yield f"{number:4}  at a line with {fault.when.output!r}: {fault.in_words()}"
+            continue
         at = f"step {fault.when.step}" if fault.when.step is not None else "then"
         share = f" of share {fault.when.share}" if fault.when.share is not None else ""
         yield f"{number:4}  {at:<9} {fault.when.phase + share:<12} {fault.in_words()}"

@@ -1,8 +1,9 @@
 """A drill of a script for torchrun: it runs without faults and with them, and a table says what they did to it.
 
-    each run: `elastic run` of the script, watched (watched.py)  ->  notes  ->  steps (lineage.py)  ->  a row of each
+    each run: `elastic run` of the script, watched (watched.py, progress.py)  ->  notes  ->  steps (lineage.py)
+      ->  rows (table.py)
 
-Faults strike from outside, once the worker with that rank has done so many steps in all.
+Faults strike from outside, once the worker with that rank has done so many steps in all, or as a line is printed.
 
 Promises  nothing of the drill outlives it, but for what the script itself writes outside of its folder.
 Leaves    how a script keeps the two runs apart: each run's folder stands for {run} in its arguments. Where the second
@@ -22,10 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import Fault, Join, Kill, KillAll, Plan, Stop
@@ -36,34 +35,21 @@ from elastic.drill.machine import processes
 from elastic.drill.plan.drill_plan import DrillPlan
 from elastic.drill.plan.options import Options
 from elastic.drill.report.story import of_plan
-from elastic.drill.torchrun.lineage import Lineage, lineage, lost_and_repeated, worlds
+from elastic.drill.torchrun.lineage import lineage, worlds
+from elastic.drill.torchrun.progress import Watch, only_in, points
+from elastic.drill.torchrun.table import DrillTable, Run
 from elastic.errors import ConfigError
-from elastic.events.words import counted, seconds
+from elastic.events.words import counted
 from elastic_checkpoint import linux
 
 RUN = "{run}"
 _STRIKES = (Kill, Stop, KillAll, KillAgent, LeaveNode, Join)
+_UNDISTURBED = "undisturbed"
 _SHOWN = 3000  # characters of a script's output where it failed
 _METRIC = re.compile(
     r"\b(\w*(?:loss|acc|accuracy|perplexity|score|f1|auc|error))\b['\"]?\s*[:=]?\s*['\"]?(-?\d+(?:\.\d+)?(?:e-?\d+)?)",
     re.IGNORECASE,
 )
-_LIVE = "Run: the others go on, in their processes"
-_VAIN = "Run: the current step; Preemption: none after a notice"
-_DATA = "ElasticLoader or Run: none lost or repeated"
-_BITS = "Run: the same bits"
-
-
-@dataclass(frozen=True)
-class Run:
-    """What became of one run."""
-
-    status: int
-    steps: Lineage
-    first: tuple[int, int] | None  # weights
-    metrics: dict[str, str]
-    left_behind: tuple[str, ...]
-    output: str
 
 
 class TorchrunDrill:
@@ -82,14 +68,13 @@ class TorchrunDrill:
         status = 2
         try:
             self._say(f"\n[bold]Without faults[/bold], {counted(options.asked.workers, 'worker')}")
-            baseline = self._one(folder / "undisturbed", options.asked, ())
-            if baseline.status or not baseline.steps.steps:
-                why = "it failed" if baseline.status else "no optimizer of torch's took a step"
-                raise ConfigError(f"the run without faults: {why}\n{baseline.output[-_SHOWN:]}")
+            baseline = self._one(folder / _UNDISTURBED, options.asked, ())
+            if baseline.status:
+                raise ConfigError(f"the run without faults: it failed\n{baseline.output[-_SHOWN:]}")
             plan = self._plan(len(baseline.steps.steps))
             self._say("\n[bold]The plan[/bold]")
             for line in of_plan(plan.faults):
-                self._say(line)
+                self._say(escape(line))
             self._say(f"\n[bold]With faults[/bold], {counted(plan.workers, 'worker')}")
             faulted = self._one(folder / "disturbed", plan, plan.faults)
             if faulted.first != baseline.first:
@@ -116,12 +101,23 @@ class TorchrunDrill:
     def _plan(self, steps: int) -> DrillPlan:
         """Return the plan for a script of so many steps. Raises ConfigError for faults that only a run can meet."""
         kinds = tuple(name for name in self._options.kinds if issubclass(NAMED[name].kind, _STRIKES))
+        named = self._options.asked.faults
+        if not steps and (kinds or any(fault.when.output is None for fault in named)):
+            raise ConfigError(
+                "no optimizer of torch's took a step, so that none can be named\n"
+                "  state  the run without faults came to its end; nothing was struck\n"
+                "  next   name lines of its output: --kill '1@output=TEXT'"
+            )
         plan = replace(self._options, kinds=kinds).plan(steps)
-        unfit = [fault for fault in plan.faults if not isinstance(fault, _STRIKES) or fault.when.step is None]
+        unfit = [
+            fault
+            for fault in plan.faults
+            if not isinstance(fault, _STRIKES) or (fault.when.step is None and fault.when.output is None)
+        ]
         if unfit:
             raise ConfigError(
                 f"{unfit[0].in_words()}: that strikes a script in an elastic.Run alone; here are --kill, --stop, "
-                "--lose-all, --kill-agent, --leave-node and --join, each at a step"
+                "--lose-all, --kill-agent, --leave-node and --join, each at a step, or at a line of output"
             )
         return plan
 
@@ -149,10 +145,12 @@ class TorchrunDrill:
             module=True,
         )
         self._clusters.append(cluster)
-        striking = _Striking(cluster, faults, notes)
+        watch = Watch(own)
+        striking = _Striking(cluster, faults, notes, watch)
         output = ""
         while True:
             ended = cluster.wait(within_s=options.within_s, watching=striking.look)
+            watch.look(cluster.output_file)
             output += cluster.output()
             if not striking.lost_all:
                 break
@@ -163,44 +161,31 @@ class TorchrunDrill:
         metrics = dict(_METRIC.findall(output))
         taken = {-signal.SIGKILL} if any(isinstance(fault, KillAgent) for fault in faults) else set()
         status = next((code for code in cluster.exit_codes().values() if code and code not in taken), 0)
-        return Run(status, lineage(found), first, metrics, ended.left_behind, output)
+        undisturbed = folder.parent / _UNDISTURBED / "run"
+        return Run(
+            status=status,
+            steps=lineage(found),
+            starts=[world.t for world in found[1:]],
+            sizes=[world.size for world in found],
+            first=first,
+            metrics=metrics,
+            watch=watch,
+            points=points(own),
+            left_behind=ended.left_behind,
+            only_here=only_in(own, undisturbed),
+            output=output,
+        )
 
     def _show(self, baseline: Run, faulted: Run) -> bool:
         """Show what was found; return whether something of it is broken."""
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-        for name in ("", "without faults", "with faults", "what would change it"):
-            table.add_column(name, overflow="fold")
-        steps, restarts = faulted.steps, faulted.steps.restarts
-        again = f"started again {counted(len(restarts), 'time')}" if restarts else "never started again"
-        table.add_row("comes to its end", "yes", f"{'no' if faulted.status else 'yes'}, {again}", _LIVE)
-        size = str(self._options.asked.workers)
-        table.add_row("workers", size, " → ".join([size, *(str(restart.size) for restart in restarts)]), "")
-        table.add_row("steps in the result", str(len(baseline.steps.steps)), str(len(steps.steps)), "")
-        redone = sum(restart.redone for restart in restarts)
-        table.add_row("steps done once more", "0", str(redone), _VAIN)
-        table.add_row("until the next step", "", _times([one.after_s for one in restarts]), "Run: about 0.1 s")
-        table.add_row("until a new one", "", _times([one.beyond_s for one in restarts]), "the same")
-        broken = bool(faulted.status or faulted.left_behind)
-        before, after = baseline.steps.read(), steps.read()
-        for data in sorted({*before, *after}):
-            lost, repeated = lost_and_repeated(before.get(data, {}), after.get(data, {}))  # type: ignore[arg-type]
-            broken |= bool(lost or repeated)
-            said = f"{lost} lost ({_of_an_epoch(lost, data)}), {repeated} repeated" if lost or repeated else "the same"
-            table.add_row(f"examples of {data}", str(before[data].total() if data in before else 0), said, _DATA)
-        for name in baseline.metrics:
-            is_same = faulted.metrics.get(name) == baseline.metrics[name]
-            table.add_row(f"{name}, at the end", baseline.metrics[name], faulted.metrics.get(name, "none"),
-                          "" if is_same else _BITS)  # fmt: skip
-        left = "; ".join(faulted.left_behind) or "nothing"
-        table.add_row("left behind", "; ".join(baseline.left_behind) or "nothing", left, "")
-        self._console.print(table)
-        if steps.astray:
-            self._say(
-                f"  {counted(steps.astray, 'start')} began with weights that no step had left: they are no resume"
-            )
+        found = DrillTable(baseline, faulted)
+        self._console.print(found.table)
+        if faulted.steps.astray:
+            starts = counted(faulted.steps.astray, "start")
+            self._say(f"  {starts} began with weights that no step had left: they are no resume")
         if faulted.status:
-            self._say(faulted.output[-_SHOWN:])
-        return broken
+            self._say(escape(faulted.output[-_SHOWN:]))
+        return found.broken
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
@@ -209,28 +194,44 @@ class TorchrunDrill:
 class _Striking:
     """Strikes, from outside, the faults whose time has come."""
 
-    def __init__(self, cluster: Cluster, faults: Sequence[Fault], notes: Path) -> None:
+    def __init__(self, cluster: Cluster, faults: Sequence[Fault], notes: Path, watch: Watch) -> None:
         self._cluster = cluster
         self._faults = faults
         self._notes = notes
+        self._watch = watch
         self._read: dict[Path, _Noted] = {}
+        self._struck_at: dict[str, int] = {}  # a text -> so many lines there were when a fault struck at it
         self.lost_all = False
 
     def look(self) -> None:
-        """Strike the first fault that has not happened, if so many steps are done."""
+        """Strike the first fault at a step that has not happened, and those at a line, if their time has come."""
+        self._watch.look(self._cluster.output_file)
         happened = self._cluster.drill.happened()
-        index = next((at for at in range(len(self._faults)) if at not in happened), None)
-        if index is None:
+        due = [index for index in range(len(self._faults)) if index not in happened]
+        if not due:
             return
-        fault = self._faults[index]
         for path in self._notes.glob("*.jsonl"):
             self._read.setdefault(path, _Noted()).read(path)
+        at_steps = [index for index in due if self._faults[index].when.output is None]
+        at_lines = [index for index in due if self._faults[index].when.output is not None]
+        for index in [*at_steps[:1], *at_lines]:
+            self._strike_if_due(index)
+
+    def _strike_if_due(self, index: int) -> None:
+        fault = self._faults[index]
+        text = fault.when.output
         of_rank = [one for one in self._read.values() if one.who.get("rank") == fault.worker]
-        if not of_rank or sum(one.steps for one in of_rank) <= (fault.when.step or 0):
+        if not of_rank:
+            return
+        if text is None and sum(one.steps for one in of_rank) <= (fault.when.step or 0):
+            return
+        if text is not None and not self._watch.says(text, since=self._struck_at.get(text, 0)):
             return
         pid = max(of_rank, key=lambda one: one.who["t"]).who["pid"]
         agent = (stat := linux.process_stat(pid)) and stat.parent
         if agent and self._cluster.drill.claim(index, 0):
+            if text is not None:
+                self._struck_at[text] = len(self._watch.lines)
             self._strike(fault, pid, agent)
 
     def _strike(self, fault: Fault, pid: int, agent: int) -> None:
@@ -278,12 +279,3 @@ def _notes(folder: Path) -> list[list[dict[str, Any]]]:
         if lines:
             found.append([json.loads(line) for line in lines])
     return found
-
-
-def _times(found: Sequence[float | None]) -> str:
-    return ", ".join("never" if one is None else seconds(one) for one in found) or "-"
-
-
-def _of_an_epoch(count: int, data: str) -> str:
-    """Return a part of a data set in words; data: as watched.py names it."""
-    return f"{count / max(1, int(data.rpartition(' ')[2])):.0%} of an epoch"
