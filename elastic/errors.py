@@ -3,6 +3,7 @@
     ElasticError
       ConfigError         the user can fix it before the run starts
       DataFileError       a data file is not what it was opened as, or not whole; write it again, or correct the URL
+      WrittenByNewer      a later version of this package wrote it; read it by that one
       IdentityMismatch    the saved run is another run: fix the named fields, or accept them by name
       StartFailed         rank 0 could not start the run; its message, repeated here, says why
       StepError           the training loop breaks a rule of `Step`; fix the script
@@ -45,6 +46,22 @@ class ConfigError(ElasticError, ValueError):
 
 class DataFileError(ElasticError, ValueError):
     """A data file is not there, is not what it was opened as, is not whole, or has changed since."""
+
+
+class WrittenByNewer(ElasticError, ValueError):
+    """What a run has left beside its checkpoints was written by a later version of this package.
+
+    Attributes:
+        version: In which it is written.
+    """
+
+    def __init__(self, what: str, version: int, known: int) -> None:
+        super().__init__(
+            f"{what} is of version {version}; this elastic-exact reads up to {known}\n"
+            "  state  the run is as it was\n"
+            "  next   use the version of elastic-exact that wrote it, or a later one"
+        )
+        self.version = version
 
 
 class IdentityMismatch(ElasticError):

@@ -24,7 +24,7 @@ from elastic.loop.assignment import IdleRanks, ShareAssignment, assign_shares
 from elastic.loop.replica_check import ReplicaCheck
 from elastic.loop.restoring.background_transfer import BackgroundSend
 from elastic.state.bits import digest_of as digest_of_tensors
-from elastic.state.bits import sum_of_bits
+from elastic.state.bits import prefixes_of_sums, sum_of_bits
 from elastic.state.health import Health
 from elastic.state.replica import Replica
 from elastic.state.sharding import local
@@ -208,21 +208,28 @@ class GradientSync:
         size = self._config.replica_size
         return of_ranks[self._group.rank % size :: size]
 
-    def digest_of_gradients(self) -> int:
-        """Return the digest of what the step has left in `.grad`."""
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Return the names of `parameters`."""
         assert self._set is not None
-        return self.digest_of(parameter.grad for parameter in self._set.parameters)
+        return self._set.names
 
-    def digest_of(self, tensors: Iterable[torch.Tensor | None]) -> int:
+    def digest_of_gradients(self, prefixes: list[int] | None = None) -> int:
+        """Return the digest of what the step has left in `.grad`."""
+        return self.digest_of((parameter.grad for parameter in self.parameters), prefixes)
+
+    def digest_of(self, tensors: Iterable[torch.Tensor | None], prefixes: list[int] | None = None) -> int:
         """Return the digest of tensors, see bits.digest_of; of sharded ones it is the same at any size of a replica.
 
         All of a replica's workers call it together.
         """
         if self._units is None:
-            return digest_of_tensors(tensors)
+            return digest_of_tensors(tensors, prefixes)
         given = [*tensors]
         sums = [torch.zeros((), dtype=torch.int64) if one is None else sum_of_bits(local(one)).cpu() for one in given]
         total = torch.stack(sums) if self._mates is None else self._mates.total(torch.stack(sums))
+        if prefixes is not None:
+            prefixes += prefixes_of_sums(total.tolist())
         return digest_of_tensors([total, torch.tensor([one is None for one in given])])
 
     def close(self, *, in_order: bool = False) -> None:

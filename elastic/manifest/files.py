@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from elastic.errors import WrittenByNewer
 from elastic.events.sinks import local_folder
 from elastic_checkpoint.storage import AlreadyThere, Missing, Storage, TooLarge, get_bounded
 
@@ -29,12 +30,15 @@ _OF_EACH_LAUNCH = ("format", "version", "run", "absent")
 
 
 def read_manifest(storage: Storage) -> dict[str, Any] | None:
-    """Return a run's manifest; None: it has none that can be read. Raises what the storage raises."""
+    """Return a run's manifest; None: it has none that can be read. Raises WrittenByNewer, what the storage raises."""
     return _document(_read(storage, MANIFEST))
 
 
 def read_launches(storage: Storage, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the manifest of each launch, in order. A line that is no whole one is passed over."""
+    """Return the manifest of each launch, in order. A line that is no whole one is passed over.
+
+    Raises WrittenByNewer, and what the storage raises.
+    """
     lines = map(_document, _read(storage, LAUNCHES).splitlines())
     return [_whole(line, manifest or {}) for line in lines if line is not None]
 
@@ -94,13 +98,16 @@ def _read(storage: Storage, key: str) -> bytes:
 
 
 def _document(data: bytes) -> dict[str, Any] | None:
-    """Return the manifest in these bytes; None: there is none."""
+    """Return the manifest in these bytes; None: there is none. Raises WrittenByNewer."""
+    found: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
-        run = found.get("run") if isinstance(found, dict) else None
-        if isinstance(run, dict) and isinstance(run.get("claim"), int):
-            return dict(found)
-    return None
+    if not isinstance(found, dict):
+        return None
+    if found.get("format") == FORMAT and isinstance(version := found.get("version"), int) and version > VERSION:
+        raise WrittenByNewer("the manifest", version, VERSION)
+    run = found.get("run")
+    return found if isinstance(run, dict) and isinstance(run.get("claim"), int) else None
 
 
 def _whole(line: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from elastic.errors import WrittenByNewer
 from elastic.record.step_record import FORMAT, VERSION, Part, StepRecord
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded, open_storage
 
@@ -51,7 +54,7 @@ def read_record(url: str | os.PathLike[str], storage_options: Mapping[str, Any] 
 
     Raises:
         elastic_checkpoint.StorageError: The storage does not answer.
-        ValueError: A later version of the record lies there.
+        WrittenByNewer: A later version of the record lies there.
     """
     options = dict(storage_options or {})
     with contextlib.closing(open_storage(os.fspath(url), options, retry_s=_ANSWER_S, answer_s=_ANSWER_S)) as storage:
@@ -59,15 +62,15 @@ def read_record(url: str | os.PathLike[str], storage_options: Mapping[str, Any] 
 
 
 def of_lines(lines: Iterable[Mapping[str, Any]]) -> Record:
-    """Return the record that these lines make. Pure; raises ValueError for a later version's."""
+    """Return the record that these lines make. Pure; raises WrittenByNewer for a later version's."""
     by_claim: dict[int, dict[int, StepRecord]] = {}
     mode, shares = "", 0
+    parameters: tuple[str, ...] = ()
     for line in lines:
         if line.get("format") == FORMAT:
-            if line["version"] > VERSION:
-                raise ValueError(f"the record is of version {line['version']}; this elastic-exact reads {VERSION}")
-            mode, shares = str(line.get("mode", "")), int(line.get("virtual_workers", 0))
-        elif (one := StepRecord.of(line)) is not None:
+            if (head := _Head.of(line)) is not None:
+                mode, shares, parameters = head.mode, head.virtual_workers, head.parameters
+        elif (one := StepRecord.of(line, parameters)) is not None:
             of_claim = by_claim.setdefault(one.claim, {})
             of_claim[one.step] = of_claim[one.step].merged(one) if one.step in of_claim else one
     steps: dict[int, StepRecord] = {}
@@ -81,6 +84,26 @@ def of_lines(lines: Iterable[Mapping[str, Any]]) -> Record:
         steps.update(newer)
     steps = dict(sorted(steps.items()))
     return Record(steps=steps, missing=list(_missing(steps)), twice=twice, mode=mode, shares=shares)
+
+
+class _Head(msgspec.Struct):
+    """The line with which a segment begins, as far as a reader needs it."""
+
+    version: int
+    mode: str = ""
+    virtual_workers: int = 0
+    parameters: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> _Head | None:
+        """Return what a line says; None: it is damaged. Raises WrittenByNewer."""
+        try:
+            head = msgspec.convert(line, cls)
+        except msgspec.ValidationError:
+            return None
+        if head.version > VERSION:
+            raise WrittenByNewer("the record", head.version, VERSION)
+        return head
 
 
 def _missing(steps: Iterable[int]) -> Iterator[tuple[int, int]]:

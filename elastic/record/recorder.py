@@ -1,6 +1,7 @@
 """Keeps the record of a run's steps on each worker, and has the coordinator write it, in a thread.
 
-    record/c00000007-000001200-<worker>.jsonl    a segment: a line that says what it is, then a line a step
+    record/c00000007-000001200-<worker>.jsonl    a segment: a line that says what it is, with the names of parameters,
+                                                 then a line a step
 
 Every worker keeps the lines of the steps since the save before the last: the coordinator of the moment writes its own
 as a save begins, as a view forms, after each thousand, and at its end; should it be killed, the next one has them, too.
@@ -15,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,8 +52,8 @@ class Recorder:
         self._worker_id = worker_id
         plan, mode = config.plan, config.compute.mode
         self.of_shares = mode == "exact" and plan.virtual_workers <= SHARES_MAX
-        head = {"format": FORMAT, "version": VERSION, "worker": worker_id}
-        self._head = encoded({**head, "mode": mode, "virtual_workers": plan.virtual_workers})
+        self._head = {"format": FORMAT, "version": VERSION, "worker": worker_id, "mode": mode}
+        self._head["virtual_workers"] = plan.virtual_workers
         self._lock = threading.Lock()
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_WAITING_MAX)
         self._unwritten = 0  # steps since the last write; a step of a GPU has two lines
@@ -63,6 +64,8 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._again = self._complained = False
         self._segment, self._key = b"", ""
+        self._parameters: Sequence[str] = ()
+        self._named: Sequence[str] | None = None  # the parameters that the segment has named last
 
     def norm(self, step: int, norm: float) -> None:
         """Take the norm of a step's gradients; of a GPU it comes once the step is on record."""
@@ -71,8 +74,15 @@ class Recorder:
         else:
             self._norm = step, norm
 
-    def add(self, step: int, claim: int, agreed: Agreed, *, coordinates: bool, **known: Any) -> None:
-        """Take a step whose update is complete on this worker; known: further fields of StepRecord."""
+    def add(
+        self, step: int, claim: int, agreed: Agreed, *, coordinates: bool, parameters: Sequence[str] = (), **known: Any
+    ) -> None:
+        """Take a step whose update is complete on this worker.
+
+        parameters  the names of those that prefixes tell of, where there are some
+        known       further fields of StepRecord
+        """
+        self._parameters = parameters or self._parameters
         line = {
             "step": step,
             "claim": claim,
@@ -144,7 +154,10 @@ class Recorder:
                         self._again = False
                     if not self._segment:
                         self._key = f"{FOLDER}/c{lines[0]['claim']:08d}-{lines[0]['step']:09d}-{self._worker_id}.jsonl"
-                        self._segment = self._head
+                        self._named = None
+                    if self._parameters is not self._named:  # a script may add layers
+                        self._named = self._parameters
+                        self._segment += encoded({**self._head, "parameters": self._named})
                     segment = self._segment + b"".join(map(encoded, lines))
                     storage.put(self._key, segment)
                     self._segment = segment if len(segment) < SEGMENT_BYTES else b""

@@ -32,6 +32,16 @@ def unpacked(number: int) -> tuple[int, int, int]:
     return (number >> 2 * _BITS) - 1, number >> _BITS & _MASK, number & _MASK
 
 
+def prefixes_as_text(digests: Iterable[int]) -> str:
+    """Return digests in their order, of each 6 hexadecimal digits."""
+    return "".join(f"{digest & _MASK:0{HEX}x}" for digest in digests)
+
+
+def prefixes_from(text: str) -> tuple[int, ...]:
+    """Return what prefixes_as_text wrote. Raises ValueError."""
+    return tuple(int(text[at : at + HEX], 16) for at in range(0, len(text), HEX))
+
+
 def _short(digest: int) -> int:
     return digest and (digest & _MASK or 1)
 

@@ -17,6 +17,7 @@ from elastic.record import share_digests
 FORMAT, VERSION = "elastic-record", 1
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _NAMED = 8  # shares, in words
+_PREFIXES = ("gradient_prefixes", "weight_prefixes")
 _KEPT = ("step", "epoch", "norm", "first")  # also where they are 0
 
 
@@ -48,6 +49,9 @@ class StepRecord:
         norm: Of the exact gradients.
         gradients: Digest of all of them, behind a save.
         weights: Digest of all weights after the step's update, behind a save.
+        gradient_prefixes: Of each parameter 24 bits of a digest of its gradient and those before it, behind a save.
+        weight_prefixes: Likewise of the weights.
+        parameters: The parameters' names; no part of a line: a segment names them once.
         left_out: How many of its examples raised, and were left out.
         passed_over: Why it was passed over; from step `first` on the run went back. None: it was applied.
         first: See passed_over.
@@ -63,13 +67,16 @@ class StepRecord:
     norm: float | None = None
     gradients: str | None = None
     weights: str | None = None
+    gradient_prefixes: tuple[int, ...] = ()
+    weight_prefixes: tuple[int, ...] = ()
+    parameters: tuple[str, ...] = ()
     left_out: int | None = None
     passed_over: str | None = None
     first: int | None = None
 
     @classmethod
-    def of(cls, line: object) -> StepRecord | None:
-        """Return the step that a line is of; None: it is of none."""
+    def of(cls, line: object, parameters: tuple[str, ...] = ()) -> StepRecord | None:
+        """Return the step that a line is of, in which parameters have these names; None: it is of none."""
         if not isinstance(line, dict) or type(line.get("step")) is not int or type(line.get("claim")) is not int:
             return None
         known = {one.name for one in fields(cls)}
@@ -81,6 +88,8 @@ class StepRecord:
                     "sums": {name: _number(value) for name, value in given.get("sums", {}).items()},
                     "shares": share_digests.from_text(given.get("shares", "")),
                     "norm": _number(given.get("norm")),
+                    **{name: share_digests.prefixes_from(given.get(name, "")) for name in _PREFIXES},
+                    "parameters": parameters,
                 }
             )
         except (ValueError, TypeError, AttributeError):
@@ -98,6 +107,21 @@ class StepRecord:
     def compared(self, other: StepRecord) -> set[Part]:
         """Return the parts that two records of one step both have, so that they can differ."""
         return {part for part, _ in self._comparisons(other)}
+
+    def tensor_apart(self, other: StepRecord) -> str | None:
+        """Return the first parameter whose gradient or, if none has, whose value after the update differs, in words.
+
+        None: they do not differ, or one of both records lacks them.
+        """
+        gradient = self._first_apart(other, "gradient_prefixes", f"{{}}, in its gradient of step {self.step}")
+        return gradient or self._first_apart(other, "weight_prefixes", f"{{}}, after step {self.step}") or None
+
+    def _first_apart(self, other: StepRecord, prefixes: str, words: str) -> str:
+        """Return `words` with the first parameter whose prefixes differ, or "" where none does."""
+        pairs = zip(getattr(self, prefixes), getattr(other, prefixes), strict=False)
+        at = next((at for at, (here, there) in enumerate(pairs) if here != there), None)
+        names = self.parameters or other.parameters
+        return "" if at is None else words.format(names[at] if at < len(names) else f"parameter {at}")
 
     def _comparisons(self, other: StepRecord) -> Iterator[tuple[Part, str | None]]:
         """Yield what both records know, with how it differs, in words; None: it does not."""
@@ -123,10 +147,12 @@ class StepRecord:
             norms = f"the gradients' norm is {self.norm!r} here, and {other.norm!r} there"
             yield Part.GRADIENTS, None if _same(self.norm, other.norm) else norms
         if self.gradients and other.gradients:
-            digests = f"the gradients' digest is {self.gradients} here, and {other.gradients} there"
+            first = self._first_apart(other, "gradient_prefixes", ", first in {}")
+            digests = f"the gradients' digest is {self.gradients} here, and {other.gradients} there{first}"
             yield Part.GRADIENTS, digests if self.gradients != other.gradients else None
         if self.weights and other.weights:
-            digests = f"the weights' digest after it is {self.weights} here, and {other.weights} there"
+            first = self._first_apart(other, "weight_prefixes", ", first in {}")
+            digests = f"the weights' digest after it is {self.weights} here, and {other.weights} there{first}"
             yield Part.WEIGHTS, digests if self.weights != other.weights else None
         if self.count is not None and other.count is not None and self.first != other.first:
             back = f"the run goes back to step {self.first} here, and to step {other.first} there"
@@ -140,6 +166,8 @@ def encoded(line: Mapping[str, Any]) -> bytes:
         kept["shares"] = share_digests.as_text(kept["shares"])
     for name in kept.keys() & {"gradients", "weights"}:
         kept[name] = f"{kept[name]:016x}"
+    for name in kept.keys() & {*_PREFIXES}:
+        kept[name] = share_digests.prefixes_as_text(kept[name])
     try:
         return _encode(kept).encode() + b"\n"
     except ValueError:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 import elastic_checkpoint
 from elastic.config.config import absolute
+from elastic.errors import WrittenByNewer
 from elastic.manifest import files
 from elastic.manifest.command import table
 from elastic.manifest.differences import Difference, Effect, differences
@@ -27,7 +28,7 @@ from elastic.record import read_record
 from elastic.record.reading import FOLDER as RECORD
 from elastic.reproduce import launch
 from elastic.reproduce.observer import OTHER_RUNS, Elsewhere, last_part
-from elastic.reproduce.source_tree import CannotReproduce, checked_out
+from elastic.reproduce.source_tree import CannotReproduce, checked_out, field_of
 from elastic.reproduce.verdict import compare
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
@@ -80,7 +81,7 @@ def carried_out(
             return act(asked, given, storage, options)
     except launch.Ended as ended:
         return ended.status
-    except (CannotReproduce, CheckpointError) as refused:
+    except (CannotReproduce, CheckpointError, WrittenByNewer) as refused:
         print(f"{made.prog}: {refused}", file=sys.stderr)
     except (OSError, ValueError, ImportError) as unreadable:
         print(
@@ -114,9 +115,12 @@ def launches(storage: Storage, url: str) -> list[dict[str, Any]]:
     """Return the manifests of a run's launches; the last one has brought it where it is. Raises CannotReproduce."""
     manifest = files.read_manifest(storage)
     if manifest is None:
-        raise CannotReproduce(
-            f"no manifest in {redact(url)}\n  next  give the folder or URL that was passed to elastic.Run"
-        )
+        damaged = _is_there(storage, files.MANIFEST)
+        if damaged:
+            found, next = f"{files.MANIFEST} is there, and is no whole manifest", "bring it back from a copy"
+        else:
+            found, next = "no manifest", "give the folder or URL that was passed to elastic.Run"
+        raise CannotReproduce(f"{redact(url)}: {found}", next=next)
     return files.read_launches(storage, manifest) or [manifest]
 
 
@@ -127,8 +131,13 @@ def _reproduce(asked: argparse.Namespace, given: Sequence[str], storage: Storage
         asked.into = absolute(asked.into)  # the script runs in another folder
         _check_free(asked.into, options if "://" in asked.into else {})
     if not (record := read_record(asked.run, options)).steps:
-        raise CannotReproduce(f"no step of {redact(asked.run)} is on record: an older elastic-exact made it")
-    words = launch.arguments(manifest, given)
+        raise CannotReproduce(
+            f"no step of {redact(asked.run)} is on record: its record is gone, or an older elastic-exact made it",
+            next="bring back what lay below record/; without it there is nothing to compare with",
+        )
+    name, words = last_part(field_of(manifest, "run.url", str)), launch.arguments(manifest, given)
+    steps = asked.steps or max(record.steps) + 1  # a run that has not come to its end is made so far again
+    is_whole = steps >= field_of(manifest, "arguments.resolved.total_steps", int)
     workers, launcher = _launcher(manifest, asked.workers)
     unlike = launch.other_size(record.mode, made, workers)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -141,7 +150,7 @@ def _reproduce(asked: argparse.Namespace, given: Sequence[str], storage: Storage
     ):
         into = asked.into or os.path.join(folder, "run")
         into_options = options if "://" in into else {}
-        to = Elsewhere(name=last_part(manifest["run"]["url"]), url=into, steps=asked.steps)
+        to = Elsewhere(name=name, url=into, options=into_options or None, steps=None if is_whole else steps)
         environ = launch.environment(manifest, tree, to, "elastic.reproduce.observer:observer")
         tree.unchecked += [*launch.installed_from_folders(manifest, storage), *([unlike] if unlike else [])]
         for words_of in tree.unchecked:
@@ -174,9 +183,8 @@ def _check_free(into: str, options: dict[str, Any]) -> None:
             held = next((key for key in (files.MANIFEST, files.LAUNCHES) if _is_there(storage, key)), None)
     if held is not None:
         raise CannotReproduce(
-            f"--into {redact(into)}: a run lies there, as {held} says; expected a place without one\n"
-            "  state  nothing was changed\n"
-            "  next   give another place, or remove what an earlier try has left there"
+            f"--into {redact(into)}: a run lies there, as {held} says; expected a place without one",
+            next="give another place, or remove what an earlier try has left there",
         )
 
 
@@ -190,10 +198,12 @@ def _is_there(storage: Storage, key: str) -> bool:
 def _launcher(manifest: Mapping[str, Any], workers: int | None) -> tuple[int, list[str]]:
     """Return how many workers make it, and the words that launch them: live, as bits do not depend on it. Raises."""
     size = int((manifest.get("launcher") or {}).get("replica_size") or 1)
-    count = workers or min(int(manifest["run"]["world_size"]), max(size, os.cpu_count() or 1) // size * size)
+    had = field_of(manifest, "run.world_size", int)
+    count = workers or min(had, max(size, os.cpu_count() or 1) // size * size)
     if count % size:
         raise CannotReproduce(
-            f"--workers {count}: a replica of this run is of {size} workers, so expected a multiple of {size}"
+            f"--workers {count}: a replica of this run is of {size} workers, so expected a multiple of {size}",
+            next=f"--workers {-(-count // size) * size}",
         )
     flags = [f"--replica-size={size}"] if size > 1 else []
     return count, ["-m", "elastic", "run", "--standalone", f"--nproc-per-node={count}", *flags]

@@ -22,7 +22,7 @@ import elastic
 import elastic_checkpoint
 from elastic.manifest import machine, packages
 from elastic.reproduce.observer import Elsewhere
-from elastic.reproduce.source_tree import CannotReproduce, SourceTree, moved_path
+from elastic.reproduce.source_tree import CannotReproduce, SourceTree, field_of, moved_path
 from elastic_checkpoint import linux
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 
@@ -84,12 +84,11 @@ def parts_here() -> dict[str, Any]:
 
 def arguments(manifest: Mapping[str, Any], given: Sequence[str]) -> list[str]:
     """Return the script's arguments; given: in their place. Raises CannotReproduce where a secret was removed."""
-    found = [*given] or [*manifest["script"]["arguments"]]
+    found = [*given] or list(map(str, field_of(manifest, "script.arguments", list)))
     if any(_REMOVED in one for one in found):
         raise CannotReproduce(
-            "an argument of the script held a secret, which no manifest keeps\n"
-            f"  found  {' '.join(found)}\n"
-            "  next   give all of its arguments behind --: elastic reproduce RUN -- ARGUMENTS"
+            f"an argument of the script held a secret, which no manifest keeps\n  found  {' '.join(found)}",
+            next="give all of its arguments behind --: elastic reproduce RUN -- ARGUMENTS",
         )
     return found
 
@@ -110,7 +109,7 @@ def installed_from_folders(manifest: Mapping[str, Any], storage: Storage) -> lis
 
 def other_size(mode: str, launches: Sequence[Mapping[str, Any]], workers: int) -> str | None:
     """Return, in words, what of a run in fast mode is not compared with so many workers; None: all of it is."""
-    had = sorted({int(one["run"]["world_size"]) for one in launches})
+    had = sorted({field_of(one, "run.world_size", int) for one in launches})
     if mode != "fast" or had == [workers]:
         return None
     return f"what is computed: in fast mode {workers} workers give other bits than {' and '.join(map(str, had))}"
@@ -139,11 +138,8 @@ def interpreter(manifest: Mapping[str, Any], storage: Storage, *, make: bool, fo
     if not make:
         yield sys.executable
         return
-    lock = (manifest.get("packages") or {}).get("lock")
-    if lock is None:
-        raise CannotReproduce("--environment: the manifest has no lock file")
     file = folder / "requirements.txt"
-    file.write_bytes(bytes(get_bounded(storage, lock["file"], _LOCK_MAX)))
+    file.write_bytes(bytes(get_bounded(storage, field_of(manifest, "packages.lock.file", str), _LOCK_MAX)))
     made = folder / "environment"
     python = made / "bin" / "python"
     steps = [
@@ -152,7 +148,10 @@ def interpreter(manifest: Mapping[str, Any], storage: Storage, *, make: bool, fo
     ]
     for command in steps:
         if subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode:
-            raise CannotReproduce(f"--environment: {' '.join(command[1:4])} failed, as it says above")
+            raise CannotReproduce(
+                f"--environment: {' '.join(command[1:4])} failed, as it says above",
+                next="leave out --environment, or tell pip where to find what it lacks: PIP_EXTRA_INDEX_URL",
+            )
     # What was installed from a folder is a comment in a lock file, as this project is where it was cloned.
     sources = {str(Path(package.__file__ or "").parents[1]) for package in (elastic, elastic_checkpoint)}
     (site,) = made.glob("lib/python3*/site-packages")

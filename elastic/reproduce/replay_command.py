@@ -7,8 +7,10 @@ an example. The run is only read: a copy of that checkpoint is what the script g
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,13 +24,14 @@ from elastic.reproduce import launch
 from elastic.reproduce.command import carried_out, launches
 from elastic.reproduce.observer import Elsewhere, last_part
 from elastic.reproduce.replay_observer import Asked
-from elastic.reproduce.source_tree import CannotReproduce, checked_out
+from elastic.reproduce.source_tree import CannotReproduce, checked_out, field_of
 from elastic.reproduce.verdict import ONLY_READ, PART_WORDS
 from elastic_checkpoint.command_line import Parser, add_storage_option
 from elastic_checkpoint.storage import Storage
 
 _EQUAL, _DIFFERS = 0, 1
 _SHOWN = 32  # examples of a share
+_AS_IT_WAS = "the run is as it was"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,10 +65,11 @@ def parser() -> Parser:
 def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, options: dict[str, Any]) -> int:
     made = launches(storage, asked.run)
     manifest = made[-1]
-    total = int(manifest["arguments"]["resolved"]["total_steps"])
-    if not 0 <= asked.step < total:
-        raise CannotReproduce(f"--step {asked.step}: the run has steps 0 to {total - 1}")
-    words = launch.arguments(manifest, given)
+    for kind, in_all in (("step", "total_steps"), ("share", "virtual_workers")):
+        number, count = getattr(asked, kind), field_of(manifest, f"arguments.resolved.{in_all}", int)
+        if number is not None and not 0 <= number < count:
+            raise CannotReproduce(f"--{kind} {number}: the run has {kind}s 0 to {count - 1}", next="give one of these")
+    name, words = last_part(field_of(manifest, "run.url", str)), launch.arguments(manifest, given)
     record = read_record(asked.run, options)
     unlike = launch.other_size(record.mode, made, 1)
     with (
@@ -86,22 +90,36 @@ def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, o
             profiles=asked.profile,
             detects=asked.detect_anomaly,
         )
-        to = Elsewhere(name=last_part(manifest["run"]["url"]), url=into)
+        to = Elsewhere(name=name, url=into)
         environ = launch.environment(manifest, tree, to, "elastic.reproduce.replay_observer:observer")
         output = None if asked.pdb else sys.stderr
         status = launch.run(sys.executable, tree, words, {**environ, **told.environment()}, output=output)
         seen = _seen(Path(told.into))
         trace = Path(folder, f"replay-step-{asked.step}.json")
         if trace.exists():
-            Path(trace.name).write_bytes(trace.read_bytes())
-            print(f"the trace is {trace.name}", file=sys.stderr)
+            _keep(trace)
     if seen is None:
-        raise CannotReproduce(f"the script ended with status {status} before step {asked.step} was computed")
+        raise CannotReproduce(
+            f"the script ended with status {status} before step {asked.step} was computed",
+            state=_AS_IT_WAS,
+            next="see what it says above; behind -- stand other arguments for it",
+        )
+    if asked.share is not None and asked.share not in [one["share"] for one in seen["shares"]]:
+        raise CannotReproduce(
+            f"--share {asked.share}: step {asked.step} has no examples for it",
+            state=_AS_IT_WAS,
+            next=f"give one of shares 0 to {len(seen['shares']) - 1}",
+        )
     compared = _compared(seen, record, asked.share, only_read=unlike is not None)
     if asked.json:
-        found: dict[str, Any] = {"recorded": compared is not None, "differs": None, "compared": []}
+        found: dict[str, Any] = {"recorded": False, "differs": None, "tensor": None, "compared": []}
         if compared is not None:
-            found = {**found, "differs": compared.apart, "compared": sorted(compared.parts)}
+            found = {
+                "recorded": True,
+                "differs": compared.apart,
+                "tensor": compared.tensor,
+                "compared": sorted(compared.parts),
+            }
         print(json.dumps({**seen, **found}))
     else:
         print("\n".join([*_words(seen, asked.share), *_verdict(asked.step, asked.share, compared, status)]))
@@ -121,7 +139,19 @@ def _copy(url: str, options: dict[str, Any], into: str, step: int) -> int | None
 
 
 def _seen(file: Path) -> dict[str, Any] | None:
-    return dict(json.loads(file.read_text())) if file.exists() else None
+    """Return what was seen; None: nothing was, or the process was killed as it wrote that."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(file.read_text()))
+    return None
+
+
+def _keep(trace: Path) -> None:
+    """Copy the profiler's trace into the current folder."""
+    try:
+        shutil.copyfile(trace, trace.name)
+        print(f"the trace is {trace.name}", file=sys.stderr)
+    except OSError as refused:
+        print(f"the trace is not kept: {refused}; call this where files can be written", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -131,11 +161,13 @@ class _Compared:
     parts     that both have
     apart     what differs, in words
     is_equal  nothing does, and that says what was asked: of a step, that the same was computed
+    tensor    the first that differs, in words, where it is known
     """
 
     parts: set[Part]
     apart: list[str]
     is_equal: bool
+    tensor: str | None = None
 
 
 def _compared(seen: Mapping[str, Any], record: Record, share: int | None, *, only_read: bool) -> _Compared | None:
@@ -155,7 +187,8 @@ def _compared(seen: Mapping[str, Any], record: Record, share: int | None, *, onl
         return None
     parts = {part for part in line.compared(recorded) if part is Part.READ or not only_read}
     apart = [words for part, words in line.differs(recorded) if part in parts]
-    return _Compared(parts, apart, not apart and any(part.is_computed for part in parts))
+    tensor = None if only_read else line.tensor_apart(recorded)
+    return _Compared(parts, apart, not apart and any(part.is_computed for part in parts), tensor)
 
 
 def _words(seen: Mapping[str, Any], share: int | None) -> list[str]:

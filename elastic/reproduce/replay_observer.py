@@ -161,7 +161,11 @@ class Replaying(Redirecting):
         def backward(loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
             if self._share is not None and loss.numel() == 1:
                 self._shares[self._share].losses.append(float(loss.detach()))
-            passed_back(loss, *arguments, **options)  # type: ignore[no-untyped-call]
+            try:
+                passed_back(loss, *arguments, **options)  # type: ignore[no-untyped-call]
+            except Exception:  # as anomaly detection raises: the share that it comes of is to be seen
+                self._tell()
+                raise
 
         torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
         if self._asked.detects:

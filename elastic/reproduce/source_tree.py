@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic_checkpoint.storage import Missing, Storage, TooLarge, get_bounded
 
@@ -25,8 +25,34 @@ _LARGEST = 4 << 20
 _GIT_S = 120.0
 
 
+UNTOUCHED = "nothing was launched, and the run is as it was"
+
+
 class CannotReproduce(Exception):
-    """The run cannot be launched again; the message says why, and what to do."""
+    """The run cannot be launched again: what was found, in which state all is left, and what to do next."""
+
+    def __init__(self, found: str, *, next: str, state: str = UNTOUCHED) -> None:
+        super().__init__(f"{found}\n  state  {state}\n  next   {next}")
+
+
+class _GitFailed(Exception):
+    """Git is not here, or has refused; the message says how."""
+
+
+Kind = TypeVar("Kind")
+
+
+def field_of(manifest: Mapping[str, Any], path: str, kind: type[Kind]) -> Kind:
+    """Return a field of a manifest; path: with a dot between its names. Raises CannotReproduce where it has none."""
+    found: Any = manifest
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if isinstance(found, kind):
+        return found
+    part = path.partition(".")[0]
+    why = (manifest.get("absent") or {}).get(part)
+    why = why or ("it is damaged" if part in manifest else "it is of an older elastic-exact, or damaged")
+    raise CannotReproduce(f"the manifest has no {path}: {why}", next="see what it has: elastic manifest RUN")
 
 
 @dataclass
@@ -51,12 +77,9 @@ def checked_out(manifest: Mapping[str, Any], storage: Storage, *, as_it_is: bool
 
     Raises CannotReproduce, and what the storage raises.
     """
-    script = manifest.get("script")
-    if script is None:
-        raise CannotReproduce(
-            f"the manifest has no script: {manifest.get('absent', {}).get('script', 'it is of an older run')}\n"
-            "  next  launch the run by a script, or by -m and a module"
-        )
+    for name in ("path", "folder", "sha256"):
+        field_of(manifest, f"script.{name}", str)
+    script = manifest["script"]
     with tempfile.TemporaryDirectory(prefix="elastic-reproduce-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         if as_it_is:
@@ -83,7 +106,10 @@ def _worktree(
         return f"commit {commit} is in no repository here"
     at = folder / "tree"
     stack.callback(_remove, repository, at)  # first: a signal may come while git works
-    _git(repository, "worktree", "add", "--detach", "--quiet", "--force", str(at), commit)
+    try:
+        _git(repository, "worktree", "add", "--detach", "--quiet", "--force", str(at), commit)
+    except _GitFailed as failed:  # in a repository that nobody may write to
+        return f"commit {commit} cannot be checked out here ({failed})"
     unchecked = []
     if (changes := git.get("diff")) is not None:
         if changes.get("altered") or not changes.get("whole", True):
@@ -93,7 +119,7 @@ def _worktree(
         file.write_bytes(bytes(get_bounded(storage, changes["file"], _LARGEST)))
         try:
             _git(str(at), "apply", "--binary", "--whitespace=nowarn", str(file))
-        except CannotReproduce as failed:
+        except _GitFailed as failed:
             unchecked.append(f"what differed from the commit cannot be applied: {failed}")
     for name in git.get("untracked") or ():
         there, here = Path(root, name), at / name
@@ -122,8 +148,8 @@ def _copy(manifest: Mapping[str, Any], storage: Storage, folder: Path, *, why: s
         text = bytes(get_bounded(storage, copy["file"], _LARGEST))
     except (KeyError, Missing, TooLarge) as none:
         raise CannotReproduce(
-            f"no repository here has the script ({why}), and the manifest keeps no copy of it: {none}\n"
-            "  next  call this command inside a clone of its repository"
+            f"no repository here has the script ({why}), and the manifest keeps no copy of it: {none}",
+            next="call this command inside a clone of its repository",
         ) from None
     path = folder / name
     path.write_bytes(text)
@@ -144,7 +170,7 @@ def _here(script: Mapping[str, Any]) -> SourceTree:
     """Return the script as it lies where it was launched."""
     words = ["-m", script["module"]] if script.get("module") else [script["path"]]
     if not Path(script["path"]).is_file():
-        raise CannotReproduce(f"--here: {script['path']} is not here")
+        raise CannotReproduce(f"--here: {script['path']} is not here", next="leave out --here, or put it there")
     return SourceTree(words, Path(script["folder"]))
 
 
@@ -162,19 +188,19 @@ def _moved(path: Path, root: str, at: Path) -> Path | None:
 
 
 def _has(repository: str, commit: str) -> bool:
-    with contextlib.suppress(CannotReproduce):
+    with contextlib.suppress(_GitFailed):
         _git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
         return True
     return False
 
 
 def _remove(repository: str, at: Path) -> None:
-    with contextlib.suppress(CannotReproduce):
+    with contextlib.suppress(_GitFailed):
         _git(repository, "worktree", "remove", "--force", "--force", str(at))  # locked, too: git was ended in it
 
 
 def _git(repository: str, *words: str) -> str:
-    """Return what git says. Raises CannotReproduce."""
+    """Return what git says. Raises _GitFailed."""
     try:
         done = subprocess.run(
             [*_GIT, "-C", repository, *words],
@@ -185,8 +211,8 @@ def _git(repository: str, *words: str) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as failed:
-        raise CannotReproduce(f"git: {failed}") from None
+        raise _GitFailed(f"git: {failed}") from None
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        raise CannotReproduce(f"git {words[0]}: {said[-1] if said else done.returncode}")
+        raise _GitFailed(f"git {words[0]}: {said[-1] if said else done.returncode}")
     return done.stdout

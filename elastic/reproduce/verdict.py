@@ -36,7 +36,7 @@ class Verdict:
     missing     [first, end) of steps of the first run that are not on both records
     step        the first that differs; None: none does
     parts       what of it, in words
-    tensor      where it is known: the first tensor of a checkpoint that differs
+    tensor      where it is known: the first one that differs, by the records or else by checkpoints
     causes      what of the manifests explains it, the likeliest first
     fast        the run was in fast mode
     """
@@ -68,7 +68,7 @@ class Verdict:
 
     def with_checkpoints(self, step: int | None, tensor: str | None) -> Verdict:
         """Return the verdict with what two checkpoints of one step say: the first tensor that differs, if any does."""
-        return replace(self, checkpoint=step, tensor=tensor)
+        return replace(self, checkpoint=step, tensor=self.tensor or tensor)
 
     def words(self) -> list[str]:
         """Return the verdict as people read it."""
@@ -149,7 +149,9 @@ def compare(
     for at in both:
         differs = again.steps[at].differs(asked[at])
         if parts := [(part, words) for part, words in differs if part is Part.READ or not only_read]:
-            return replace(verdict, step=at, parts=parts, causes=_causes(parts[0][0], differences))
+            known = (again.steps[later].tensor_apart(asked[later]) for later in both if later >= at)
+            tensor = None if only_read else next((found for found in known if found is not None), None)
+            return replace(verdict, step=at, parts=parts, causes=_causes(parts[0][0], differences), tensor=tensor)
     return verdict
 
 

@@ -7,7 +7,8 @@ of all sums is waited for.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,21 +43,42 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     return flat.detach().contiguous().view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
 
 
-def digest_of(tensors: Iterable[torch.Tensor | None]) -> int:
+def digest_of(tensors: Iterable[torch.Tensor | None], prefixes: list[int] | None = None) -> int:
     """Return 63 bits of all tensors in their order, never 0; that there is None in a place counts, too.
 
     Of what is sharded this worker's part counts.
+
+    prefixes  takes for each tensor a digest of it and of those before it: the first that differs tells which one does
     """
-    hasher, sums = xxhash.xxh3_64(), []
-    for whole in tensors:
+    hasher, sums = xxhash.xxh3_64(), dict[int, torch.Tensor]()
+    cut = list[int]()
+    for at, whole in enumerate(tensors):
         tensor = local(whole)
         hasher.update(b"-" if tensor is None else b"+")
-        if tensor is None:
-            continue
-        if tensor.is_cpu and tensor.layout is torch.strided:
+        if tensor is not None and tensor.is_cpu and tensor.layout is torch.strided:
             update(hasher, tensor)
-        else:
-            sums.append(sum_of_bits(tensor))
+        elif tensor is not None:
+            sums[at] = sum_of_bits(tensor)
+        cut.append(hasher.intdigest())
     if sums:
-        hasher.update(repr(torch.stack(sums).tolist()).encode())
+        found = torch.stack([*sums.values()]).tolist()
+        hasher.update(repr(found).encode())
+        cut = _with_sums(cut, dict(zip(sums, found, strict=True)))
+    if prefixes is not None:
+        prefixes += cut
     return hasher.intdigest() >> 1 or 1
+
+
+def prefixes_of_sums(sums: Sequence[int]) -> list[int]:
+    """Return what digest_of's prefixes are for, of tensors whose sums of bits these are."""
+    return _with_sums([0] * len(sums), dict(enumerate(sums)))
+
+
+def _with_sums(prefixes: Sequence[int], sums: Mapping[int, int]) -> list[int]:
+    """Return prefixes that also tell of the tensors of which there are sums alone, by their places."""
+    hasher, found = xxhash.xxh3_64(), []
+    for at, prefix in enumerate(prefixes):
+        if at in sums:
+            hasher.update(struct.pack("<q", sums[at]))
+        found.append(prefix ^ hasher.intdigest())
+    return found

@@ -18,11 +18,24 @@ from elastic.record import Part, Record, read_record
 STEPS = 6
 
 
-def train(url: Path | str, *, changed: int | None = None, plain: bool = False, rate: float = 0.1, **other: Any) -> None:
-    """A run of six steps of four shares; changed: the example that is another one."""
+def train(
+    url: Path | str,
+    *,
+    changed: int | None = None,
+    plain: bool = False,
+    rate: float = 0.1,
+    halved: str | None = None,
+    **other: Any,
+) -> None:
+    """A run of six steps of four shares; changed: an example that is another one; halved: this weight's updates are."""
     elastic.seed(1)
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.2), nn.Linear(6, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [parameter], "lr": rate / 2 if name == halved else rate}
+            for name, parameter in model.named_parameters()
+        ]
+    )
     points = torch.randn(72, 4)
     if changed is not None:
         points[changed, 0] += 1.0
@@ -95,6 +108,23 @@ def test_another_rate_shows_in_the_first_update(plain: bool, tmp_path: Path) -> 
     found = first_difference(read_record(tmp_path / "one"), read_record(tmp_path / "other"))
     assert found is not None
     assert (found[0], found[1][0][0]) == (0, Part.WEIGHTS)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("other", ["2.weight", "0.bias"])
+def test_the_one_parameter_that_is_updated_otherwise_is_named(other: str, plain: bool, tmp_path: Path) -> None:
+    """Behind a save the digest of each parameter, and of those before it, is on record."""
+    train(tmp_path / "one", plain=plain)
+    train(tmp_path / "other", plain=plain, halved=other)
+    one, two = read_record(tmp_path / "one"), read_record(tmp_path / "other")
+    found = first_difference(one, two)
+    assert found is not None
+    assert (found[0], found[1][0][0]) == (0, Part.WEIGHTS)
+    assert found[1][0][1].endswith(f", first in {other}")
+    assert one.steps[0].tensor_apart(two.steps[0]) == f"{other}, after step 0"
+    assert one.steps[3].tensor_apart(two.steps[3]) == "0.weight, in its gradient of step 3"
+    assert one.steps[1].tensor_apart(two.steps[1]) is None, "behind no save"
+    assert one.steps[0].parameters == ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
 def test_a_bad_step_is_on_record_as_passed_over(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,13 @@ import torch
 
 from elastic import Compute
 from elastic.data.example_digest import quick_digest
+from elastic.errors import WrittenByNewer
 from elastic.group.sums import Agreed
 from elastic.record import Part, StepRecord, read_record, share_digests
 from elastic.record.reading import of_lines
 from elastic.record.recorder import Recorder
 from elastic.record.step_record import FORMAT, VERSION, encoded
+from elastic.state import bits
 
 
 def line(step: int, claim: int = 1, **known: Any) -> dict[str, Any]:
@@ -71,8 +74,9 @@ def test_what_is_not_on_record_is_told() -> None:
 
 
 def test_a_later_version_is_refused_and_foreign_lines_are_passed_over() -> None:
-    with pytest.raises(ValueError, match=f"version {VERSION + 1}"):
+    with pytest.raises(WrittenByNewer, match=f"the record is of version {VERSION + 1}") as refused:
         of_lines([{"format": FORMAT, "version": VERSION + 1}])
+    assert refused.value.version == VERSION + 1
     odd: list[dict[str, Any]] = [
         {"step": True, "claim": 1},
         {"step": 1},
@@ -160,3 +164,38 @@ def test_a_batch_is_digested_by_its_values() -> None:
 )
 def test_a_batch_that_would_cost_something_is_not_digested(batch: Any) -> None:
     assert quick_digest((torch.ones(1), batch), 1) == 0
+
+
+def test_a_segment_names_its_parameters_and_later_ones_theirs() -> None:
+    """A script may add layers: what is on record before them keeps its names."""
+    head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "mode": "exact", "virtual_workers": 4}
+    written = [
+        *({**head, "parameters": ["a"]}, {"step": 0, "claim": 1, "weight_prefixes": [7]}),
+        *({**head, "parameters": ["a", "b"]}, {"step": 1, "claim": 1, "weight_prefixes": [7, (1 << 40) + 3]}),
+    ]
+    found = of_lines(json.loads(encoded(one)) for one in written)
+    assert [one.parameters for one in found.steps.values()] == [("a",), ("a", "b")]
+    assert [one.weight_prefixes for one in found.steps.values()] == [(7,), (7, 3)]
+    assert replace(found.steps[1], weight_prefixes=(7, 4)).tensor_apart(found.steps[1]) == "b, after step 1"
+
+
+@pytest.mark.parametrize("version", [None, "1", 1.5, True])
+def test_a_damaged_head_is_passed_over(version: Any) -> None:
+    head = {"format": FORMAT, "version": version, "mode": 3, "parameters": 7}
+    assert list(of_lines([head, line(0)]).steps) == [0]
+
+
+def test_prefixes_tell_the_first_tensor_that_differs_and_leave_the_digest_as_it_is() -> None:
+    def prefixes(*tensors: torch.Tensor | None) -> list[int]:
+        found = list[int]()
+        assert bits.digest_of(tensors, found) == bits.digest_of(tensors)
+        return found
+
+    a, b, c = torch.arange(3.0), torch.arange(4), None
+    whole = prefixes(a, b, c)
+    assert prefixes(a, b, c) == whole
+    assert [here == there for here, there in zip(whole, prefixes(a, b + 1, c), strict=True)] == [True, False, False]
+    assert [here == there for here, there in zip(whole, prefixes(a, b, a), strict=True)] == [True, True, False]
+    of_sums = bits.prefixes_of_sums([1, -2, 3])
+    there = bits.prefixes_of_sums([1, -2, 4])
+    assert [here == there for here, there in zip(of_sums, there, strict=True)] == [True, True, False]

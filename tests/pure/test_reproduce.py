@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_the_first_step_that_differs_is_named_with_what_explains_it(
     assert (verdict.equal, verdict.step) == (False, 57)
     causes = [words for words in verdict.words() if words.startswith("  cause  ")]
     assert causes[0].removeprefix("  cause  ").startswith(first_cause)
+
+
+def test_the_first_tensor_is_named_by_the_first_record_that_has_some_or_by_checkpoints() -> None:
+    one, other = record(80), record(80, other=57, sums={"loss": 1.5})
+    by_checkpoints = compare(one, other, []).with_checkpoints(60, "1.bias, of 2 in the checkpoints of step 60")
+    assert by_checkpoints.tensor == "1.bias, of 2 in the checkpoints of step 60"
+    for found, prefixes in ((one, (1, 2, 3)), (other, (1, 4, 5))):
+        found.steps[60] = replace(found.steps[60], gradient_prefixes=prefixes, parameters=("0.weight", "1.weight", "b"))
+    verdict = compare(one, other, []).with_checkpoints(60, "1.bias, of 2 in the checkpoints of step 60")
+    assert (verdict.step, verdict.tensor) == (57, "1.weight, in its gradient of step 60")
+    assert "  tensor  1.weight, in its gradient of step 60" in verdict.words()
+    assert compare(one, other, [], only_read=True).tensor is None
 
 
 def test_steps_that_are_on_one_record_alone_are_not_equal() -> None:

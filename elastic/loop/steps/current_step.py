@@ -456,6 +456,9 @@ class CurrentStep:
             epoch=self.plan.epoch,
             gradients=noted.gradients if noted is not None else 0,
             weights=noted.weights if noted is not None else 0,
+            gradient_prefixes=self.note.prefixes.gradients,
+            weight_prefixes=self.note.prefixes.weights,
+            parameters=self.note.prefixes.parameters,
             passed_over=why,
             first=session.train_state.health.passed[-1].first if why is not None else None,
         )

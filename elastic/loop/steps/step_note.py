@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,20 @@ from elastic.loop.steps.reading import Contribution, Reader
 from elastic.loop.storage.step_digest import StepDigest, reads_otherwise
 
 
+@dataclass(frozen=True)
+class Prefixes:
+    """Of each parameter a digest of it and those before it, of gradients and of weights; see bits.digest_of."""
+
+    parameters: Sequence[str] = ()
+    gradients: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+
+
 class StepNote:
     """What is noted of one step.
 
     computed  once it is exchanged: what whoever resumes there is to find; None: nobody will, or it is not known
+    prefixes  where `computed` has their digests: of each of these parameters and those before it
     """
 
     def __init__(self, session: Session, plan: StepPlan) -> None:
@@ -28,6 +38,7 @@ class StepNote:
         self._config = session.context.config
         self._plan = plan
         self.computed: StepDigest | None = None
+        self.prefixes = Prefixes()
 
     @property
     def is_taken(self) -> bool:
@@ -41,17 +52,20 @@ class StepNote:
 
     def exchanged(self, agreed: Agreed) -> None:
         """Note what the step has given, and compare it behind a resume. Raises IdentityMismatch."""
-        self.computed = None
+        self.computed, self.prefixes = None, Prefixes()
         if self.is_taken:
-            whole = self._session.repeats and not agreed.left_out
-            gradients = self._session.gradient_sync.digest_of_gradients() if whole else 0
+            sync, gradients = self._session.gradient_sync, 0
+            if self._session.repeats and not agreed.left_out:
+                self.prefixes = Prefixes(sync.parameter_names)
+                gradients = sync.digest_of_gradients(self.prefixes.gradients)
             self.computed = StepDigest.of_step(self._plan, agreed.read, gradients, agreed.first)
             self._session.restorer.check_step(self.computed)
 
     def applied(self, weights: Iterable[torch.Tensor]) -> None:
         """Note the weights behind the step's update, and compare them behind a resume. Raises IdentityMismatch."""
         if self.computed is not None and self.computed.gradients:
-            self.computed = replace(self.computed, weights=self._session.gradient_sync.digest_of(weights))
+            digest = self._session.gradient_sync.digest_of(weights, self.prefixes.weights)
+            self.computed = replace(self.computed, weights=digest)
         self._session.restorer.applied(self.computed)
 
     def compare_with_end(self, reader: Reader) -> None:
