@@ -15,6 +15,7 @@ attributes alone is not, as in Lightning's own checkpoints. Checked with lightni
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ from elastic.config.argument_groups import Data
 from elastic.data.order import Order, Sequential
 from elastic.errors import UNTOUCHED, ConfigError, StepError
 from elastic.group.replica_mesh import device_mesh
+from elastic.integrations.lightning_loggers import rows_of
 from elastic.integrations.placing import (
     check_arguments,
     other_than_shuffle,
@@ -61,6 +63,8 @@ from elastic.integrations.placing import (
     steps_per_epoch,
 )
 from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, passed_whole, whole_state
+from elastic.logging.base import Logger
+from elastic.logging.rows import Rows
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
 from elastic.run import Run
@@ -105,9 +109,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         batch_size: Examples of one update, on all workers together; default the train loader's.
         device: Where this worker computes; "cuda" is its own GPU of those that its node has. Default: that, or the
             CPU, as the Trainer's accelerator is.
-        **arguments: Others of elastic.Run: `seed`, `save_every`, `extra`, and the groups `data` (such as its `order`,
-            `micro_batch_size` and `count`), `update` (`on_bad`: "stop"), `compute`, `saving` and `checks`. Not what is
-            for `for step in run` only, nor a `scaler`.
+        **arguments: Others of elastic.Run: `seed`, `save_every`, `extra`, `loggers` (which get what the Trainer logs),
+            and the groups `data` (such as its `order`, `micro_batch_size` and `count`), `update` (`on_bad`: "stop"),
+            `compute`, `saving` and `checks`. Not what is for `for step in run` only, nor a `scaler`.
 
     Attributes:
         run: The run, from `fit` on.
@@ -138,6 +142,9 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
         self._batch_size = batch_size
         self._arguments = arguments
         self._loaded = False
+        self._rows = Rows()
+        self._steps: _Steps | None = None
+        self._loggers: list[Logger] = []
         self._stack = ExitStack()
         self._section = ExitStack()
         self._step: PlainStep | None = None
@@ -150,7 +157,10 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def setup_environment(self) -> None:
         """Choose the device. It is called first, and refuses what would come before the run. Raises ConfigError."""
-        _check_before(self.lightning_module.trainer)
+        trainer = self.lightning_module.trainer
+        _check_before(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and self._url and self.run is None:
+            self._loggers = rows_of(trainer.loggers, os.fspath(self._url), self._log)
         if not self._has_device:
             self._root_device = own_device("cpu" if isinstance(self.accelerator, CPUAccelerator) else "cuda")
         super().setup_environment()
@@ -195,7 +205,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             last_batch="drop" if loader.drop_last else "short",
         )
         batch_size = self._batch_size or loader.batch_size
-        steps = _Steps(loader, batch_size, order=data.order)
+        self._steps = steps = _Steps(loader, batch_size, order=data.order, rows=self._rows)
         if self.optimizers:
             self._open(steps, loader)
         else:  # a hook asked for `estimated_stepping_batches`, before there is anything to train with
@@ -227,14 +237,29 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
             batch_size=steps.batch_size,
             virtual_workers=self._virtual_workers,
             **{name: end for name, end in ends.items() if end is not None and end > 0},
-            **{name: value for name, value in self._arguments.items() if name != "extra"},
+            **{name: value for name, value in self._arguments.items() if name not in ("extra", "loggers")},
+            loggers=[*self._arguments.get("loggers", ()), *self._loggers],
             extra={**self._arguments.get("extra", {}), **plateaus, "trainer": self._progress},
         )
-        self.run = steps.run = self._stack.enter_context(run)
+        self.run = steps.run = self._rows.run = self._stack.enter_context(run)
         self._is_open = True
         self._stack.callback(setattr, self, "_is_open", False)
         self._follow_view()
         run.events.hear(lambda event: self._follow_view() if event["event"] == "view_formed" else None)
+
+    def _log(self, writes: Callable[..., None], metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Have the run log what one of the Trainer's loggers is to write; `writes` is how it would by itself."""
+        run, steps = self.run, self._steps
+        if run is None or steps is None:
+            return  # a placeholder that stands there, or will
+        at = run.step_index
+        if step is None or not at - 1 <= step <= at:
+            writes(metrics, step)  # over an axis of the script's own
+            return
+        ahead = step == at and self._is_open
+        if ahead and not steps.are_begun and at % len(steps):
+            return  # this worker goes on, or joins, in an epoch's midst, and its beginning is logged
+        self._rows.log(metrics, ahead=ahead)
 
     def _follow_view(self) -> None:
         """Stand where the run's view has this worker; only the coordinator draws the progress bar."""
@@ -356,6 +381,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # it has no 
 
     def on_train_end(self) -> None:
         """Leave the run, after its last save."""
+        self._rows.end_step()
         self._stack.close()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -409,13 +435,16 @@ class _WholeStep(dict[str, PlainStep]):
 class _Steps:
     """The train loader. What it gives are steps, each in a dict, on which no hook of batches has an effect.
 
-    run  whose they are, once it is entered
+    run        whose they are, once it is entered
+    are_begun  this process has got one
     """
 
-    def __init__(self, loader: Any, batch_size: int, *, order: Order | None) -> None:
+    def __init__(self, loader: Any, batch_size: int, *, order: Order | None, rows: Rows) -> None:
         self.dataset, self.batch_size, self.drop_last = loader.dataset, batch_size, loader.drop_last
         self._per_epoch = steps_per_epoch(self.dataset, batch_size=batch_size, drops=self.drop_last, order=order)
         self.run: Run | None = None
+        self.are_begun = False
+        self._rows = rows
         self._of_run: Iterator[PlainStep] | None = None
 
     def __len__(self) -> int:
@@ -425,8 +454,11 @@ class _Steps:
         if self._of_run is None:
             assert self.run is not None
             self._of_run = self.run.steps()
+        self._rows.end_step()
         for step in self._of_run:
+            self.are_begun = True
             yield _WholeStep(step=step)
+            self._rows.end_step()
             if step.last_of_epoch:
                 return
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
+import xxhash
 from torch.utils.data import RandomSampler
 
 from elastic.config.argument_groups import GROUPS, PLACES, Update, arguments_of, check_groups, unknown_argument
+from elastic.config.config import absolute
 from elastic.data.order import Order, Shuffled, Sizes
 from elastic.errors import ConfigError
 from elastic.membership import environment
 from elastic.state.on_bad import parse
+from elastic_checkpoint.storage import redact
 
 if TYPE_CHECKING:
     from elastic.run import Run
@@ -69,6 +73,17 @@ def other_than_shuffle(sampler: Any) -> str | None:
     if sampler.replacement or sampler.num_samples != len(sampler.data_source):
         return f"a {kind}(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
     return None
+
+
+def place_of(url: str) -> str:
+    """Name the folder for a run's curves: all of its workers and launches find the same, without being told."""
+    whole = redact(absolute(url))
+    return f"{whole.rstrip('/').rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(whole.encode())[:8]}"
+
+
+def has_tensorboard() -> bool:
+    """Tell whether elastic.logging.TensorBoard can write here; trainers' own loggers can by tensorboardX, too."""
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 def passes_over(arguments: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from accelerate.state import PartialState
 from accelerate.utils import find_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
+from transformers.integrations.integration_utils import rewrite_logs
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -39,6 +40,8 @@ from elastic.integrations.accelerate import check_alone, follow, hidden_launch, 
 from elastic.integrations.fsdp_arguments import Shard, without_fsdp
 from elastic.integrations.placing import check_arguments, other_than_shuffle, passes_over, steps_per_epoch
 from elastic.integrations.sharded import gathered, is_sharded_model, loads_whole, passed_whole, whole_state
+from elastic.integrations.transformers_loggers import rows_of
+from elastic.logging.rows import Rows
 from elastic.loop.plain.loss_means import mean_over
 from elastic.loop.plain.step import PlainStep
 from elastic.membership import environment
@@ -98,6 +101,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         self._stack = ExitStack()
         self.run: Run | None = None
         self._progress = _Progress(self)
+        self._rows = Rows()
         self._follower = _Follower(self)
         self.callback_handler.callbacks.insert(0, self._follower)  # before those who read the state
 
@@ -161,6 +165,7 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         given = dict(self._elastic)
         extra = {**given.pop("extra", {}), "trainer": self._progress}
+        own = rows_of(self.callback_handler.callbacks, self.args.output_dir, os.fspath(given["url"]))
         run = Run(
             model=self.model,
             optimizer=self.optimizer,
@@ -176,9 +181,10 @@ class ElasticMixin(_Trainer):  # type: ignore[misc]  # it has no types
                 count=self._items,
             ),
             extra={**extra, "plateau": self.lr_scheduler} if plateau else extra,
+            loggers=[*given.pop("loggers", ()), *own],
             **given,
         )
-        self.run = self._stack.enter_context(run)
+        self.run = self._rows.run = self._stack.enter_context(run)
         follow(run)
         self._follower.put_aside()
         steps.of_run = run.steps()
@@ -365,11 +371,12 @@ class ElasticTrainer(ElasticMixin, transformers.Trainer):  # type: ignore[misc] 
     `save_model` then gathers it within the replica: all workers call it, and the main process writes.
 
     Args:
-        elastic: Of elastic.Run `url`, `virtual_workers`, and any others: `save_every`, `extra`, and the groups `data`
-            (such as its `order` and `micro_batch_size`), `update` (`on_bad`: "stop"), `compute`, `saving` and `checks`.
-            Not what is for `for step in run` only, nor a `scaler`. `batch_size`, the examples of one update on all
-            workers together, is `per_device_train_batch_size` unless it is given. `Data(count=...)` says what the loss
-            is a mean over, where that is not as the Trainer counts it.
+        elastic: Of elastic.Run `url`, `virtual_workers`, and any others: `save_every`, `extra`, `loggers` (which get
+            what the Trainer logs), and the groups `data` (such as its `order` and `micro_batch_size`), `update`
+            (`on_bad`: "stop"), `compute`, `saving` and `checks`. Not what is for `for step in run` only, nor a
+            `scaler`. `batch_size`, the examples of one update on all workers together, is
+            `per_device_train_batch_size` unless it is given. `Data(count=...)` says what the loss is a mean over,
+            where that is not as the Trainer counts it.
         *args: The Trainer's.
         **kwargs: The Trainer's.
 
@@ -542,8 +549,8 @@ def _counted_otherwise(trainer: Any, step: int) -> StepError:
 class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
     """Tells the Trainer what it cannot know: where a run stands that others began, and who is the main process.
 
-    transformers' own bars, prints and loggers (W&B, TensorBoard) open what they write to as the training begins, where
-    the main process is. So only the coordinator has them, and who becomes it later has them begin then.
+    transformers' own bars, prints and loggers open what they write to as the training begins, where the main process
+    is. So only the coordinator has them, and who becomes it later has them begin then.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -569,6 +576,11 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # it has no types
         """Set the epoch, as the Trainer counts an epoch's steps from where this process began."""
         state.epoch = state.global_step / len(self._trainer._steps)
         self._follow(args, state, control, named)
+        self._trainer._rows.end_step()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Have the run log what the Trainer logs, by the names that transformers' loggers give."""
+        self._trainer._rows.log(rewrite_logs(logs or {}))
 
     def _follow(self, args: Any, state: Any, control: Any, named: dict[str, Any]) -> None:
         """Tell the Trainer whether this is the main process; who becomes it has what was put aside begin."""

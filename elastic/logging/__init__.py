@@ -2,6 +2,7 @@
 
 base          what a logger can do
 writer        the thread that feeds one, so that training waits for none
+rows          what a trainer logs, as rows of its run
 csv_file      a table that spreadsheets and pandas read
 tensorboard   event files
 wandb         Weights & Biases

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from elastic.errors import ConfigError
+from elastic.events.sinks import local_folder
 from elastic.logging.base import Logger
+
+_SKEW_S = 10.0  # a file of another host's may be from the future by so much
 
 
 class TensorBoard(Logger):
@@ -29,14 +33,19 @@ class TensorBoard(Logger):
                 "  next  pip install tensorboard"
             ) from missing
         self._writer: Any = None
-        self._make = SummaryWriter
+        self._kind = SummaryWriter
         self._folder = os.fspath(folder)
         self._there: Any = None
 
     def open(self, run: str, *, after: int) -> None:
         self.close()
+        self._wait_for_turn()
         # Readers drop what files before this one hold of that step and later ones.
-        self._writer = self._make(self._folder, purge_step=after + 1)
+        self._writer = self.make(purge_step=after + 1)
+
+    def make(self, **named: Any) -> Any:
+        """Return a SummaryWriter of the folder, by arguments of its own."""
+        return self._kind(self._folder, **named)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -58,3 +67,11 @@ class TensorBoard(Logger):
         if self._writer is not None:
             self._writer.close()
         self._writer = self._there = None
+
+    def _wait_for_turn(self) -> None:
+        """Wait for a second of which there is no file yet: readers sort files by names, and those begin with it."""
+        folder, waited_by = local_folder(self._folder), time.monotonic() + _SKEW_S
+        names = [path.name.split(".") for path in folder.glob("events.out.tfevents.*")] if folder is not None else []
+        newest = max((int(parts[3]) for parts in names if parts[3].isdecimal()), default=0)
+        while int(time.time()) <= newest and time.monotonic() < waited_by:
+            time.sleep(0.05)

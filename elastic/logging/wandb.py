@@ -48,7 +48,7 @@ class WandB(Logger):
         self._starting: threading.Thread | None = None
         self._table: CSV | None = None
         self._there: dict[str, set[int]] = {}  # by name, the steps that are there
-        self._last = 0  # up to this one all are
+        self._last = -1  # up to this one all are
         self._is_behind = True  # there may be rows of the table that are not there
 
     def open(self, run: str, *, after: int) -> None:
@@ -100,7 +100,7 @@ class WandB(Logger):
             run = self._wandb.init(resume="allow", reinit="create_new", **asked)
             run.define_metric(STEP)
             run.define_metric("*", step_metric=STEP)
-            self._last = int(dict(run.summary).get(STEP) or 0)
+            self._last = int(dict(run.summary).get(STEP, -1))
             self._run = run
         except Exception as failure:  # raised where rows are given
             self._failure = failure

@@ -18,11 +18,13 @@ _IDLE_S = 1.0  # without a row, after which a logger may do what it has put off
 class Writer:
     """Feeds a logger in a thread, from `open` to `close`.
 
-    run   names the run
-    warn  says something once
+    run     names the run
+    warn    says something once
+    before  fed this logger, and may not have come to its end yet
     """
 
-    def __init__(self, logger: Logger, run: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, logger: Logger, run: str, warn: Callable[[str], None], *, before: Writer | None = None) -> None:
+        self._before = before._thread if before is not None else None
         self._logger = logger
         self._run = run
         self._warn = warn
@@ -66,6 +68,8 @@ class Writer:
             )
 
     def _feed(self) -> None:
+        if self._before is not None:
+            self._before.join()
         retry_s = _RETRY_S
         while True:
             row = None

@@ -36,7 +36,9 @@ class Curves:
         self._console = console
         self._new: dict[int, dict[str, Any]] = {}  # since rows were handed over last
         self._writers: list[Writer] | None = None  # of this worker, while it is the coordinator
+        self._newest: list[Writer | None] = [None] * len(loggers)  # that there were, of each logger
         self._begun_at: int | None = None
+        self._is_over = False
 
     def begin(self, *, from_storage: bool) -> None:
         """Note where this worker stands as it enters the run."""
@@ -52,6 +54,9 @@ class Curves:
             )
         row = {name: _number(name, value) for name, value in values.items()}
         if not self._loggers:
+            return
+        if self._is_over:
+            self._write_behind(row)
             return
         for rows in (self._state.logged, self._new):
             _roll_back(rows, self._state.step)
@@ -74,21 +79,42 @@ class Curves:
                 for writer in self._writers:
                     writer.put(step, dict(row))
         elif self._writers is not None:
-            self.close()
+            self._close(_CLOSE_S)
         self._new = {}
         while len(logged) > _KEPT:
             del logged[next(iter(logged))]
 
-    def close(self, *, abruptly: bool = False) -> None:
-        """End what is written here; abruptly: without a wait."""
+    def end(self, *, abruptly: bool) -> None:
+        """End this worker's part; abruptly: without a wait, and for good."""
+        self._is_over = True
+        self._close(0.0 if abruptly else _CLOSE_S)
+        if abruptly:
+            self._loggers = ()
+
+    def _close(self, wait_s: float) -> None:
         writers, self._writers = self._writers or [], None
         for writer in writers:
-            writer.close(0.0 if abruptly else _CLOSE_S)
+            writer.close(wait_s)
+
+    def _write_behind(self, row: dict[str, Any]) -> None:
+        """Write what is logged behind the run, unless it is there: a script may be started again for that."""
+        if self._view_group.rank == 0:
+            for writer in self._made():
+                writer.open(self._state.step)
+                writer.put(self._state.step, row)
+                writer.close(_CLOSE_S)
+
+    def _made(self) -> list[Writer]:
+        """Return a new writer for each logger; each begins where the one before has come to its end."""
+        pairs = zip(self._loggers, self._newest, strict=False)
+        made = [Writer(one, self._run, self._console.warn, before=before) for one, before in pairs]
+        self._newest = [*made]
+        return made
 
     def _open(self) -> list[Writer]:
         first = min(self._state.logged, default=self._state.step) - 1
         after = first if self._begun_at is None else max(first, self._begun_at)
-        writers = [Writer(logger, self._run, self._console.warn) for logger in self._loggers]
+        writers = self._made()
         for writer in writers:
             writer.open(after)
         return writers

@@ -186,7 +186,7 @@ class Session:
             context.live.begin_run(redact(config.url))
             self.on_close(context.live.end_run)
         self.on_close(self.compile_cache.close)
-        self.on_close(lambda: self.curves.close(abruptly=self._abruptly))
+        self.on_close(lambda: self.curves.end(abruptly=self._abruptly))
         self.body.open()
         self.on_close(self.body.close)
         self.on_close(self.train_state.staging.watched())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,6 +118,33 @@ def test_a_row_that_is_never_taken_is_left_out_and_said(monkeypatch: pytest.Monk
     assert "lacks 1 of this worker's rows: 0 were not written in time, 1 were dropped before" in said[-1]
 
 
+def test_who_writes_next_waits_until_the_one_before_has_let_go() -> None:
+    """Closing may take longer than anybody waits for it, and a logger is for one thread."""
+    goes_on = threading.Event()
+
+    class ClosesSlowly(Remembers):
+        def close(self) -> None:
+            assert goes_on.wait(WITHIN_S)
+            super().close()
+
+        def open(self, run: str, *, after: int) -> None:
+            assert not self.opened or self.closed
+            super().open(run, after=after)
+
+    logger, said = ClosesSlowly(), list[str]()
+    first = Writer(logger, "runs/x", said.append)
+    first.open(0)
+    first.put(1, {"a": 1.0})
+    first.close(0.01)
+    second = Writer(logger, "runs/x", said.append, before=first)
+    second.open(1)
+    second.put(1, {"a": 1.0, "b": 2.0})
+    goes_on.set()
+    second.close(WITHIN_S)
+    assert logger.opened == [0, 1]
+    assert logger.there == {1: {"a": 1.0, "b": 2.0}}
+
+
 def test_of_too_many_rows_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic.logging.writer._ROWS_MAX", 3)
     goes_on = threading.Event()
@@ -174,6 +202,17 @@ def test_event_files_hold_each_step_once(tmp_path: Path) -> None:
     found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
     assert [(one.step, one.value) for one in found.Scalars("loss")] == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 0.25)]
     assert [one.step for one in found.Scalars("five")] == [4]
+
+
+def test_a_second_in_which_another_host_wrote_is_waited_for(tmp_path: Path) -> None:
+    """Its coordinator was killed a moment ago, and its name sorts behind ours: readers go by the files' names."""
+    assert fed(TensorBoard(tmp_path), [(step, {"loss": step}) for step in range(1, 8)]) == []
+    (path,) = tmp_path.iterdir()
+    path.rename(path.with_name(path.name.replace(f".{socket.gethostname()}.", ".~.")))
+    assert fed(TensorBoard(tmp_path), [(7, {"loss": 0.5}), (8, {"loss": 0.25})], after=6) == []
+    found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload().Scalars("loss")
+    assert [one.step for one in found] == list(range(1, 9))
+    assert found[6].value == 0.5
 
 
 def test_records_of_wandb_are_read_up_to_a_torn_one() -> None:

@@ -160,6 +160,11 @@ ALLOWED = (
     Allowed("who accelerate takes for the main process", "_shared_state", "elastic/integrations/accelerate.py"),
     Allowed("which models accelerate has prepared", "_models", "elastic/integrations/accelerate.py"),
     Allowed("what a model of transformers is not to be split in", "_no_split_modules", "elastic/integrations"),
+    Allowed(
+        "where Lightning's loggers write, and by what",
+        "_experiment _kwargs _prefix _version",
+        "elastic/integrations/lightning_loggers.py",
+    ),
     Allowed("how torchmetrics brings ranks' states together", "_reductions", "elastic/integrations/torchmetrics.py"),
     Allowed(
         "what transformers' Trainer knows beside its TrainerState",
@@ -175,7 +180,7 @@ ALLOWED = (
     ),
     Allowed(
         "ElasticMixin's, for the classes beside it: a public name would be one of the Trainer that a user extends",
-        "_elastic _is_apart _items _loss_shifts_labels _progress _shard _steps",
+        "_elastic _is_apart _items _loss_shifts_labels _progress _rows _shard _steps",
         "elastic/integrations/transformers.py",
     ),
     Allowed(

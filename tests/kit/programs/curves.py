@@ -1,4 +1,4 @@
-"""A loop that logs each step, each tenth step another value, and one behind each epoch, to every kind of file."""
+"""A loop that logs each step, each tenth step another value, one an epoch, and one at the end, to all files."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def main() -> None:
                         run.log(tenth=run.step_index)
                     time.sleep(0.02)
             run.log(epoch=epoch)
+    run.log(test=0.5)
 
 
 if __name__ == "__main__":
