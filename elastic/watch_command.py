@@ -14,13 +14,15 @@ from typing import Any
 from elastic.events import words
 from elastic.events.event import Event
 from elastic.events.reading import read_events
-from elastic.manifest.files import read_manifest
+from elastic.manifest.files import read_launches, read_manifest
+from elastic.report.completion import Completion, completion
 from elastic.status import terminal
 from elastic.status.tracker import Status, StatusTracker
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
 from elastic_checkpoint.storage import open_storage, redact
 
+_STATES = {Completion.FINISHED: "finished", Completion.LEFT: "left", Completion.UNFINISHED: "going on"}
 _EVERY_S = 5.0
 _ANSWER_S = 30.0
 _CODES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's, for colour
@@ -71,15 +73,15 @@ def main(argv: Sequence[str]) -> int:
 def status(events: Sequence[Event], *, total_steps: int = 0) -> Status | None:
     """Return what the coordinator of the newest launch shows, as StatusTracker gives it; None: no step is applied.
 
-    Beside that, `state` is "going on", "finished" or "left" (in order: the same command goes on with it), and `heard`
-    when the newest event was written, in unix seconds.
+    Beside that, `state` is "going on" (a report's "unfinished"), "finished" or "left" (in order: the same command goes
+    on with it), and `heard` when the newest event was written, in unix seconds.
     """
-    newest = max((event.get("claim") or 0 for event in events), default=0)
-    own = [event for event in events if (event.get("claim") or 0) in (0, newest)]
-    steps = [event for event in own if event["event"] == "step_applied" and event.get("rank") == 0]
+    steps = [event for event in events if event["event"] == "step_applied" and event.get("rank") == 0]
     if not steps:
         return None
-    coordinator = steps[-1]["worker"]
+    newest = max(event.get("claim") or 0 for event in steps)  # a launch that has just begun shows those before
+    own = [event for event in events if (event.get("claim") or 0) in (0, newest)]
+    coordinator = [event for event in steps if (event.get("claim") or 0) == newest][-1]["worker"]
     begun = next((e for e in own if e["event"] == "run_started" and e["worker"] == coordinator), None)
     shares = int((begun or {}).get("config", {}).get("virtual_workers") or 1)
     shown: list[Status] = []
@@ -89,18 +91,15 @@ def status(events: Sequence[Event], *, total_steps: int = 0) -> Status | None:
     for event in own:
         if event["worker"] == coordinator:
             tracker.hear(event)
-    finished, left = ({event["worker"] for event in own if event["event"] == end} for end in ("finished", "left"))
-    members = next((event["workers"] for event in reversed(own) if event["event"] == "view_formed"), [coordinator])
-    # a coordinator may leave while the others go on
-    state = "finished" if finished else "left" if left.issuperset(members) else "going on"
-    return {**shown[-1], "state": state, "heard": float(events[-1]["t"])}
+    return {**shown[-1], "state": _STATES[completion(events)], "heard": float(events[-1]["t"])}
 
 
 def _total_steps(run: str, options: dict[str, Any] | None) -> int:
-    """Return how many steps the run is to apply, by its manifest; 0: it does not say."""
+    """Return how many steps the run is to apply, by the manifest of its newest launch; 0: it does not say."""
     with contextlib.closing(open_storage(run, options, retry_s=_ANSWER_S, answer_s=_ANSWER_S)) as storage:
-        manifest = read_manifest(storage) or {}
-    return int(manifest.get("arguments", {}).get("resolved", {}).get("total_steps") or 0)
+        launches = read_launches(storage, read_manifest(storage) or {})
+    newest = launches[-1] if launches else {}
+    return int(newest.get("arguments", {}).get("resolved", {}).get("total_steps") or 0)
 
 
 def _show(found: Status, *, as_json: bool) -> None:

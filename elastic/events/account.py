@@ -22,6 +22,8 @@ Each event that ends a stretch (`_ENDS`) accounts for the time since the one bef
 
     goodput  = (productive + data_wait + exchange_wait) / whole: the share of the time that went into steps that count
     computed = productive / whole
+    badput   = the other parts, and data_wait, by the names that ml-goodput-measurement has for them (its BadputType,
+               0.2.4); what a change of the view takes is told apart by what changed
 
 Which steps count in the end, and when a fault began, a worker's own events do not tell. Who reads a run as a whole
 knows (report/ledger.py); live, a step that is applied counts, and a fault began when this worker began to wait in the
@@ -30,6 +32,7 @@ exchange that failed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastic.events.event import Event
@@ -53,6 +56,18 @@ IN_STEPS_THAT_COUNT = ("productive", "data_wait", "exchange_wait")
 _STEPS = ("step_applied", "passed_over", "folded")
 _ENDS = frozenset({"run_started", "view_formed", "loaded", "transfer", "peer_lost", "left", "finished", *_STEPS})
 _FORMING = ("run_started", "view_formed", "peer_lost")
+_START, _GROWS, _SHRINKS = "training_prep", "elastic_scale_up", "elastic_slice_down"
+_OF_CHANGES = ("detecting", "forming", "transferring")  # their time is badput of the change of the view that took it
+_BADPUT = {
+    "program_startup": "starting",
+    "data_loading_sync": "data_wait",
+    "unproductive_checkpoint_save_time": "save_stall",
+    "unproductive_checkpoint_restore_time": "loading",
+    "wasted_progress_from_disruption": "redone",
+    "infrastructure_recovery_from_disruption": "idle",
+    "other": "unknown",
+}
+BADPUT = (*_BADPUT, _START, _GROWS, _SHRINKS)
 
 
 @dataclass
@@ -64,6 +79,7 @@ class Account:
     stretches       [begin, end, part] in order, neighbours of one part as one; waits inside steps are not told apart,
                     and are "productive" here
     died            its end is a death
+    changes         seconds of starts, and of views that grew and shrank: by badput's names
     """
 
     worker: str
@@ -72,7 +88,16 @@ class Account:
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     stretches: list[tuple[float, float, str]] = field(default_factory=list)
     died: bool = False
+    changes: dict[str, float] = field(default_factory=lambda: dict.fromkeys((_START, _GROWS, _SHRINKS), 0.0))
     _before: str | None = None
+    _change: str = _START
+    _members: frozenset[str] | None = None
+    _has_grown: bool = False
+
+    @property
+    def badput(self) -> dict[str, float]:
+        """Return seconds by what they are lost to. A wait for data is lost, too."""
+        return {**{name: self.parts[part] for name, part in _BADPUT.items()}, **self.changes}
 
     def take(self, until_s: float, *split: tuple[str, float], rest: str, shown: str | None = None) -> None:
         """Account for the time up to until_s: so much of each part of `split`, as far as it goes, and then `rest`."""
@@ -82,9 +107,9 @@ class Account:
         # As far as the time goes: parts sum to it, whatever a worker's own counts say.
         for part, seconds in split:
             took = min(rest_s, max(0.0, seconds))
-            self.parts[part] += took
+            self._add(part, took)
             rest_s -= took
-        self.parts[rest] += rest_s
+        self._add(rest, rest_s)
         shown = shown or rest
         if self.stretches and self.stretches[-1][2] == shown:
             self.stretches[-1] = (self.stretches[-1][0], until_s, shown)
@@ -115,13 +140,18 @@ class Account:
             case "run_started":
                 self.take(t, rest="starting")
             case "view_formed":
+                self._enter(event.get("workers") or (), is_first=(event.get("generation") or 0) <= 1)
                 self.take(t, ("idle", event.get("idle_s", 0.0)), rest="forming")
+                if self._has_grown:  # whatever it came of: state goes to newcomers
+                    self._change = _GROWS
             case "loaded":
                 taken = self._before == "transfer"
                 self.take(t, rest="transferring" if taken else "loading")
             case "transfer":
                 self.take(t, rest="transferring")
             case "peer_lost":
+                if self._members is not None:
+                    self._change = _SHRINKS
                 self._lose(event, t, met_s)
             case "step_applied" | "passed_over":
                 self._step(event, t, counts and event["event"] == "step_applied", stalled_s)
@@ -130,8 +160,23 @@ class Account:
             case _:
                 ending = event.get(SAVE, 0.0) + (event.get(WAIT, 0.0) if event["event"] == "finished" else 0.0)
                 forming = event.get(WAIT, 0.0) if event["event"] == "left" else 0.0
+                self._change = _SHRINKS
                 self.take(t, ("save_stall", ending), ("forming", forming), rest="productive")
         self._before = event["event"]
+
+    def _add(self, part: str, seconds: float) -> None:
+        self.parts[part] += seconds
+        if part in _OF_CHANGES:
+            self.changes[self._change] += seconds
+
+    def _enter(self, workers: Iterable[str], *, is_first: bool) -> None:
+        """Note which change the view comes of that this worker was waiting for, and who is in it."""
+        before, self._members = self._members, frozenset(workers)
+        self._has_grown = bool(before and self._members - before)
+        if before is None:
+            self._change = _START if is_first else _GROWS
+        elif self._before != "peer_lost":
+            self._change = _GROWS if self._has_grown else _SHRINKS
 
     @property
     def unfinished(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import errno
 import io
 import json
 import os
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -24,6 +27,9 @@ from elastic.report.summary import summary
 from elastic_checkpoint import CheckpointError
 from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
 from elastic_checkpoint.storage import redact
+
+_PORT = 6007
+_EVERY_S, _EVERY_MIN_S = 10.0, 1.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,6 +53,22 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("run", nargs="?", help="the run's folder or URL")
     parser.add_argument("--json", action="store_true", help="print the facts as JSON; keys stay as they are")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that is complete in itself")
+    parser.add_argument("--serve", action="store_true", help="serve the page over HTTP, made anew, until Ctrl-C")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="with --serve: the address (default %(default)s: this machine alone sees it)",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=_PORT, help="with --serve: the port, 0: any that is free (default %(default)s)"
+    )
+    parser.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=float,
+        default=_EVERY_S,
+        help="with --serve: how often it is read, while somebody looks (default %(default)g)",
+    )
     parser.add_argument("--schema", action="store_true", help="print which events there are, and what each says")
     add_storage_option(parser.add_argument)
     options = parser.parse_args(argv)
@@ -55,45 +77,102 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     if options.run is None:
         parser.error("give the run's folder or URL")
+    if options.serve and (options.json or options.html):
+        parser.error("--serve has the page at /, and the JSON at /report.json: leave --json and --html out")
+    run, given = options.run, storage_options(options)
+    if options.serve:
+        return _serve(run, given, options)
     try:
-        events = read_events(options.run, storage_options=storage_options(options))
-    except CheckpointError as unreadable:
-        print(f"elastic report: {unreadable}", file=sys.stderr)
+        events, notes = _read(run, given)
+    except _Unread as unread:
+        print(unread, file=sys.stderr)
         return USAGE
+    for note in notes:
+        print(note, file=sys.stderr)
+    return _print(redact(run), events, as_json=options.json, html=options.html)
+
+
+class _Unread(Exception):
+    """A run has no events, or none that can be read; in words for people."""
+
+
+def _read(run: str, given: dict[str, Any] | None) -> tuple[list[Event], list[str]]:
+    """Return a run's events, and what is to be said of them. Raises _Unread."""
+    name = redact(run)
+    try:
+        events = read_events(run, storage_options=given)
+    except CheckpointError as unreadable:
+        raise _Unread(f"elastic report: {unreadable}") from None
     except (OSError, ValueError, ImportError) as unreadable:
         why = redact(str(unreadable)) or type(unreadable).__name__
-        print(
-            f"elastic report: the events of {redact(options.run)} cannot be read: {why}\n"
-            "  next  give a folder or an fsspec URL that can be read from here",
-            file=sys.stderr,
-        )
-        return USAGE
-    name = redact(options.run)
+        raise _Unread(
+            f"elastic report: the events of {name} cannot be read: {why}\n"
+            "  next  give a folder or an fsspec URL that can be read from here"
+        ) from None
     events, damaged = sound(events)
+    notes = []
     if damaged:
-        print(
+        notes.append(
             f"elastic report: {damaged:,} damaged record{'s' if damaged > 1 else ''} left out; what follows may lack"
-            " something",
-            file=sys.stderr,
+            " something"
         )
-    events = _by_one_clock(events)
-    if not events:
-        print(
-            f"elastic report: no events in {name or repr(name)}\n"
-            "  next  give the folder or URL that was passed to elastic.Run; a run writes events from its start on",
-            file=sys.stderr,
-        )
-        return USAGE
-    return _print(name, events, as_json=options.json, html=options.html)
-
-
-def _by_one_clock(events: Sequence[Event]) -> list[Event]:
-    """Correct the times of hosts whose clocks differ, and say so on stderr."""
     ahead = clocks.offsets(events)
     for host, seconds in sorted(ahead.items()):
         differs = f"{words.seconds(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
-        print(f"elastic report: the clock of {host} is {differs} the others'; its times are corrected", file=sys.stderr)
-    return clocks.aligned(events, ahead)
+        notes.append(f"elastic report: the clock of {host} is {differs} the others'; its times are corrected")
+    events = clocks.aligned(events, ahead)
+    if not events:
+        raise _Unread(
+            "\n".join([*notes, f"elastic report: no events in {name or repr(name)}"])
+            + "\n  next  give the folder or URL that was passed to elastic.Run; a run writes events from its start on"
+        )
+    return events, notes
+
+
+def _serve(run: str, given: dict[str, Any] | None, options: argparse.Namespace) -> int:
+    """Serve the run's page until Ctrl-C; return the exit status."""
+    from elastic.report.page import page  # with the templates' engine, which few need
+    from elastic.report.serve import Answer, ReportServer
+
+    said: set[str] = set()
+
+    def look() -> Answer:
+        try:
+            events, notes = _read(run, given)
+        except _Unread as unread:
+            return Answer(why_not=f"{unread}\n")
+        for note in notes:
+            if note not in said:
+                said.add(note)
+                print(note, file=sys.stderr, flush=True)
+        found = report(events)
+        return Answer(page(_short(redact(run)), events, found), found.facts())
+
+    try:
+        server = ReportServer(look, host=options.host, port=options.port, every_s=max(options.every, _EVERY_MIN_S))
+    except OSError as refused:
+        why = "something listens there already" if refused.errno == errno.EADDRINUSE else refused.strerror
+        print(
+            f"elastic report: --host={options.host} --port={options.port}: {why}\n"
+            "  state  nothing is served\n"
+            "  next   --port=0 takes one that is free",
+            file=sys.stderr,
+        )
+        return USAGE
+    try:
+        print(f"{server.address}\nCtrl-C ends it", flush=True)
+        server.serve_forever()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.close()
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
 
 
 def _print(name: str, events: Sequence[Event], *, as_json: bool, html: Path | None) -> int:

@@ -14,19 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic.events.account import IN_STEPS_THAT_COUNT, PARTS, Account
+from elastic.events.account import BADPUT, IN_STEPS_THAT_COUNT, PARTS, Account
 from elastic.events.event import Event
 from elastic.events.timing import SAVE
-
-_BADPUT = {
-    "program_startup": ("starting",),
-    "data_loading_sync": ("data_wait",),
-    "unproductive_checkpoint_save_time": ("save_stall",),
-    "unproductive_checkpoint_restore_time": ("loading",),
-    "wasted_progress_from_disruption": ("redone",),
-    "infrastructure_recovery_from_disruption": ("detecting", "forming", "transferring", "idle"),
-    "other": ("unknown",),
-}
 
 
 @dataclass(frozen=True)
@@ -53,12 +43,9 @@ class Ledger:
 
     @property
     def badput(self) -> dict[str, float]:
-        """Return seconds by the names that ml-goodput-measurement has for what is lost (its BadputType, 0.0.15).
-
-        There a wait for data is lost, too.
-        """
-        parts = self.parts
-        return {name: math.fsum(parts[part] for part in of) for name, of in _BADPUT.items()}
+        """Return the sum of all workers' time by what it is lost to, in seconds, by ml-goodput-measurement's names."""
+        lost = [account.badput for account in self.workers.values()]
+        return {name: math.fsum(one[name] for one in lost) for name in BADPUT}
 
     @property
     def computed(self) -> float:

@@ -11,10 +11,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import Any
 
 from elastic.events.event import Event
+from elastic.report.completion import Completion, completion
 from elastic.report.curves import step_seconds, values_by_step
 from elastic.report.ledger import CountedSteps, Ledger, ledger
 from elastic.report.left_out import LeftOut, PassedOver, left_out, passed_over
@@ -32,19 +32,6 @@ class Failure:
     what: str
     step: int | None
     times: int
-
-
-class Completion(str, Enum):
-    """Says how far a run came.
-
-    FINISHED    all steps are done
-    LEFT        all of the last view have left in order: the run can go on
-    UNFINISHED  it may be going on
-    """
-
-    FINISHED, LEFT, UNFINISHED = "finished", "left", "unfinished"
-
-    __str__ = str.__str__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +135,12 @@ def report(events: Sequence[Event]) -> Report:
     counting = CountedSteps(events)
     restarts = {event.get("claim") for event in of_kind["peer_lost"] if not event.get("generation")}
     newest = max((event.get("claim") or 0 for event in events), default=0)
-    finished, departed = ([e for e in of_kind[end] if (e.get("claim") or 0) == newest] for end in ("finished", "left"))
-    all_departed = departed and (
-        {worker for view in seen[-1:] for worker in view.workers} <= {e["worker"] for e in departed}
-        or _departed_for_all(of_kind["claimed"], departed, newest)
-    )
+    finished = [event for event in of_kind["finished"] if (event.get("claim") or 0) == newest]
     steps, epoch = _where(of_kind, newest)
     took = step_seconds(of_kind["step_applied"])
     spent = ledger(events, counting)
     return Report(
-        state=Completion.FINISHED if finished else Completion.LEFT if all_departed else Completion.UNFINISHED,
+        state=completion(events),
         not_finite=_not_finite(saved, [e for e in of_kind["not_finite"] if (e.get("claim") or 0) == newest]),
         steps=steps - len(counting.passed_over),
         passed_over=passed_over(counting),
@@ -200,14 +183,6 @@ def _not_finite(saved: Sequence[Event], told: Sequence[Event]) -> str | None:
     if saved and "unfit" in saved[-1]:
         return f"the weights, {saved[-1]['unfit']}"
     return f"step {told[0]['step']}: {told[0]['why']}" if told else None
-
-
-def _departed_for_all(claimed: Iterable[Event], departed: Iterable[Event], newest: int) -> bool:
-    """Return whether one who left did so for all."""
-    # Under torchrun all leave or nobody does. Where the coordinator is lost in its last save, another one claims the
-    # run to save in its place; what others tell is of the claim before.
-    saved_it = {event["worker"] for event in claimed if event.get("claim") == newest and not event.get("generation")}
-    return any(event["worker"] in saved_it and not event.get("generation") for event in departed)
 
 
 def _where(of_kind: dict[str, list[Event]], newest: int) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from rich.text import Text
 from elastic.events import words
 from elastic.events.account import IN_STEPS_THAT_COUNT, PARTS
 from elastic.report import sentences
-from elastic.report.report import Completion, Report
+from elastic.report.completion import Completion
+from elastic.report.report import Report
 from elastic.report.view_changes import ChangeKind
 
 _CHANGES_MAX = 24

@@ -25,7 +25,7 @@ class WorkerFigures:
 
     tell  is given, as JSON values:
           run         what this worker knows of it: step, total_steps, world_size, generation, and rank
-          seconds     its time by part (events/account.py)
+          seconds     its time by part (events/account.py); badput: likewise
           sums        saves, save_failures, save_stall_s, save_bytes; only the coordinator knows of saves
           saved_t     unix seconds, when it last heard of a commit; null: it has not
           recoveries  [generation, seconds from the fault to the next step], the last ones
@@ -79,6 +79,7 @@ class WorkerFigures:
         return {
             "run": {**{name: self._status[name] for name in known if name in self._status}, "rank": self._rank},
             "seconds": {part: seconds for part, seconds in self._account.parts.items() if seconds > 0},
+            "badput": {name: seconds for name, seconds in self._account.badput.items() if seconds > 0},
             "sums": dict(self._sums),
             "saved_t": self._saved_t,
             "recoveries": [list(one) for one in self._recoveries],

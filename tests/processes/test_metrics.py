@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.events.account import PARTS
+from elastic.events.account import BADPUT, PARTS
 from tests.kit.agents import WITHIN_S, Run
 from tests.kit.scraped import TRAINS, free_port, get, here, scrape
 
@@ -22,6 +22,10 @@ pytestmark = pytest.mark.nightly(sample=3, of="figures that are served")
 
 def seconds(figures: dict[str, float], part: str) -> float:
     return figures[f'elastic_worker_seconds_total{{part="{part}"}}']
+
+
+def lost(figures: dict[str, float], to: str) -> float:
+    return figures[f'elastic_badput_seconds_total{{type="{to}"}}']
 
 
 def test_a_scrape_during_a_run_with_a_kill_and_a_notice(run: Run, tmp_path: Path) -> None:
@@ -50,6 +54,12 @@ def test_a_scrape_during_a_run_with_a_kill_and_a_notice(run: Run, tmp_path: Path
         f'elastic_worker_seconds_total{{part="{part}"}}' for part in PARTS
     }
 
+    assert {name for name in before if "badput_seconds" in name} == {
+        f'elastic_badput_seconds_total{{type="{name}"}}' for name in BADPUT
+    }
+    assert lost(before, "program_startup") == seconds(before, "starting")
+    assert lost(before, "training_prep") == seconds(before, "forming")
+
     victim = next(pid for local_rank, pid in here(launch) if local_rank == 1)
     sizes = [2.0]
     os.kill(victim, signal.SIGKILL)
@@ -70,6 +80,9 @@ def test_a_scrape_during_a_run_with_a_kill_and_a_notice(run: Run, tmp_path: Path
     assert 0 < after["elastic_recovery_seconds_sum"] < WITHIN_S
     assert after['elastic_recovery_seconds_bucket{le="+Inf"}'] == 1
     assert seconds(after, "redone") + seconds(after, "detecting") > 0
+    assert lost(after, "wasted_progress_from_disruption") == seconds(after, "redone")
+    assert lost(after, "elastic_slice_down") > 0
+    assert lost(after, "elastic_scale_up") >= seconds(after, "transferring") > 0
     assert after["elastic_steps_applied"] >= before["elastic_steps_applied"]
     assert get(port, "/nothing") == (404, "/metrics, /healthz, /readyz\n")
 

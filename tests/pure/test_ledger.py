@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.events.account import PARTS, Account
+from elastic.events.account import BADPUT, PARTS, Account
 from elastic.events.compaction import Compaction
 from elastic.events.declarations import EVENTS
 from elastic.events.event import Event
@@ -57,6 +57,14 @@ def parts(*workers: Worker) -> dict[str, float]:
     counts = found.parts["productive"] + found.parts["exchange_wait"]
     assert math.isclose(sum(found.badput.values()) + counts, found.whole, abs_tol=1e-6)
     return {part: round(seconds, 6) for part, seconds in found.parts.items() if seconds}
+
+
+def badput(worker: Worker) -> dict[str, float]:
+    """Of what a view's changes take, what is not zero, rounded."""
+    found = ledger(together(worker)).badput
+    assert tuple(found) == BADPUT
+    changes = ("training_prep", "elastic_scale_up", "elastic_slice_down")
+    return {name: round(found[name], 6) for name in changes if found[name]}
 
 
 numbers = st.floats(-10.0, 10.0, allow_nan=False)
@@ -205,6 +213,39 @@ def test_a_coordinator_that_takes_a_claim_of_its_own_goes_on_with_the_launch() -
     assert parts(first, other, restarted)["redone"] == 2.0
 
 
+def test_what_a_view_takes_is_told_apart_by_what_changed() -> None:
+    """By ml-goodput-measurement's names: a start, workers that come, and workers that are lost or leave."""
+    worker = Worker("a", 3.0, claim=1, generation=1).then("run_started", age_s=3.0)
+    worker.then("view_formed", 2.0, workers=["a", "b"], shares=[0, 1])
+    worker.then("loaded", 1.0, step=0, epoch=0, from_claim=None, accepted=[], digest="d").steps(0, 2)
+    assert badput(worker) == {"training_prep": 2.0}
+    worker.then("peer_lost", 0.5, step=2, phase="x", error="e", missing=[], wait_s=0.25).at(generation=2)
+    worker.then("view_formed", 0.75, workers=["a"], shares=[0, 2], idle_s=0.5).steps(2, 4)
+    lost = 0.25 + 0.25  # detecting, and forming behind the wait for nodes
+    assert badput(worker) == {"training_prep": 2.0, "elastic_slice_down": lost}
+    worker.at(generation=3).then("view_formed", 0.125, workers=["a", "c"], shares=[0, 1])
+    worker.then("transfer", 0.5, step=4, bytes=8, seconds=0.5, role="gives").steps(4, 6)
+    assert badput(worker) == {"training_prep": 2.0, "elastic_scale_up": 0.625, "elastic_slice_down": lost}
+    worker.at(generation=4).then("view_formed", 0.25, workers=["a"], shares=[0, 2]).steps(6, 7)
+    assert badput(worker) == {"training_prep": 2.0, "elastic_scale_up": 0.625, "elastic_slice_down": lost + 0.25}
+    found = ledger(together(worker)).badput
+    assert found["infrastructure_recovery_from_disruption"] == 0.5, "below the minimum of nodes"
+
+
+def test_what_a_newcomer_waits_for_is_growth_also_where_it_comes_for_a_lost_one() -> None:
+    newcomer = Worker("new", 3.0, generation=4).then("run_started", age_s=1.0)
+    newcomer.then("view_formed", 0.5, workers=["a", "new"], shares=[0, 2]).at(claim=1)
+    newcomer.then("transfer", 2.0, step=4, bytes=8, seconds=2.0, role="takes")
+    newcomer.then("loaded", 0.25, step=4, epoch=0, from_claim=1, accepted=[])
+    assert badput(newcomer) == {"elastic_scale_up": 2.75}
+    survivor = Worker("a", 3.0, claim=1, generation=1).then("run_started", age_s=1.0)
+    survivor.then("view_formed", workers=["a", "b"], shares=[0, 2]).steps(0, 1)
+    survivor.then("peer_lost", 0.5, step=1, phase="x", error="e", missing=[], wait_s=0.5).at(generation=2)
+    survivor.then("view_formed", 0.25, workers=["a", "new"], shares=[0, 2])
+    survivor.then("transfer", 1.0, step=1, bytes=8, seconds=1.0, role="gives")
+    assert badput(survivor) == {"elastic_slice_down": 0.75, "elastic_scale_up": 1.0}
+
+
 @given(st.integers(0, 30), st.integers(0, 30))
 def test_compacting_old_records_changes_no_part(cut: int, back_to: int) -> None:
     """Unless a restart went back to within what was folded, the ledger of a bounded log is that of the whole one."""
@@ -222,6 +263,7 @@ def test_compacting_old_records_changes_no_part(cut: int, back_to: int) -> None:
 
     assert bounded.whole == pytest.approx(whole.whole)
     assert bounded.parts == pytest.approx(whole.parts)
+    assert bounded.badput == pytest.approx(whole.badput)
 
 
 def test_what_is_forgotten_is_unknown_and_not_made_up() -> None:

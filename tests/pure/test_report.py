@@ -15,8 +15,9 @@ from elastic.__main__ import main
 from elastic.events.log import EventLog
 from elastic.events.reading import read_events
 from elastic.report import summary
+from elastic.report.completion import Completion
 from elastic.report.page import page
-from elastic.report.report import Completion, report
+from elastic.report.report import report
 from elastic.report.sentences import sentence
 from elastic.report.summary import facts
 from elastic.report.view_changes import ChangeKind, recoveries

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from elastic.events.event import Event
+from elastic.report.completion import completion
 from elastic.watch_command import status
 
 
@@ -31,6 +34,22 @@ def test_a_run_has_been_left_once_all_of_its_workers_have() -> None:
     found = status([*events, told("b", "left", 3.5, 1, step=1)])
     assert found is not None
     assert (found["state"], found["heard"]) == ("left", 3.5)
+
+
+def test_a_launch_that_has_begun_again_goes_on_from_what_the_one_before_has_shown() -> None:
+    ended = [*begun(), told("a", "left", 3.0, step=1), told("b", "left", 3.5, 1, step=1)]
+    again = [*ended, told("c", "run_started", 9.0, claim=2), told("c", "view_formed", 9.5, claim=2, workers=["c"])]
+    found = status(again, total_steps=9)
+    assert found is not None
+    assert (found["state"], found["step"], found["heard"]) == ("going on", 1, 9.5)
+
+
+@pytest.mark.parametrize("end", ["finished", "left", None])
+def test_what_is_watched_is_in_the_state_that_a_report_says(end: str | None) -> None:
+    last = [] if end is None else [told("a", end, 3.0, step=1, digest="d"), told("b", end, 3.5, 1, step=1, digest="d")]
+    found = status([*begun(), *last])
+    assert found is not None
+    assert found["state"] == {"unfinished": "going on"}.get(word := completion([*begun(), *last]).value, word)
 
 
 def test_nothing_is_shown_before_the_first_step() -> None:

@@ -24,7 +24,7 @@ from http import HTTPStatus
 from typing import Any
 
 from elastic.errors import ConfigError
-from elastic.events.account import PARTS
+from elastic.events.account import BADPUT, PARTS
 from elastic.version import __version__
 from elastic_checkpoint.net.port import listen
 
@@ -73,6 +73,11 @@ class NodeMetrics:
         self._seconds = Counter("worker_seconds", "Time of this node's workers, by what it went into.", ["part"], **own)
         for part in PARTS:
             self._seconds.labels(part)
+        self._badput = Counter(
+            "badput_seconds", "Of it, what is lost, by ml-goodput-measurement's names.", ["type"], **own
+        )
+        for name in BADPUT:
+            self._badput.labels(name)
         self._recovery = Histogram(
             "recovery_seconds",
             "From a fault to the next step, of the recoveries that this node's workers went through.",
@@ -106,6 +111,8 @@ class NodeMetrics:
             counter.inc(self._more(worker, key, figures["sums"][key]))
         for part, seconds in figures["seconds"].items():
             self._seconds.labels(part).inc(self._more(worker, part, seconds))
+        for name, seconds in figures["badput"].items():
+            self._badput.labels(name).inc(self._more(worker, name, seconds))
         for generation, seconds in figures["recoveries"]:
             if generation not in self._recovered:  # another worker went through it, too
                 self._recovered.add(generation)
