@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -52,6 +53,7 @@ from elastic.state.torch_release import check_torch
 from elastic.status.console import Console
 from elastic.status.unread_output import drop_unread_output
 from elastic_checkpoint import linux
+from elastic_checkpoint.storage import Scrubber
 
 
 class Run:
@@ -318,7 +320,12 @@ class Run:
             live=agent,
             observer=self._observer,
             observed=self,
-            events=EventLog(config.url, worker_id=self.worker_id, storage_options=config.storage_options or None),
+            events=EventLog(
+                config.url,
+                worker_id=self.worker_id,
+                storage_options=config.storage_options or None,
+                scrub=Scrubber(config.url, config.storage_options, environment.named_values(launch, sys.argv)),
+            ),
             console=Console(quiet=not self.is_coordinator),
             progress=Progress(launch.progress, hang_s=launch.hang_s),
             stopwatch=Stopwatch(),
@@ -484,6 +491,7 @@ class Run:
 
         All workers call it, between two steps or under `if run.stepped:`, and the coordinator's values are written, in
         a thread. What is the same on all workers, such as `run.sums`, has whole curves. A step's calls make one row.
+        Behind the run it is written at once, unless it is there already.
 
         Args:
             **values: Numbers, or tensors of one, which are read later.

@@ -29,6 +29,7 @@ class EventLog:
     worker_id        names the files; one per process
     clock            unix seconds
     storage_options  as for the run's checkpoints
+    scrub            removes what is confidential from a text: what an exception says is the script's own
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class EventLog:
         worker_id: str,
         clock: Callable[[], float] = time.time,
         storage_options: dict[str, Any] | None = None,
+        scrub: Callable[[str], str] | None = None,
     ) -> None:
         self._worker_id = worker_id
+        self._scrub = scrub
         self._clock = clock
         self._common: Event = {}
         self._sinks: list[Sink] = []
@@ -68,6 +71,12 @@ class EventLog:
         """Write a record to all sinks, and show it to all who hear; one that raises at that hears no more."""
         if not self._sinks and not self._hearing:
             return
+        if self._scrub is not None:
+            # Words have blanks; digests and names have none, and a step's record costs nothing.
+            facts = {
+                name: self._scrub(fact) if isinstance(fact, str) and " " in fact else fact
+                for name, fact in facts.items()
+            }
         record = {"t": self._clock(), "worker": self._worker_id, "event": event, **self._common, **facts}
         if self._sinks:
             line = encoded(record)

@@ -23,7 +23,7 @@ from elastic.membership import environment, launchers
 from elastic.membership.environment import Launch
 from elastic_checkpoint import linux
 from elastic_checkpoint.storage import Scrubber, redact
-from elastic_checkpoint.storage.redact import without_literals, words_of
+from elastic_checkpoint.storage.redact import without_literals
 
 _OF_LIBRARIES = (
     *("PYTHON", "TORCH", "PYTORCH", "ATEN_", "CUDA", "CUBLAS", "CUDNN", "NVIDIA_", "NCCL_", "GLOO_", "HIP_", "ROCR_"),
@@ -62,13 +62,10 @@ class Collecting:
         self._hurry = hurry
         self._environ = environment.beginning_with([""], environ)
         self._launcher = self._above()
-        config, named = launched.config, [*self._environ.items()]
-        for command in (launched.argv, launched.orig_argv, self._launcher or ()):
-            named += words_of(command)
-        # A worker's name ends with what its agent has called its token, which opens nothing.
-        named = [(name, value) for name, value in named if value != launched.launch.token]
-        self._named = named
-        self._scrub = Scrubber(config.url, config.storage_options, named)
+        config = launched.config
+        commands = launched.argv, launched.orig_argv, self._launcher or ()
+        self._named = environment.named_values(launched.launch, *commands, environ=self._environ)
+        self._scrub = Scrubber(config.url, config.storage_options, self._named)
         self.files: dict[str, bytes] = {}
 
     def manifest(self) -> dict[str, Any]:

@@ -282,6 +282,17 @@ def beginning_with(names: Sequence[str], environ: Mapping[str, str] | None = Non
     return {name: value for name, value in env.items() if name.startswith(tuple(names))}
 
 
+def named_values(
+    launch: Launch, *commands: Sequence[str], environ: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """Return names and values of the environment and of command lines: some may be confidential by their names."""
+    from elastic_checkpoint.storage.redact import words_of  # with fsspec, for which who starts workers does not wait
+
+    named = [*beginning_with([""], environ).items(), *(one for command in commands for one in words_of(command))]
+    # A worker's name ends with what its agent has called its token, which opens nothing.
+    return [(name, value) for name, value in named if value != launch.token]
+
+
 def _is_terminal(fd: int, env: Mapping[str, str]) -> bool:
     if not os.isatty(fd):
         return False
