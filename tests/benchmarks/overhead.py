@@ -42,6 +42,7 @@ STEP_S, GOAL = 0.050, 0.003
 SHARES = 8
 WITHIN_S = 60.0
 _WARM = 10  # steps, before those that count
+_SETTLES_S = 1.5  # in which loggers' threads open their files, which they do once a launch, too
 
 
 class NoManifest(ManifestRecorder):
@@ -70,7 +71,7 @@ class NoRecord(Recorder):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=16, help="of runs, for each figure")
+    parser.add_argument("--pairs", type=int, default=12, help="of runs, for each figure")
     parser.add_argument("--steps", type=int, default=40, help="of 50 ms, of a run; without work ten times as many")
     options = parser.parse_args()
     added, ratios = list[float](), list[float]()
@@ -133,6 +134,8 @@ def run(folder: Path, name: str, *, all_of_it: bool, steps: int, work: int) -> t
                 works(work)
                 if all_of_it:
                     run.log(loss=run.sums["loss"] / run.count)
+                if run.step_index == _WARM - 1:
+                    time.sleep(_SETTLES_S)
                 ended.append((time.perf_counter(), time.process_time()))
     counted = ended[_WARM - 1 :]
     took_s = statistics.median(after[0] - before[0] for before, after in itertools.pairwise(counted))
