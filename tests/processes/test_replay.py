@@ -146,7 +146,7 @@ def step_that_reads(example: int) -> int:
 
 
 @pytest.mark.parametrize("flags", [[], ["--plain"]])
-def test_a_step_of_streams_is_read_from_where_they_stood(flags: list[str], tmp_path: Path) -> None:
+def test_a_step_of_streams_is_computed_again(flags: list[str], tmp_path: Path) -> None:
     for name in ("streamed", "lines", "losing"):
         shutil.copy(ROOT / "tests" / "kit" / "programs" / f"{name}.py", tmp_path)
     words = ["run", "--standalone", "--nproc-per-node=2", tmp_path / "streamed.py", tmp_path / "run", "--write", *flags]
@@ -154,7 +154,6 @@ def test_a_step_of_streams_is_read_from_where_they_stood(flags: list[str], tmp_p
         launch.succeed(within_s=WITHIN_S)
     status, output = replay(tmp_path / "run", "--step", 13, "--json")
     assert status == 0, output
-    assert "from the checkpoint of step 12" in output
     found = document(output)
     assert (found["recorded"], found["differs"]) == (True, [])
     assert {"read", "gradients"} <= {*found["compared"]}

@@ -149,7 +149,7 @@ def test_a_run_on_object_storage_is_made_again_there_or_here_and_replayed(s3: S3
 @pytest.mark.parametrize("framework", ["accelerate", "fabric", "transformers", "lightning"])
 def test_a_trainers_run_is_made_again_at_another_size_and_replayed_alone(framework: str, tmp_path: Path) -> None:
     launched(tmp_path, framework, tmp_path / "run", "--whole", script=PROGRAMS / "sharded_trainers.py")
-    is_made_again_and_replayed(tmp_path, workers=1)
+    is_made_again_and_replayed(tmp_path, workers=1, steps={2: 24, 3: 17})
 
 
 @pytest.mark.nightly(sample=1)
@@ -158,13 +158,15 @@ def test_a_sharded_run_is_made_again_in_replicas_and_replayed_in_one_process(fra
     replicas = ("--nproc-per-node=2", "--replica-size=2")
     program = PROGRAMS / "sharded_trainers.py"
     launched(tmp_path, framework, tmp_path / "run", script=program, flags=replicas)
-    is_made_again_and_replayed(tmp_path, workers=2)
+    # Of other steps than those behind a save no norm is known where a replica is of several workers.
+    is_made_again_and_replayed(tmp_path, workers=2, steps={2: 24})
 
 
-def is_made_again_and_replayed(folder: Path, *, workers: int) -> None:
+def is_made_again_and_replayed(folder: Path, *, workers: int, steps: dict[int, int]) -> None:
+    """steps: to be replayed, with how many examples each has"""
     status, verdict, output = called("reproduce", folder / "run", "--workers", workers, cwd=folder)
     assert (status, verdict.get("equal"), verdict.get("compared")) == (0, True, 5), output
-    for step, examples in ((2, 24), (3, 17)):
+    for step, examples in steps.items():
         status, found, output = called("replay", folder / "run", "--step", step, cwd=folder)
         assert (status, found.get("differs")) == (0, []), output
         assert {"read", "gradients"} <= {*found["compared"]}, output
