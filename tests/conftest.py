@@ -74,6 +74,8 @@ def elastic_undisturbed(elastic_undisturbed: Callable[..., End]) -> Callable[...
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose processes would ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nightly(sample, of): for `make nightly`, or all but a sample is")
 
 

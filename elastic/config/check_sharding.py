@@ -16,7 +16,10 @@ from elastic.state.sharding import local
 from elastic.state.trained_set import hooks_of
 
 _STATE = "  state  nothing was begun\n"
-_TRIAL_ROWS, _TRIAL_STEPS = (13, 24), 3  # neither part fills vectors up
+_NOT_BY_ELEMENT = ("Adafactor", "Muon")
+_ROUNDED_BY_PLACE = {"torch.bfloat16", "torch.float16"}
+_TRIAL_ROWS, _TRIAL_COLUMNS = (13, 24), 6  # neither part fills vectors up
+_TRIAL_STEPS, _TRIAL_RATE = 3, 0.01
 
 
 def check_sharding(config: Config, launch: Launch) -> None:
@@ -53,26 +56,48 @@ def check_sharding(config: Config, launch: Launch) -> None:
             "  next   run.on_apply(function) has the exact gradients"
         )
     for name, optimizer in config.optimizers.items():
-        fused = any(group.get("fused") for group in optimizer.param_groups)
-        if fused or not all(_is_the_same_cut(type(optimizer), group) for group in optimizer.param_groups):
-            kind = f"a fused {type(optimizer).__name__}" if fused else f"{type(optimizer).__name__}"
-            raise ConfigError(
-                f"optimizer {name!r} is {kind}, whose bits depend on where a tensor is cut, or which fails on parts\n"
-                f"{_STATE}  next   foreach=True, or for-loops, of an optimizer that works element by element"
-            )
+        check_optimizer(name, optimizer)
+
+
+def check_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError for an optimizer of sharded parameters whose bits depend on where a tensor is cut.
+
+    Those that are known are refused by name. Any other is tried on small tensors; what cannot be tried so is compared
+    where a run goes on with another number of workers to a replica, as the step behind each save is.
+    """
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    kind = type(optimizer).__name__
+    if fused := any(group.get("fused") for group in groups):
+        kind = f"a fused {kind}"
+    elif kind not in _NOT_BY_ELEMENT and all(_is_the_same_cut(type(optimizer), group) for group in groups):
+        return
+    types = {str(parameter.dtype) for group in groups for parameter in group["params"]} & _ROUNDED_BY_PLACE
+    next_ = "foreach=True, or for-loops, of an optimizer that works element by element"
+    if types and not fused and kind not in _NOT_BY_ELEMENT:  # a kernel rounds its vectors and what is left otherwise
+        next_ = "keep parameters in float32, and compute in fewer bits by fully_shard's MixedPrecisionPolicy"
+    of = f" of parameters in {', '.join(sorted(types))}" if types else ""
+    raise ConfigError(
+        f"optimizer {name!r} is {kind}{of}, whose bits depend on where a tensor is cut, or which fails on parts\n"
+        f"{_STATE}  next   {next_}"
+    )
 
 
 def _is_the_same_cut(kind: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer gives a matrix the same bits as it gives two parts of it. True: it cannot be tried.
+    """Return whether an optimizer gives tensors the same bits as it gives two parts of each; True: it cannot be tried.
 
-    group  one of its own, by whose options it is tried
+    group  one of its own, by whose options it is tried on a matrix, a vector, or both, as its parameters are
     """
     like = local(group["params"][0])
     options = {name: group[name] for name in inspect.signature(kind).parameters if name in group and name != "params"}
+    rate = options.get("lr")
+    if isinstance(rate, torch.Tensor):
+        options["lr"] = torch.full_like(rate, _TRIAL_RATE)
+    elif rate is not None:  # a schedule may begin at 0, at which all are alike
+        options["lr"] = _TRIAL_RATE
 
-    def updated(parts: Sequence[int]) -> torch.Tensor:
+    def updated(shape: tuple[int, ...], parts: Sequence[int]) -> torch.Tensor:
         draw = torch.Generator().manual_seed(0)
-        drawn = [torch.randn(sum(parts), 6, generator=draw).to(like) for _ in range(1 + _TRIAL_STEPS)]
+        drawn = [torch.randn(sum(parts), *shape, generator=draw).to(like) for _ in range(1 + _TRIAL_STEPS)]
         tried = [torch.nn.Parameter(part.clone()) for part in torch.split(drawn[0], list(parts))]
         optimizer = kind(tried, **copy.deepcopy(options))
         for gradients in drawn[1:]:
@@ -82,11 +107,14 @@ def _is_the_same_cut(kind: type[torch.optim.Optimizer], group: Mapping[str, Any]
         return torch.cat([parameter.detach() for parameter in tried])
 
     with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-        try:
-            whole = updated([sum(_TRIAL_ROWS)])
-        except Exception:  # one that takes other tensors than these, or a closure
-            return True
-        try:
-            return torch.equal(whole, updated(_TRIAL_ROWS))
-        except Exception:  # the script's own class, which may raise anything
-            return False
+        for shape in {() if parameter.dim() < 2 else (_TRIAL_COLUMNS,) for parameter in group["params"]}:
+            try:
+                whole = updated(shape, [sum(_TRIAL_ROWS)])
+            except Exception:  # one that takes other tensors than these, or a closure
+                continue
+            try:
+                if not torch.equal(whole, updated(shape, _TRIAL_ROWS)):
+                    return False
+            except Exception:  # the script's own class, which may raise anything
+                return False
+    return True

@@ -1,7 +1,7 @@
-"""A view's process group: formed, used for exact sums, severed. loop/view_group.py decides when.
+"""A view's process group: formed, used for exact sums, aborted. loop/view_group.py decides when.
 
 form             the group; nccl: on GPUs; sockets: which connections are its own
-watch            a peer is gone: the group is severed
+watch            a peer is gone: the group is aborted
 fingerprint      what a rank is about to do travels ahead of it
 
 tree             in which order contributions are added; hierarchy: and where, if ranks share hosts

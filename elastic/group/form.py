@@ -44,14 +44,14 @@ _TAG = 0  # of what goes from one rank to another: gloo keeps these apart from c
 class Work:
     """A collective in flight.
 
-    severed  for gloo, whether the group is: a collective that has not ended some time after that is given up (see
+    aborted  for gloo, whether the group is: a collective that has not ended some time after that is given up (see
              watch.py). None: abort wakes whoever waits (NCCL)
     """
 
-    def __init__(self, work: Any, what: str, severed: Callable[[], bool] | None) -> None:
+    def __init__(self, work: Any, what: str, aborted: Callable[[], bool] | None) -> None:
         self._work = work
         self._what = what
-        self._severed = severed
+        self._aborted = aborted
 
     @property
     def arrived(self) -> bool:
@@ -61,10 +61,10 @@ class Work:
     def wait(self) -> None:
         """Wait until the result is there. Raises PeerLost, CollectiveFailed."""
         given_up = False
-        while not self._ended(_LOOK if self._severed is not None else None):
+        while not self._ended(_LOOK if self._aborted is not None else None):
             if given_up:
                 raise PeerLost(f"the {self._what} did not end after a peer hung up", step=None, phase=self._what)
-            given_up = self._severed is not None and self._severed()  # after one look more: it may be on its way
+            given_up = self._aborted is not None and self._aborted()  # after one look more: it may be on its way
 
     def _ended(self, within: timedelta | None) -> bool:
         """Wait `within` a time, or for good, and return whether it has ended. Raises PeerLost, CollectiveFailed."""
@@ -75,8 +75,8 @@ class Work:
                 self._work.wait(within)
         except RuntimeError as failure:
             if within is None:
-                severed = self._severed is not None and self._severed()
-                raise failed(self._what, failure, severed=severed) from failure
+                aborted = self._aborted is not None and self._aborted()
+                raise failed(self._what, failure, aborted=aborted) from failure
             return self._work.is_completed() and self._ended(None)  # failed, or ended a moment after the look
         return True
 
@@ -198,7 +198,7 @@ class DistributedGroup:
         self._timeout_s = timeout_s
         self._gloo = gloo
         self._nccl = nccl
-        self._severed = False
+        self._aborted = False
         self._watch = Watch(connections, self._peer_hung_up)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
@@ -235,11 +235,11 @@ class DistributedGroup:
         self.check()  # a collective that was aborted has left anything, and says nothing
 
     def check(self) -> None:
-        if self._severed:
+        if self._aborted:
             raise PeerLost("a peer hung up", step=None, phase="group")
 
     def abort(self) -> None:
-        self._severed = True
+        self._aborted = True
         self._watch.abort()
         nccl = self._nccl  # another thread may be closing the group
         if nccl is not None:
@@ -254,37 +254,37 @@ class DistributedGroup:
                 backend.shutdown()
         self._nccl = self._gloo = None  # gloo ends its threads and connections when the last reference goes
 
-    def _is_severed(self) -> bool:
-        return self._severed
+    def _is_aborted(self) -> bool:
+        return self._aborted
 
     def _peer_hung_up(self) -> None:
         """Remember that a peer is gone; the watch ends gloo's connections by itself."""
-        self._severed = True
+        self._aborted = True
         if self._nccl is not None:
             self._nccl.abort()
 
     def _start(self, what: str, tensor: torch.Tensor, method: str, *arguments: Any) -> Work:
-        """Start a collective of the tensor's backend. Raises PeerLost where the group is severed or closed."""
+        """Start a collective of the tensor's backend. Raises PeerLost where the group is aborted or closed."""
         # The backend has no name here: a traceback would keep it, and whoever forgets that last would wait for gloo's
         # end (20 ms; where a message was torn in half, for good), which is the affair of the thread that closes it.
-        if self._severed or self._backend(tensor) is None:
+        if self._aborted or self._backend(tensor) is None:
             why = "the group is closed" if self._backend(tensor) is None else "a peer hung up"
             raise PeerLost(f"the {what} cannot start: {why}", step=None, phase=what)
         try:
-            severed = None if tensor.is_cuda and self._nccl is not None else self._is_severed
-            return Work(getattr(self._backend(tensor), method)(*arguments), what, severed)
+            aborted = None if tensor.is_cuda and self._nccl is not None else self._is_aborted
+            return Work(getattr(self._backend(tensor), method)(*arguments), what, aborted)
         except RuntimeError as failure:
-            raise failed(what, failure, severed=self._severed) from failure
+            raise failed(what, failure, aborted=self._aborted) from failure
 
     def _start_between_two(self, method: str, tensor: torch.Tensor, other: int) -> Work:
-        """Start what goes from one rank to another. Raises PeerLost where the group is severed or closed."""
-        if self._severed or self._gloo is None:
+        """Start what goes from one rank to another. Raises PeerLost where the group is aborted or closed."""
+        if self._aborted or self._gloo is None:
             raise PeerLost("the transfer cannot start: a peer hung up", step=None, phase="transfer")
         try:
             # without looks: one at gloo's own work for these would break its connections
             return Work(getattr(self._gloo, method)([tensor], other, _TAG), "transfer", None)
         except RuntimeError as failure:
-            raise failed("transfer", failure, severed=self._severed) from failure
+            raise failed("transfer", failure, aborted=self._aborted) from failure
 
     def _backend(self, tensor: torch.Tensor) -> Any:
         return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo
@@ -360,7 +360,7 @@ class _Forming:
         if isinstance(self._failure, PeerLost):
             raise self._failure
         if self._failure is not None:
-            raise failed("forming of the group", self._failure, severed=True) from self._failure
+            raise failed("forming of the group", self._failure, aborted=True) from self._failure
         assert self._made is not None
         return self._made
 
@@ -437,16 +437,16 @@ def all_know(group: Group) -> None:
             time.sleep(_KNOWN_LOOK_S)
 
 
-def failed(what: str, failure: RuntimeError, *, severed: bool) -> PeerLost | CollectiveFailed:
+def failed(what: str, failure: RuntimeError, *, aborted: bool) -> PeerLost | CollectiveFailed:
     """Return what a collective's RuntimeError says: a peer is gone or silent, or something is wrong with the tensors.
 
-    severed  a peer hung up: then whatever failed did so for that
+    aborted  a peer hung up: then whatever failed did so for that
     """
     # gloo's messages begin with a place in its source and end with general advice; between them lies what happened.
     text = str(failure).strip()
     happened = re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", text.splitlines()[0]) if text else type(failure).__name__
     happened = happened.partition(". This is typically")[0]
-    if severed or _OF_PEERS.search(text):
+    if aborted or _OF_PEERS.search(text):
         return PeerLost(f"the {what} failed: {happened}", step=None, phase=what)
     return CollectiveFailed(
         f"the {what} failed, and no peer was lost: {happened}\n"

@@ -22,11 +22,13 @@ def is_sharded_model(model: torch.nn.Module) -> bool:
 @contextmanager
 def passed_whole(model: torch.nn.Module) -> Iterator[None]:
     """Let a model be passed within this context, where each worker makes all passes, without backward passes."""
-    with passed_by_all():
-        yield
-    for module in model.modules():
-        if is_unit(module):
-            module.reshard()  # type: ignore[operator]  # an FSDPModule: its parameters are whole after such a pass
+    try:
+        with passed_by_all():
+            yield
+    finally:
+        for module in model.modules():
+            if is_unit(module):
+                module.reshard()  # type: ignore[operator]  # an FSDPModule: its parameters are whole after such a pass
 
 
 def whole_state(model: torch.nn.Module) -> dict[str, Any]:

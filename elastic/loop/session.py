@@ -333,7 +333,7 @@ class Session:
 
         side_state  what this rank has to tell those behind, beside the state
         at          where this worker stands; a newcomer is let in only if all survivors say BOUNDARY
-        lost        a collective failed: the group is severed now, so that all others learn of it
+        lost        a collective failed: the group is aborted now, so that all others learn of it
         whole       what this worker holds may be saved as it is
 
         Raises PeerLost (try again), StartFailed, and what Live.wait_for_view raises.

@@ -32,6 +32,7 @@ BENCHMARKS = {
     "record": "what the record of its steps costs a run, beside none",
     "cross_check": "what shares that two workers pass cost a run, and what is compared before a save",
     "sharded": "steps, losses and joins of models that several workers share, beside torch's own reduce-scatter",
+    "torchft_hsdp": "the loss of a member of a replica, beside torchft's HSDP",
     "exact_norm": "the norm of gradients that is the same at every cut, beside torch's and a step",
 }
 

@@ -142,6 +142,12 @@ class ByNorm(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * length * parameter.grad.sign())
 
 
+def warmed_up(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """At a rate of 0, at which any optimizer gives the same."""
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("found", "optimizer"),
     [
@@ -149,6 +155,9 @@ class ByNorm(torch.optim.Optimizer):
         ("is a fused SGD", lambda model: torch.optim.SGD(model.parameters(), lr=0.1, fused=True)),
         ("is Adafactor", lambda model: torch.optim.Adafactor(model.parameters())),
         ("is ByNorm", lambda model: ByNorm(model.parameters())),
+        ("is ByNorm", lambda model: warmed_up(ByNorm(model.parameters()))),
+        ("is Adafactor", lambda model: warmed_up(torch.optim.Adafactor(model.parameters()))),
+        ("is Muon", lambda model: torch.optim.Muon([one for one in model.parameters() if one.dim() == 2])),
     ],
 )
 def test_optimizers_whose_bits_depend_on_the_cut_are_refused(
@@ -178,6 +187,22 @@ def test_optimizers_that_work_element_by_element_are_carried(
     before = torch.get_rng_state()
     made(tmp_path / "run", model, made_of(model.parameters(), lr=0.1))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_group_without_parameters_is_carried(mesh: DeviceMesh, tmp_path: Path) -> None:
+    model = sharded(mesh)
+    groups: list[dict[str, Any]] = [{"params": [*model.parameters()]}, {"params": []}]
+    made(tmp_path / "run", model, torch.optim.AdamW(groups, foreach=True))
+
+
+def test_parameters_that_kernels_round_by_their_place_are_refused_with_their_type(
+    mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    """The ends of a tensor that fill no vector are rounded twice, and the ends are elsewhere in parts."""
+    model = sharded(mesh, network().bfloat16())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    with pytest.raises(ConfigError, match=r"is SGD of parameters in torch\.bfloat16, .*\n.*\n.*MixedPrecision"):
+        made(tmp_path / "run", model, optimizer)
 
 
 def test_torchs_own_hsdp_is_refused(mesh: DeviceMesh, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ import elastic
 from elastic.manifest import files
 from elastic_checkpoint.storage import open_storage
 
+pytestmark = pytest.mark.nightly(sample=4, of="manifests of runs")
+
 url, epochs, options = sys.argv[1], int(sys.argv[2]), json.loads(os.environ.get("OPTIONS", "null"))
 elastic.seed(0)
 model = torch.nn.Linear(4, 2)

@@ -25,6 +25,8 @@ import torch.nn.functional as F
 import elastic
 from elastic.logging import CSV
 
+pytestmark = pytest.mark.nightly(sample=4, of="steps that are computed again")
+
 url, kind, bad, on_bad = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 plain = kind.startswith("plain")
 
@@ -95,7 +97,6 @@ def document(output: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.nightly(sample=3)
 @pytest.mark.parametrize("loop", ["plain", "steps", "plain micro", "micro", "plain two models", "two models"])
 def test_a_step_is_computed_again_bit_by_bit(loop: str, tmp_path: Path) -> None:
     url = made(tmp_path, loop, -1, "none")

@@ -31,6 +31,8 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 import elastic
 
+pytestmark = pytest.mark.nightly(sample=3, of="runs that are made again")
+
 url, steps, points = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 

@@ -31,6 +31,8 @@ import json, os, sys, time
 import torch
 import torch.nn.functional as F
 import elastic
+
+pytestmark = pytest.mark.nightly(sample=3, of="runs that are made again elsewhere")
 try:
     import tiny
 except ImportError:
@@ -145,14 +147,12 @@ def test_a_run_on_object_storage_is_made_again_there_or_here_and_replayed(s3: S3
 # whose loop it is
 
 
-@pytest.mark.nightly(sample=2)
 @pytest.mark.parametrize("framework", ["accelerate", "fabric", "transformers", "lightning"])
 def test_a_trainers_run_is_made_again_at_another_size_and_replayed_alone(framework: str, tmp_path: Path) -> None:
     launched(tmp_path, framework, tmp_path / "run", "--whole", script=PROGRAMS / "sharded_trainers.py")
     is_made_again_and_replayed(tmp_path, workers=1, steps={2: 24, 3: 17})
 
 
-@pytest.mark.nightly(sample=1)
 @pytest.mark.parametrize("framework", ["accelerate", "fabric", "transformers", "lightning"])
 def test_a_sharded_run_is_made_again_in_replicas_and_replayed_in_one_process(framework: str, tmp_path: Path) -> None:
     replicas = ("--nproc-per-node=2", "--replica-size=2")

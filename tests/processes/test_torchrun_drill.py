@@ -13,6 +13,8 @@ import os, sys, tempfile, time
 import torch, torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
 
+pytestmark = pytest.mark.nightly(sample=2, of="drills of torchrun scripts")
+
 dist.init_process_group("gloo")
 folder = sys.argv[1]
 path = os.path.join(folder, "state.pt")

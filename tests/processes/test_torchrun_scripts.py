@@ -79,6 +79,8 @@ if "scanned" in sys.argv:
         except OSError:
             pass
 import elastic
+
+pytestmark = pytest.mark.nightly(sample=7, of="torchrun scripts")
 elastic.seed(0)
 model = torch.nn.Linear(4, 1)
 dataset = torch.utils.data.TensorDataset(torch.randn(4000, 4))

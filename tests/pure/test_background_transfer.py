@@ -37,7 +37,7 @@ def test_who_cannot_receive_does_not_train_with_what_lay_in_its_memory_before() 
         receive(LocalGroup(), {0: OF_ANOTHER}, WEIGHTS)
 
 
-def test_what_fails_in_a_group_that_was_severed_is_the_loss_of_a_peer() -> None:
+def test_what_fails_in_a_group_that_was_aborted_is_the_loss_of_a_peer() -> None:
     """Another view helps then; of an error of its own a worker ends."""
     with pytest.raises(PeerLost):
         receive(Severed(), {0: OF_ANOTHER}, WEIGHTS)

@@ -55,7 +55,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ],
 )
 def test_a_peer_that_is_gone_or_silent_is_a_lost_peer(text: str) -> None:
-    assert isinstance(failed("all-gather", RuntimeError(text), severed=False), PeerLost)
+    assert isinstance(failed("all-gather", RuntimeError(text), aborted=False), PeerLost)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_a_peer_that_is_gone_or_silent_is_a_lost_peer(text: str) -> None:
 )
 def test_a_fault_of_the_tensors_is_no_lost_peer_while_all_peers_are_there(text: str) -> None:
     """Taken for one, it came again in the next view, and in the next, for ever."""
-    assert isinstance(failed("all-gather", RuntimeError(text), severed=False), CollectiveFailed)
-    assert isinstance(failed("all-gather", RuntimeError(text), severed=True), PeerLost)
+    assert isinstance(failed("all-gather", RuntimeError(text), aborted=False), CollectiveFailed)
+    assert isinstance(failed("all-gather", RuntimeError(text), aborted=True), PeerLost)

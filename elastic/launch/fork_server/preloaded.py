@@ -1,4 +1,4 @@
-"""What a fork server that is a fork of its agent had loaded before the script asked for it, and where that would show.
+"""What a fork server forked from its agent had loaded before the script asked for it, and where that would show.
 
 The agent has loaded torch for itself, as its workers would, so its fork has it at once, where a fresh interpreter takes
 a second and a half of a processor. In `python script.py` the script's first statements come before torch, and decide

@@ -67,8 +67,8 @@ class _Spare:
 class Starter:
     """Starts the workers of a node, and keeps its fork server and one spare.
 
-    preloaded  this process has loaded torch as a worker would, and nothing else goes on in it yet: the first warm
-               process is a fork of it
+    preloaded  this process has loaded torch as a worker would, and nothing else goes on in it yet: the first fork
+               server is a fork of it
     started    called as started(token, pid) once per request, whose descriptors can be closed then
     ready      a worker can be started at once, or nothing can be done ahead
     imported_s when the first fork server had made the script's imports, by time.monotonic()

@@ -85,7 +85,7 @@ class BackgroundSend:
         while not self._stopping.wait(_LOOK_S):
             self._group.check()
         if self._failure is not None:
-            self._group.check()  # what fails in a group that was severed meanwhile is no fault of this rank's
+            self._group.check()  # what fails in a group that was aborted meanwhile is no fault of this rank's
             raise self._failure
         self.on_finish()
 

@@ -304,8 +304,10 @@ class CurrentStep:
         self.batch.is_due = True
         driver.body_begins(batch)
         self.session.let_pass(True)
-        yield batch
-        self.session.let_pass(False)
+        try:
+            yield batch
+        finally:
+            self.session.let_pass(False)
         driver.body_has_ended()
 
     def _hand_for_nothing(self, one: ForNothing, driver: Driver) -> Iterator[Any]:

@@ -57,7 +57,7 @@ class Claiming:
         self._out = out
         self._liveness = liveness
         self._wait_s = wait_s
-        self._signs = SignsOfLife(workers, takes_over=takes_over)
+        self._signs = Heartbeats(workers, takes_over=takes_over)
         self._stays: str | None = None  # and why
         self._complained = 0  # of which question to note a view
         self._storage_said: str | None = None  # of why it could not be asked, people know
@@ -187,7 +187,7 @@ class Claiming:
             )
 
 
-class SignsOfLife:
+class Heartbeats:
     """Who gives heartbeats in the run's storage, and since when nobody does. Pure but for what it remembers.
 
     takes_over  from another hub, so that what was before is not known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.membership.hub.claiming import SignsOfLife
+from elastic.membership.hub.claiming import Heartbeats
 from elastic.membership.hub.workers import Worker, Workers
 from elastic.membership.succession.succession import KnownView
 
@@ -21,7 +21,7 @@ def _workers(*ids: str, generation: int = 1, claim: int = 1) -> Workers:
 
 def test_the_coordinator_gives_them_from_when_all_have_met_until_it_has_gone() -> None:
     workers = _workers("a1", "b1")
-    signs = SignsOfLife(workers, takes_over=False)
+    signs = Heartbeats(workers, takes_over=False)
     signs.look(0.0, 1, MET, departed=())
     signs.look(100.0, 1, MET, departed=())
     assert signs.last(100.0)
@@ -33,7 +33,7 @@ def test_the_coordinator_gives_them_from_when_all_have_met_until_it_has_gone() -
 
 def test_the_next_coordinator_gives_none_before_all_have_met() -> None:
     workers = _workers("a1", "b1")
-    signs = SignsOfLife(workers, takes_over=False)
+    signs = Heartbeats(workers, takes_over=False)
     signs.look(0.0, 1, MET, departed=())
     workers.remove("a1")
     signs.look(1.0, 1, MET, departed=())
@@ -46,7 +46,7 @@ def test_the_next_coordinator_gives_none_before_all_have_met() -> None:
 
 def test_who_took_the_claim_gives_them_and_nobody_for_a_newer_one_that_is_heard_of() -> None:
     workers = _workers("a1", "b1")
-    signs = SignsOfLife(workers, takes_over=False)
+    signs = Heartbeats(workers, takes_over=False)
     signs.look(0.0, 1, MET, departed=())
     signs.given_by("b1", 2)
     signs.look(60.0, 2, MET, departed=())
@@ -60,6 +60,6 @@ def test_a_hub_that_takes_over_knows_the_coordinator_that_comes_and_one_that_lea
         workers = _workers("a1", "b1")
         if not comes:
             workers.remove("a1")
-        signs = SignsOfLife(workers, takes_over=True)
+        signs = Heartbeats(workers, takes_over=True)
         signs.look(10.0, 1, MET, departed=departed)
         assert signs.last(11.0) is lasts
