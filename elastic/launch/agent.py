@@ -541,6 +541,8 @@ class Agent:
             out_of_memory=out_of_memory,
             with_replica=worker.with_replica,
         )
+        if self._group_store is not None:
+            self._group_store.look()  # what follows of an end depends on whether a group has formed before it
         self._hub.tell(as_message(exited))
         if worker.with_replica:
             return

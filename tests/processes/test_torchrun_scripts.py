@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
+from elastic.launch.workers.group_store import GroupStore
 from elastic_checkpoint import linux
+from elastic_checkpoint.net.event_loop import EventLoop, run_once
 from tests.kit.agents import HERE, WITHIN_S, Here, Run, meet, says
 from tests.kit.launch import Launch
 
@@ -156,6 +161,24 @@ def test_one_that_is_killed_before_any_group_is_replaced_alone_and_the_group_for
     launch.wait_for(lambda: worlds(launch)[-2:] == [(2, 1)] * 2, "both in a group", within_s=WITHIN_S)
     (tmp_path / "stop").touch()
     launch.succeed(within_s=WITHIN_S)
+
+
+def test_the_first_key_is_known_at_the_end_of_the_worker_that_wrote_it() -> None:
+    """It may end before the next look for one; whether its group has formed decides what follows."""
+    formed = list[str]()
+    loop, store = EventLoop(), GroupStore("127.0.0.1")
+    store.open(loop, lambda: formed.append("forms"))
+    with contextlib.closing(loop), contextlib.closing(store), ThreadPoolExecutor() as threads:
+        connecting = threads.submit(TCPStore, "127.0.0.1", store.port, is_master=False)
+        while not connecting.done():
+            run_once(loop, 0.05)
+        store.look()
+        assert formed == []
+        connecting.result().add("the first key", 1)
+        store.look()
+        assert formed == ["forms"]
+        store.look()
+        assert formed == ["forms"]
 
 
 def test_all_start_again_at_the_new_size_where_a_node_joins_and_where_one_leaves(run: Run, tmp_path: Path) -> None:

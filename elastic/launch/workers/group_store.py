@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import threading
@@ -26,7 +27,9 @@ from elastic_checkpoint.net.event_loop import EventLoop
 from elastic_checkpoint.net.port import listen
 
 _ENDS_S = 5.0  # a store ends within milliseconds
-_LOOK_S = 0.02  # all of a group have written before any of its workers can end
+_LOOK_S = 0.02  # between two looks for a key
+_ANSWERS_S = 0.3  # the thread does within a millisecond, but where torch waits for a name
+_ASK, _NO_KEY, _KEY = b"?", b"0", b"1"
 
 
 class GroupStore:
@@ -39,7 +42,7 @@ class GroupStore:
         self._loop: EventLoop | None = None
         self._waits = False
         self._forms: Callable[[], None] | None = None
-        self._first_key: socket.socket | None = None  # readable once there is one
+        self._first_key: socket.socket | None = None  # readable once there is one, or as an answer to _ASK
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -50,6 +53,14 @@ class GroupStore:
         if not self._waits:
             self._waits = True
             loop.register(self._listener, selectors.EVENT_READ, self._comes)
+
+    def look(self) -> None:
+        """Look for a key now: a worker that has ended may have written the first one since the last look."""
+        if self._first_key is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._first_key.send(_ASK)
+            if select.select([self._first_key], [], [], _ANSWERS_S)[0]:
+                self._has_key()
 
     def close(self) -> None:
         """Wait for nobody any more, and end the store."""
@@ -75,7 +86,9 @@ class GroupStore:
     def _has_key(self) -> None:
         assert self._first_key is not None
         assert self._forms is not None
-        came = self._first_key.recv(1)
+        came = self._first_key.recv(64)
+        if came and _KEY not in came:
+            return
         self._await_no_key()
         if came:
             self._forms()
@@ -97,16 +110,19 @@ class GroupStore:
                 use_libuv=True,
                 master_listen_fd=fd,
             )
+            asked = b""
             while not closed.is_set() and not store.num_keys():
-                closed.wait(_LOOK_S)
+                if asked:
+                    first_key.send(_NO_KEY)
+                asked = first_key.recv(64) if select.select([first_key], [], [], _LOOK_S)[0] else b""
             if not closed.is_set():
-                first_key.send(b".")
+                first_key.send(_KEY)
             closed.wait()
             del store
 
     def _end_store(self) -> None:
-        self._await_no_key()
         self._closed.set()
+        self._await_no_key()
         self._closed = threading.Event()
         if self._thread is not None:
             self._thread.join(_ENDS_S)
