@@ -249,6 +249,9 @@ def test_the_replay_command_reads_back_as_the_same_drill(script: str, tmp_path: 
         ("train.py --torchrun --save-every 3", "--save-every does nothing beside --torchrun"),
         ("train.py --torchrun --torn-writes 0.1", "--torn-writes does nothing beside --torchrun"),
         ("train.py --torchrun --grace 9", "--grace does nothing beside --torchrun"),
+        ("train.py --torchrun --corrupt-batch 1@output=x", "strikes a script in an elastic.Run alone"),
+        ("train.py --torchrun --kill 1@step=3 --leave 1@step=4", "strikes a script in an elastic.Run alone"),
+        ("train.py --torchrun --faults kill,corrupt-batch", "corrupt-batch: that strikes a script in an elastic.Run"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(script: str, text: str, says: str) -> None:

@@ -35,6 +35,22 @@ def test_points_that_came_twice_or_not_at_all_are_counted() -> None:
     assert whole.beside(whole) == "10"
 
 
+def test_a_line_that_is_sought_is_found_until_a_fault_has_struck_at_it(tmp_path: Path) -> None:
+    """Lines that were searched are not searched again; whoever is to be struck may be gone, and the next look finds it.
+
+    The second fault at a text strikes at a line behind those of the first.
+    """
+    watch = Watch(tmp_path, lines=[(0.0, "epoch 1"), (1.0, "epoch 2")])
+    assert not watch.says("epoch 3", since=0)
+    watch.lines += [(2.0, "epoch 3"), (3.0, "epoch 4")]
+    assert watch.says("epoch 3", since=0)
+    assert watch.says("epoch 3", since=0)
+    assert not watch.says("epoch 3", since=4)
+    watch.lines.append((4.0, "epoch 3"))
+    assert watch.says("epoch 3", since=4)
+    assert watch.says("epoch 1", since=0)
+
+
 def test_saves_are_files_that_come_or_change_and_are_no_text(tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "output"
     run.mkdir()

@@ -66,6 +66,8 @@ class NamedKind:
 
 NAMED = {flag.name: NamedKind(kind, flag) for kind in _KINDS for flag in kind.flags}
 """By the name on the command line, of those that a seed can draw."""
+OF_SCRIPTS = (Kill, Stop, KillAll, KillAgent, LeaveNode, Join)
+"""These strike a script for torchrun, too, which enters no Run: from outside."""
 
 
 def document_of(fault: Fault) -> dict[str, Any]:

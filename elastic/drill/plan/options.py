@@ -17,7 +17,7 @@ from pathlib import Path
 
 from elastic.drill.faults.base import Fault
 from elastic.drill.faults.host_faults import Heal, NetworkFault
-from elastic.drill.faults.registry import NAMED
+from elastic.drill.faults.registry import NAMED, OF_SCRIPTS
 from elastic.drill.hosts.hosts import missing
 from elastic.drill.location import StorageRoot
 from elastic.drill.plan import saves
@@ -127,7 +127,7 @@ def parse(argv: Sequence[str]) -> Options:
     kinds = _kinds(given)
     plan = _replayed(given) if given.plan is not None else _asked(given, drawing=bool(kinds))
     if given.torchrun:
-        _check_torchrun(given, plan)
+        _check_torchrun(given, plan, kinds)
     elif found := [fault for fault in plan.faults if fault.when.output is not None]:
         raise ConfigError(f"{found[0]}: a line of output is a moment with --torchrun alone; name a step instead")
     if given.storage_option and given.storage is None:
@@ -160,13 +160,28 @@ def parse(argv: Sequence[str]) -> Options:
     )
 
 
-def _check_torchrun(given: argparse.Namespace, plan: DrillPlan) -> None:
-    """Raise ConfigError for an option, or what a plan says, that does nothing to a script that enters no Run."""
+def _check_torchrun(given: argparse.Namespace, plan: DrillPlan, kinds: Sequence[str]) -> None:
+    """Raise ConfigError for an option, or what a plan says, that does nothing to a script that enters no Run.
+
+    kinds  of faults, which are to be drawn
+    """
     found = [name for name in _NOT_OF_TORCHRUN if getattr(given, name)]
     found += ["hosts"] * plan.hosts + ["replica_size"] * (plan.replica_size > 1)
     if found:
         raise ConfigError(
             f"--{_flag(found[0])} does nothing beside --torchrun, which runs a script without an elastic.Run"
+        )
+    unfit = [
+        fault.in_words()
+        for fault in plan.faults
+        if not isinstance(fault, OF_SCRIPTS) or (fault.when.step is None and fault.when.output is None)
+    ]
+    if given.faults is not None:  # of the usual ones those are drawn that do
+        unfit += [f"--faults {name}" for name in kinds if not issubclass(NAMED[name].kind, OF_SCRIPTS)]
+    if unfit:
+        raise ConfigError(
+            f"{unfit[0]}: that strikes a script in an elastic.Run alone; beside --torchrun are --kill, --stop, "
+            "--lose-all, --kill-agent, --leave-node and --join, each at a step, or at a line of output"
         )
 
 

@@ -28,7 +28,7 @@ from rich.markup import escape
 
 from elastic.drill.cluster import Cluster
 from elastic.drill.faults import Fault, Join, Kill, KillAll, Plan, Stop
-from elastic.drill.faults.registry import NAMED
+from elastic.drill.faults.registry import NAMED, OF_SCRIPTS
 from elastic.drill.faults.signals import KillAgent, LeaveNode
 from elastic.drill.interruption import undisturbed_by_signals
 from elastic.drill.machine import processes
@@ -43,7 +43,6 @@ from elastic.events.words import counted
 from elastic_checkpoint import linux
 
 RUN = "{run}"
-_STRIKES = (Kill, Stop, KillAll, KillAgent, LeaveNode, Join)
 _UNDISTURBED = "undisturbed"
 _SHOWN = 3000  # characters of a script's output where it failed
 _METRIC = re.compile(
@@ -100,7 +99,7 @@ class TorchrunDrill:
 
     def _plan(self, steps: int) -> DrillPlan:
         """Return the plan for a script of so many steps. Raises ConfigError for faults that only a run can meet."""
-        kinds = tuple(name for name in self._options.kinds if issubclass(NAMED[name].kind, _STRIKES))
+        kinds = tuple(name for name in self._options.kinds if issubclass(NAMED[name].kind, OF_SCRIPTS))
         named = self._options.asked.faults
         if not steps and (kinds or any(fault.when.output is None for fault in named)):
             raise ConfigError(
@@ -108,18 +107,7 @@ class TorchrunDrill:
                 "  state  the run without faults came to its end; nothing was struck\n"
                 "  next   name lines of its output: --kill '1@output=TEXT'"
             )
-        plan = replace(self._options, kinds=kinds).plan(steps)
-        unfit = [
-            fault
-            for fault in plan.faults
-            if not isinstance(fault, _STRIKES) or (fault.when.step is None and fault.when.output is None)
-        ]
-        if unfit:
-            raise ConfigError(
-                f"{unfit[0].in_words()}: that strikes a script in an elastic.Run alone; here are --kill, --stop, "
-                "--lose-all, --kill-agent, --leave-node and --join, each at a step, or at a line of output"
-            )
-        return plan
+        return replace(self._options, kinds=kinds).plan(steps)
 
     def _one(self, folder: Path, plan: DrillPlan, faults: Sequence[Fault]) -> Run:
         """Run the script once, with these faults."""

@@ -40,6 +40,7 @@ class Watch:
     saves: list[float] = field(default_factory=list)
     _files: dict[str, tuple[int, int]] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
+    _searched: dict[str, int] = field(default_factory=dict)  # a text -> no line before this one has it
     _scanned_s: float = 0.0
 
     def look(self, output: Path) -> None:
@@ -59,7 +60,11 @@ class Watch:
 
     def says(self, text: str, since: int) -> bool:
         """Return whether a line has this text, from the line with this number on."""
-        return any(text in line for _, line in self.lines[since:])
+        at = max(since, self._searched.get(text, 0))
+        while at < len(self.lines) and text not in self.lines[at][1]:
+            at += 1
+        self._searched[text] = at
+        return at < len(self.lines)
 
 
 def line_keys(lines: Sequence[tuple[float, str]]) -> set[str]:
