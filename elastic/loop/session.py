@@ -504,7 +504,8 @@ class Session:
 
     def _close_restorer(self) -> None:
         """Close the restorer; where others wait for this process's end, the writer process finishes the save."""
-        self._manifest.close(abruptly=self._abruptly)
+        saver = self.restorer.saver
+        self._manifest.close(saved=saver is not None and saver.has_committed, abruptly=self._abruptly)
         alone = self.context.live is None and (not self._abruptly or self.view_group.world_size == 1)
         self.restorer.close(abruptly=not alone)
 

@@ -1,7 +1,8 @@
 """The coordinator's hand on the run's manifest: has it collected and written, in a thread, once for each launch.
 
 Training does not wait for it, and nothing that goes wrong here ends a run: it is said once, through `logging`. A launch
-that is over within the first moments waits for its manifest, half a second at most for each of git and the storage.
+that is over within the first moments waits for its manifest, half a second at most for each of git and the storage;
+for a storage in which it has saved, which is slow at worst, ten seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from elastic_checkpoint.storage import open_storage
 log = logging.getLogger("elastic.manifest")
 _RETRY_S = 30.0
 _CLOSE_S = 0.45  # twice: for a git that answers, and for the storage once git was given up
+_SAVED_S = 10.0  # the latter, where the storage has taken a save: without a manifest nobody can reproduce the run
 
 
 class ManifestRecorder:
@@ -44,11 +46,14 @@ class ManifestRecorder:
         self._thread = threading.Thread(target=self._write, args=told, name="elastic-manifest", daemon=True)
         self._thread.start()
 
-    def close(self, *, abruptly: bool = False) -> None:
-        """Wait for what is being written, for less than a second; abruptly: not at all."""
-        for _ in range(2):
+    def close(self, *, saved: bool, abruptly: bool = False) -> None:
+        """Wait for what is being written, for less than a second; abruptly: not at all.
+
+        saved  the storage has taken a save of this launch: wait for longer, where that is needed
+        """
+        for within_s in (_CLOSE_S, _SAVED_S if saved else _CLOSE_S):
             if self._thread is not None and not abruptly:
-                self._thread.join(_CLOSE_S)
+                self._thread.join(within_s)
             self._hurry.set()
 
     def _write(self, claim: dict[str, Any], identity: dict[str, Any], workers: list[str]) -> None:

@@ -155,7 +155,7 @@ class Recorder:
                     if not self._segment:
                         self._key = f"{FOLDER}/c{lines[0]['claim']:08d}-{lines[0]['step']:09d}-{self._worker_id}.jsonl"
                         self._named = None
-                    if self._parameters is not self._named:  # a script may add layers
+                    if self._parameters != self._named:  # a script may add layers
                         self._named = self._parameters
                         self._segment += encoded({**self._head, "parameters": self._named})
                     segment = self._segment + b"".join(map(encoded, lines))

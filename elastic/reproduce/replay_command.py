@@ -104,12 +104,8 @@ def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, o
             state=_AS_IT_WAS,
             next="see what it says above; behind -- stand other arguments for it",
         )
-    if asked.share is not None and asked.share not in [one["share"] for one in seen["shares"]]:
-        raise CannotReproduce(
-            f"--share {asked.share}: step {asked.step} has no examples for it",
-            state=_AS_IT_WAS,
-            next=f"give one of shares 0 to {len(seen['shares']) - 1}",
-        )
+    if asked.share is not None:
+        _check_share(asked.share, asked.step, [one["share"] for one in seen["shares"]])
     compared = _compared(seen, record, asked.share, only_read=unlike is not None)
     if asked.json:
         found: dict[str, Any] = {"recorded": False, "differs": None, "tensor": None, "compared": []}
@@ -124,6 +120,16 @@ def _replay(asked: argparse.Namespace, given: Sequence[str], storage: Storage, o
     else:
         print("\n".join([*_words(seen, asked.share), *_verdict(asked.step, asked.share, compared, status)]))
     return _EQUAL if compared is not None and compared.is_equal else _DIFFERS
+
+
+def _check_share(asked: int, step: int, seen: Sequence[int]) -> None:
+    """Raise CannotReproduce where the step has no such share; seen: those that it has."""
+    if asked not in seen:
+        raise CannotReproduce(
+            f"--share {asked}: step {step} has no examples for it",
+            state=_AS_IT_WAS,
+            next=f"give one of shares 0 to {seen[-1]}" if seen else "leave out --share",
+        )
 
 
 def _copy(url: str, options: dict[str, Any], into: str, step: int) -> int | None:

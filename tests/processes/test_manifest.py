@@ -18,6 +18,7 @@ import pytest
 
 from elastic.manifest import command, files, schema
 from elastic_checkpoint.storage import open_storage
+from elastic_checkpoint.testing import Delay, Plan
 from tests.kit.launch import Launch
 from tests.kit.s3 import s3_server
 
@@ -211,6 +212,18 @@ def test_a_run_on_object_storage_has_both_files(tmp_path: Path) -> None:
     assert "git" in manifest["absent"], "the script is in no repository"
     assert server.secret.encode() not in text
     assert server.key.encode() not in text
+
+
+def test_a_short_run_on_a_storage_that_is_slow_has_its_manifest(tmp_path: Path) -> None:
+    """It is over long before: once the storage has taken its save, it waits for the manifest, too."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    url, slow = f"faulty://{tmp_path}/run", Plan(Delay(4.0, on="write", path="*/run/manifest.json"))
+    options = {"target_protocol": "file", "target_options": {"auto_mkdir": True}, "faults": slow.document()}
+    with launched("python", script, url, 1, env={"OPTIONS": json.dumps(options), "LAUNCHES": "0"}):
+        pass
+    _, launches = manifests(str(tmp_path / "run"))
+    assert [one["run"]["claim"] for one in launches] == [1]
 
 
 @pytest.mark.parametrize(("git_is", "why"), [("absent", "no git here"), ("hanging", "had not answered")])

@@ -143,6 +143,21 @@ def test_steps_of_two_lines_are_on_record_after_a_thousand(tmp_path: Path) -> No
     assert len(read_record(tmp_path).steps) == 1000
 
 
+def test_parameters_of_equal_names_are_named_once(tmp_path: Path) -> None:
+    """The steps of a GAN take turns between two sets of them, which are found anew each time."""
+    config: Any = SimpleNamespace(
+        url=str(tmp_path), storage_options={}, plan=SimpleNamespace(virtual_workers=4), compute=Compute()
+    )
+    recorder = Recorder(config, "host-17-abcdef", lambda _: None)
+    agreed = Agreed({"loss": 1.5}, 128, (0,), (0,), (0,), (), (), 0)
+    names = ["generator", "judge"]
+    for at in range(3):
+        recorder.add(at, 1, agreed, coordinates=True, parameters=(*names,))
+        recorder.close()
+    [segment] = tmp_path.glob("record/*.jsonl")
+    assert len(segment.read_bytes().splitlines()) == 1 + 3
+
+
 def test_a_shares_number_fits_into_the_row() -> None:
     largest = share_digests.packed(share_digests.SHARES_MAX - 1, (1 << 64) - 1, (1 << 64) - 1)
     assert largest < 1 << 63

@@ -17,6 +17,7 @@ from elastic.manifest.files import LAUNCHES, MANIFEST
 from elastic.record import read_record
 from elastic.record.step_record import FORMAT, VERSION, encoded
 from elastic.reproduce import command, replay_command
+from elastic.reproduce.source_tree import CannotReproduce
 from elastic_checkpoint.storage import open_storage
 
 STEPS, SHARES = 8, 4
@@ -147,6 +148,14 @@ def test_a_step_or_share_that_the_run_has_not_is_refused(
 ) -> None:
     assert replay_command.main([str(run), *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_share_that_a_step_has_not_is_refused_with_those_that_it_has() -> None:
+    replay_command._check_share(1, 3, [0, 1])
+    for seen, following in (([0, 1], "give one of shares 0 to 1"), ([], "leave out --share")):
+        with pytest.raises(CannotReproduce, match="step 3 has no examples for it") as refused:
+            replay_command._check_share(2, 3, seen)
+        assert following in str(refused.value)
 
 
 def test_a_run_without_a_record_has_nothing_to_compare_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,6 +271,11 @@ class Saver:
         return None
 
     @property
+    def has_committed(self) -> bool:
+        """Return whether the storage has taken a save of this launch."""
+        return self._saved_s > self._opened_s
+
+    @property
     def where(self) -> str:
         return self._checkpoints.url  # credentials removed
 
