@@ -22,6 +22,8 @@ from elastic_checkpoint.testing import Delay, Plan
 from tests.kit.launch import Launch
 from tests.kit.s3 import s3_server
 
+pytestmark = pytest.mark.nightly(sample=4, of="manifests of runs")
+
 WITHIN_S = 240.0
 SCRIPT = """
 import json, os, signal, sys, time
@@ -31,8 +33,6 @@ from torch.utils.data import TensorDataset
 import elastic
 from elastic.manifest import files
 from elastic_checkpoint.storage import open_storage
-
-pytestmark = pytest.mark.nightly(sample=4, of="manifests of runs")
 
 url, epochs, options = sys.argv[1], int(sys.argv[2]), json.loads(os.environ.get("OPTIONS", "null"))
 elastic.seed(0)

@@ -17,6 +17,8 @@ import pytest
 
 from tests.kit.launch import ROOT, Launch
 
+pytestmark = pytest.mark.nightly(sample=4, of="steps that are computed again")
+
 WITHIN_S = 240.0
 SCRIPT = """
 import sys
@@ -24,8 +26,6 @@ import torch
 import torch.nn.functional as F
 import elastic
 from elastic.logging import CSV
-
-pytestmark = pytest.mark.nightly(sample=4, of="steps that are computed again")
 
 url, kind, bad, on_bad = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 plain = kind.startswith("plain")

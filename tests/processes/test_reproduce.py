@@ -22,6 +22,8 @@ import torch
 from elastic.record import read_record
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=3, of="runs that are made again")
+
 WITHIN_S = 240.0
 STEPS = 12
 SCRIPT = """
@@ -30,8 +32,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 import elastic
-
-pytestmark = pytest.mark.nightly(sample=3, of="runs that are made again")
 
 url, steps, points = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 

@@ -23,6 +23,8 @@ import pytest
 from tests.kit.launch import ROOT, Launch
 from tests.kit.s3 import S3Server, s3_server
 
+pytestmark = pytest.mark.nightly(sample=3, of="runs that are made again elsewhere")
+
 WITHIN_S = 300.0
 STEPS = 8
 PROGRAMS = ROOT / "tests" / "kit" / "programs"
@@ -31,8 +33,6 @@ import json, os, sys, time
 import torch
 import torch.nn.functional as F
 import elastic
-
-pytestmark = pytest.mark.nightly(sample=3, of="runs that are made again elsewhere")
 try:
     import tiny
 except ImportError:

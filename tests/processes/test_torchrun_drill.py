@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.kit.launch import Launch
+
+pytestmark = pytest.mark.nightly(sample=2, of="drills of torchrun scripts")
 
 OTHERS = Path(__file__).parents[1] / "kit" / "programs" / "others"
 HAND_MADE = """
 import os, sys, tempfile, time
 import torch, torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
-
-pytestmark = pytest.mark.nightly(sample=2, of="drills of torchrun scripts")
 
 dist.init_process_group("gloo")
 folder = sys.argv[1]

@@ -19,6 +19,8 @@ from elastic_checkpoint.net.event_loop import EventLoop, run_once
 from tests.kit.agents import HERE, WITHIN_S, Here, Run, meet, says
 from tests.kit.launch import Launch
 
+pytestmark = pytest.mark.nightly(sample=7, of="torchrun scripts")
+
 OTHERS = Path(__file__).parents[1] / "kit" / "programs" / "others"
 VARIABLES = """
     import json, os, sys
@@ -84,8 +86,6 @@ if "scanned" in sys.argv:
         except OSError:
             pass
 import elastic
-
-pytestmark = pytest.mark.nightly(sample=7, of="torchrun scripts")
 elastic.seed(0)
 model = torch.nn.Linear(4, 1)
 dataset = torch.utils.data.TensorDataset(torch.randn(4000, 4))
