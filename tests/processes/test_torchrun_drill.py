@@ -88,7 +88,7 @@ def test_a_fault_strikes_as_a_line_is_printed_and_progress_is_seen_in_output_sav
     assert "yes, started again 1 time" in row(output, "comes to its end")
     assert "not known" in row(output, "steps"), output
     for name in ("until a new line of output", "until it saves again", "until a new point"):
-        assert re.search(r" \d+(\.\d+)? s", row(output, name)), output
+        assert re.search(r" \d+(\.\d+)? m?s", row(output, name)), output
     points = re.search(r" 24 +(\d+)(?:, (\d+) more than once)? +elastic", row(output, "points in TensorBoard"))
     assert points is not None, output
     assert int(points[1]) == 24 + int(points[2] or 0)
