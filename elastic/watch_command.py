@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from elastic.errors import WrittenByNewer
 from elastic.events import words
 from elastic.events.event import Event
 from elastic.events.reading import read_events
@@ -19,11 +20,11 @@ from elastic.report.completion import Completion, completion
 from elastic.status import terminal
 from elastic.status.tracker import Status, StatusTracker
 from elastic_checkpoint import CheckpointError
-from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
+from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, seconds_from, storage_options
 from elastic_checkpoint.storage import open_storage, redact
 
 _STATES = {Completion.FINISHED: "finished", Completion.LEFT: "left", Completion.UNFINISHED: "going on"}
-_EVERY_S = 5.0
+_EVERY_S, _EVERY_MIN_S = 5.0, 0.1
 _ANSWER_S = 30.0
 _CODES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's, for colour
 _SILENT_S = 300.0  # events of a run in storage are this old at most, as long as it goes on
@@ -39,7 +40,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--once", action="store_true", help="show it once, and end")
     parser.add_argument("--json", action="store_true", help="as a line of JSON each time; keys stay as they are")
     parser.add_argument(
-        "--every", metavar="SECONDS", type=float, default=_EVERY_S, help="how often it is read (default %(default)g)"
+        "--every",
+        metavar="SECONDS",
+        type=seconds_from(_EVERY_MIN_S),
+        default=_EVERY_S,
+        help="how often it is read (default %(default)g)",
     )
     add_storage_option(parser.add_argument)
     options = parser.parse_args(argv)
@@ -56,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
                 _show(found, as_json=options.json)
             if options.once or (found is not None and found["state"] != "going on"):
                 return 0
-            time.sleep(max(options.every, 0.1))
+            time.sleep(options.every)
     except KeyboardInterrupt:
         return 0
     except (CheckpointError, OSError, ValueError, ImportError) as unreadable:
@@ -96,7 +101,9 @@ def status(events: Sequence[Event], *, total_steps: int = 0) -> Status | None:
 
 def _total_steps(run: str, options: dict[str, Any] | None) -> int:
     """Return how many steps the run is to apply, by the manifest of its newest launch; 0: it does not say."""
-    with contextlib.closing(open_storage(run, options, retry_s=_ANSWER_S, answer_s=_ANSWER_S)) as storage:
+    launches: list[dict[str, Any]] = []
+    opened = open_storage(run, options, retry_s=_ANSWER_S, answer_s=_ANSWER_S)
+    with contextlib.closing(opened) as storage, contextlib.suppress(WrittenByNewer):  # its events may be read
         launches = read_launches(storage, read_manifest(storage) or {})
     newest = launches[-1] if launches else {}
     return int(newest.get("arguments", {}).get("resolved", {}).get("total_steps") or 0)

@@ -6,8 +6,10 @@ What opens a storage is --storage-option KEY=VALUE in every command that takes a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -78,6 +80,18 @@ def add_storage_option(add_argument: Callable[..., object]) -> None:
         help="for fsspec's filesystem, such as endpoint_url=http://... or anon=true; may be given several times. "
         "Others see the arguments of a command: credentials belong in the environment, or in a file, KEY=@FILE",
     )
+
+
+def seconds_from(least: float) -> Callable[[str], float]:
+    """Return the type of a flag that is so many seconds or more."""
+
+    def seconds(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= (found := float(text)) < math.inf:
+                return found
+        raise argparse.ArgumentTypeError(f"expected {least:g} or more seconds; found {text!r}")
+
+    return seconds
 
 
 def storage_options(given: argparse.Namespace) -> dict[str, Any]:

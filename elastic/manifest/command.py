@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from elastic.errors import WrittenByNewer
 from elastic.events import words
 from elastic.events.event import Event
 from elastic.events.reading import read_events
@@ -62,8 +63,8 @@ def main(argv: Sequence[str]) -> int:
         if asked.diff is not None:
             return _compare(manifest, _read(asked.diff, options)[0], as_json=asked.json)
         views = _views(read_events(asked.run, storage_options=options))
-    except (_NoManifest, CheckpointError) as none:
-        print(f"elastic manifest: {none}", file=sys.stderr)
+    except (_NoManifest, CheckpointError, WrittenByNewer) as refused:
+        print(f"elastic manifest: {refused}", file=sys.stderr)
         return USAGE
     except (OSError, ValueError, ImportError) as unreadable:
         print(f"elastic manifest: {redact(str(unreadable)) or type(unreadable).__name__}", file=sys.stderr)

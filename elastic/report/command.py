@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import io
 import json
 import os
@@ -25,7 +26,7 @@ from elastic.report.damaged_records import sound
 from elastic.report.report import report
 from elastic.report.summary import summary
 from elastic_checkpoint import CheckpointError
-from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, storage_options
+from elastic_checkpoint.command_line import USAGE, Parser, add_storage_option, seconds_from, storage_options
 from elastic_checkpoint.storage import redact
 
 _PORT = 6007
@@ -56,6 +57,7 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--serve", action="store_true", help="serve the page over HTTP, made anew, until Ctrl-C")
     parser.add_argument(
         "--host",
+        type=_host,
         default="127.0.0.1",
         help="with --serve: the address (default %(default)s: this machine alone sees it)",
     )
@@ -65,7 +67,7 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--every",
         metavar="SECONDS",
-        type=float,
+        type=seconds_from(_EVERY_MIN_S),
         default=_EVERY_S,
         help="with --serve: how often it is read, while somebody looks (default %(default)g)",
     )
@@ -146,16 +148,18 @@ def _serve(run: str, given: dict[str, Any] | None, options: argparse.Namespace) 
                 said.add(note)
                 print(note, file=sys.stderr, flush=True)
         found = report(events)
-        return Answer(page(_short(redact(run)), events, found), found.facts())
+        return Answer(functools.cache(lambda: page(_short(redact(run)), events, found)), found.facts())
 
     try:
-        server = ReportServer(look, host=options.host, port=options.port, every_s=max(options.every, _EVERY_MIN_S))
+        server = ReportServer(look, host=options.host, port=options.port, every_s=options.every)
     except OSError as refused:
         why = "something listens there already" if refused.errno == errno.EADDRINUSE else refused.strerror
+        is_port = refused.errno in (errno.EADDRINUSE, errno.EACCES)
+        next = "--port=0 takes one that is free" if is_port else "give an address of this machine"
         print(
             f"elastic report: --host={options.host} --port={options.port}: {why}\n"
             "  state  nothing is served\n"
-            "  next   --port=0 takes one that is free",
+            f"  next   {next}",
             file=sys.stderr,
         )
         return USAGE
@@ -167,6 +171,13 @@ def _serve(run: str, given: dict[str, Any] | None, options: argparse.Namespace) 
     finally:
         server.close()
     return 0
+
+
+def _host(text: str) -> str:
+    with contextlib.suppress(UnicodeError):
+        if text.encode("idna"):  # with none, a server listens on all addresses, and for whoever asks by any name
+            return text
+    raise argparse.ArgumentTypeError(f"{text!r} is no address; 0.0.0.0 stands for all of this machine")
 
 
 def _port(text: str) -> int:

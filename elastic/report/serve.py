@@ -12,8 +12,10 @@ import http.server
 import ipaddress
 import json
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,15 +24,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from elastic_checkpoint.net.port import listen
+from elastic_checkpoint.storage import redact
 
+_PAGE = "/"
+_KINDS = {_PAGE: "text/html", "/report.json": "application/json"}
 _SLOW_S = 10.0  # for a request, and for reading its answer
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is served of a run: its page and its facts, or why there are none."""
+    """What is served of a run: its page, made once it is asked for, and its facts, or why there are none."""
 
-    html: str = ""
+    html: Callable[[], str] = str
     facts: Mapping[str, Any] | None = None
     why_not: str = ""
 
@@ -63,14 +68,22 @@ class ReportServer(http.server.ThreadingHTTPServer):
         self._found = Answer()
         self._found_s: float | None = None
         self._reading = threading.Lock()
+        self._told: set[str] = set()
         self._connected: set[socket.socket] = set()
 
-    def answer(self) -> Answer:
-        """Return what is known of the run, no older than `every_s`."""
-        with self._reading:
-            if self._found_s is None or time.monotonic() - self._found_s >= self.every_s:
-                self._found, self._found_s = self._look(), time.monotonic()
-            return self._found
+    def answer(self, path: str) -> tuple[HTTPStatus, str]:
+        """Return what is served there, of a look no older than `every_s`."""
+        try:
+            with self._reading:
+                if self._found_s is None or time.monotonic() - self._found_s >= self.every_s:
+                    self._found, self._found_s = self._look(), time.monotonic()
+                found = self._found
+                if found.facts is None:
+                    return HTTPStatus.SERVICE_UNAVAILABLE, found.why_not
+                return HTTPStatus.OK, found.html() if path == _PAGE else json.dumps(found.facts, allow_nan=False)
+        except Exception as failure:  # a mistake of ours, which must not take along what else is served
+            self._tell(failure)
+            return HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(failure).__name__}: standard error has more\n"
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self._connected.add(request)
@@ -80,7 +93,17 @@ class ReportServer(http.server.ThreadingHTTPServer):
             self._connected.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do nothing: whoever asked has gone, which is nobody's concern."""
+        failure = sys.exc_info()[1]
+        # Whoever asked has gone, or reads nothing, which is nobody's concern.
+        if failure is not None and not isinstance(failure, ConnectionError | TimeoutError):
+            self._tell(failure)
+
+    def _tell(self, failure: BaseException) -> None:
+        """Print a failure, unless it was printed before."""
+        text = redact("".join(traceback.format_exception(failure)))
+        if text not in self._told:
+            self._told.add(text)
+            print(f"elastic report: {text}", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Listen no more, and hang up on all."""
@@ -99,16 +122,11 @@ class _Request(http.server.BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, f"this page is {self.server.address}\n")
             return
         path = self.path.partition("?")[0]
-        if path not in ("/", "/report.json"):
-            self._send(HTTPStatus.NOT_FOUND, "/, /report.json\n")
+        if path not in _KINDS:
+            self._send(HTTPStatus.NOT_FOUND, f"{', '.join(_KINDS)}\n")
             return
-        found = self.server.answer()
-        if found.facts is None:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, found.why_not)
-        elif path == "/":
-            self._send(HTTPStatus.OK, found.html, kind="text/html")
-        else:
-            self._send(HTTPStatus.OK, json.dumps(found.facts, allow_nan=False), kind="application/json")
+        status, text = self.server.answer(path)
+        self._send(status, text, kind=_KINDS[path] if status is HTTPStatus.OK else "text/plain")
 
     do_HEAD = do_GET
 

@@ -6,6 +6,7 @@ import http.client
 import json
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from elastic.report.command import main
+from elastic.report.serve import Answer, ReportServer
 from tests.kit.launch import Launch
 from tests.kit.scraped import get
 from tests.kit.story import Story
@@ -93,12 +95,45 @@ def test_a_port_that_is_taken_is_named(run: Path, capsys: pytest.CaptureFixture[
     assert "--port=0 takes one that is free" in said
 
 
-@pytest.mark.parametrize("given", [["--port=70000"], ["--port=x"], ["--json"], ["--html=page.html"]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(["--port=70000"], ["--port=x"], ["--json"], ["--html=page.html"], ["--host="], ["--host=a..b"]),
+        *(["--every=nan"], ["--every=inf"], ["--every=0.2"], ["--every=-1"]),
+    ],
+)
 def test_what_does_not_go_together_is_refused(given: list[str], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([str(run), "--serve", *given])
     assert ended.value.code == 2
     assert given[0].partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_host_that_is_not_here_is_no_matter_of_ports(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--serve", "--host=192.0.2.1", "--port=0"]) == 2
+    assert "next   give an address of this machine" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_made_is_said_once_and_the_facts_are_served(capsys: pytest.CaptureFixture[str]) -> None:
+    def page() -> str:
+        raise KeyError("no such part, of s3://me:hidden@bucket/run")
+
+    server = ReportServer(lambda: Answer(page, {"steps": 3}), host="127.0.0.1", port=0, every_s=1.0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        port = urlsplit(server.address).port
+        assert port is not None
+        for _ in range(2):
+            assert get(port, "/") == (500, "KeyError: standard error has more\n")
+            assert get(port, "/report.json") == (200, '{"steps": 3}')
+    finally:
+        server.shutdown()
+        server.close()
+        thread.join()
+    said = capsys.readouterr().err
+    assert said.count("KeyError: 'no such part") == said.count("Traceback") == 1
+    assert "hidden" not in said
 
 
 def test_a_page_elsewhere_whose_name_leads_here_is_shown_nothing(run: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.events.event import Event
+from elastic.manifest import command as manifest_command
+from elastic.manifest import files
 from elastic.report.completion import completion
-from elastic.watch_command import status
+from elastic.watch_command import main, status
 
 
 def told(worker: str, event: str, t: float, rank: int = 0, **facts: Any) -> Event:
@@ -55,3 +59,26 @@ def test_what_is_watched_is_in_the_state_that_a_report_says(end: str | None) -> 
 def test_nothing_is_shown_before_the_first_step() -> None:
     assert status([]) is None
     assert status(begun()[:3]) is None
+
+
+def test_a_run_is_watched_whose_manifest_a_later_version_has_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest says how many steps there are to be, and nothing else that is shown."""
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "all.jsonl").write_text("".join(json.dumps(event) + "\n" for event in begun()))
+    (tmp_path / files.MANIFEST).write_text(json.dumps({"format": files.FORMAT, "version": files.VERSION + 1}))
+    assert main([str(tmp_path), "--once", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["step"], found["total_steps"]) == ("going on", 1, 1)
+    assert manifest_command.main([str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("  state  "), said.count("  next ")) == (1, 1)
+
+
+@pytest.mark.parametrize("every", ["nan", "inf", "0", "-1", "often"])
+def test_it_is_read_so_often_as_a_number_says(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["runs/x", "--every", every])
+    assert ended.value.code == 2
+    assert f"--every: expected 0.1 or more seconds; found '{every}'" in capsys.readouterr().err
