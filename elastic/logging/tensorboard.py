@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -10,8 +11,12 @@ from typing import Any
 from elastic.errors import ConfigError
 from elastic.events.sinks import local_folder
 from elastic.logging.base import Logger
+from elastic_checkpoint.storage import redact
 
-_SKEW_S = 10.0  # a file of another host's may be from the future by so much
+# Another host's file may be from the future by so much; less than rows behind a run have time (loop/curves.py).
+_SKEW_S = 5.0
+
+log = logging.getLogger("elastic.logging")
 
 
 class TensorBoard(Logger):
@@ -73,5 +78,13 @@ class TensorBoard(Logger):
         folder, waited_by = local_folder(self._folder), time.monotonic() + _SKEW_S
         names = [path.name.split(".") for path in folder.glob("events.out.tfevents.*")] if folder is not None else []
         newest = max((int(parts[3]) for parts in names if parts[3].isdecimal()), default=0)
-        while int(time.time()) <= newest and time.monotonic() < waited_by:
-            time.sleep(0.05)
+        while (left_s := newest + 1 - time.time()) > 0:
+            if left_s > waited_by - time.monotonic():
+                log.warning(
+                    "%s holds an event file of %.0f s from now: readers take it for newer than this worker's, and may "
+                    "show of a step what was done over\n  next  set the clock of the host in its name right",
+                    redact(self._folder),
+                    left_s,
+                )
+                return
+            time.sleep(min(left_s, 0.05))

@@ -100,7 +100,7 @@ class WandB(Logger):
             run = self._wandb.init(resume="allow", reinit="create_new", **asked)
             run.define_metric(STEP)
             run.define_metric("*", step_metric=STEP)
-            self._last = int(dict(run.summary).get(STEP, -1))
+            self._last = last_step(dict(run.summary))
             self._run = run
         except Exception as failure:  # raised where rows are given
             self._failure = failure
@@ -112,6 +112,12 @@ class WandB(Logger):
             self._run.log({**new, STEP: step})
             for name in new:
                 there.setdefault(name, set()).add(step)
+
+
+def last_step(summary: Mapping[str, Any]) -> int:
+    """Return the step that a run's summary says was logged last; -1: none."""
+    step = summary.get(STEP)
+    return -1 if step is None else int(step)
 
 
 def _offline(folder: Path, id: str) -> dict[str, set[int]]:

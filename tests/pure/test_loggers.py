@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elastic.logging import CSV, Logger, TensorBoard
-from elastic.logging.wandb import records
+from elastic.logging.wandb import last_step, records
 from elastic.logging.writer import Writer
 
 WITHIN_S = 60.0
@@ -48,13 +49,15 @@ class Remembers(Logger):
         self.closed = True
 
 
-def fed(logger: Logger, rows: list[tuple[int, dict[str, float]]], *, after: int = 0) -> list[str]:
+def fed(
+    logger: Logger, rows: list[tuple[int, dict[str, float]]], *, after: int = 0, within_s: float = WITHIN_S
+) -> list[str]:
     said: list[str] = []
     writer = Writer(logger, "runs/x", said.append)
     writer.open(after)
     for step, row in rows:
         writer.put(step, row)
-    writer.close(WITHIN_S)
+    writer.close(within_s)
     return said
 
 
@@ -213,6 +216,19 @@ def test_a_second_in_which_another_host_wrote_is_waited_for(tmp_path: Path) -> N
     found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload().Scalars("loss")
     assert [one.step for one in found] == list(range(1, 9))
     assert found[6].value == 0.5
+
+
+def test_a_file_of_a_clock_far_ahead_is_said_and_holds_nothing_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows behind a run have ten seconds, and waiting would change nothing."""
+    (tmp_path / f"events.out.tfevents.{int(time.time()) + 3600}.elsewhere.1.0").touch()
+    assert fed(TensorBoard(tmp_path), [(1, {"loss": 1.0})], within_s=9.0) == []
+    assert f"{tmp_path} holds an event file of " in caplog.text
+
+
+def test_a_summary_of_wandb_may_name_no_step() -> None:
+    assert [last_step(summary) for summary in ({}, {"step": None}, {"step": 7.0})] == [-1, -1, 7]
 
 
 def test_records_of_wandb_are_read_up_to_a_torn_one() -> None:
