@@ -11,15 +11,21 @@ A log is bounded (segments.py): of a long run's worker the newest steps are ther
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic.events.event import Event, TypedEvent
 from elastic.events.remote_sink import RemoteSink
 from elastic.events.segments import encoded
 from elastic.events.sinks import FileSink, Sink, local_folder, log
+
+if TYPE_CHECKING:
+    from elastic_checkpoint.storage import Scrubber
+
+_WORDS = ("error", "why", "cause")
 
 
 class EventLog:
@@ -29,7 +35,7 @@ class EventLog:
     worker_id        names the files; one per process
     clock            unix seconds
     storage_options  as for the run's checkpoints
-    scrub            removes what is confidential from a text: what an exception says is the script's own
+    scrub            removes what is confidential: what an exception says is the script's own
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class EventLog:
         worker_id: str,
         clock: Callable[[], float] = time.time,
         storage_options: dict[str, Any] | None = None,
-        scrub: Callable[[str], str] | None = None,
+        scrub: Scrubber | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._scrub = scrub
@@ -58,25 +64,31 @@ class EventLog:
 
     def emit(self, event: TypedEvent) -> None:
         """Record that it happened now."""
-        self._write(event.event_name, event.facts())
+        facts = event.facts()
+        if (scrub := self._scrub) is not None:
+            # Words of the script's are in these, or in texts with blanks; ids and digests, also in lists, stay as they
+            # are, and a step's record costs nothing.
+            said = {
+                name: scrub(fact)
+                for name, fact in facts.items()
+                if isinstance(fact, str) and (" " in fact or name in _WORDS)
+            }
+            facts = {**facts, **said} if said else facts
+        self._write(event.event_name, facts)
 
     def emit_named(self, event: str, **facts: Any) -> None:
         """Record an event that schema.py does not have: an observer's own.
 
         Facts are JSON values; of NumPy scalars the value is taken, of others the str().
         """
+        if self._scrub is not None:
+            facts = self._scrub.document(json.loads(encoded(facts)))  # all of it is the script's own
         self._write(event, facts)
 
     def _write(self, event: str, facts: Event) -> None:
         """Write a record to all sinks, and show it to all who hear; one that raises at that hears no more."""
         if not self._sinks and not self._hearing:
             return
-        if self._scrub is not None:
-            # Words have blanks; digests and names have none, and a step's record costs nothing.
-            facts = {
-                name: self._scrub(fact) if isinstance(fact, str) and " " in fact else fact
-                for name, fact in facts.items()
-            }
         record = {"t": self._clock(), "worker": self._worker_id, "event": event, **self._common, **facts}
         if self._sinks:
             line = encoded(record)

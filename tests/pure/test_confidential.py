@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from elastic.events import schema
+from elastic.events.log import EventLog
+from elastic.events.reading import read_events
 from elastic_checkpoint.storage import Scrubber
 from elastic_checkpoint.storage.redact import is_confidential, named_in, without_literals, words_of
 
@@ -70,6 +74,26 @@ def test_a_number_or_a_word_is_removed_where_its_name_is_and_stays_elsewhere() -
     scrub = Scrubber("runs/x", {}, words_of(["--auth", "none", "--token", "1024"]))
     found = scrub.document({"auth": "none", "token": 1024, "words": ["--token", "1024", "nonexistent", "1024 steps"]})
     assert found == {"auth": "***", "token": "***", "words": ["--token", "***", "nonexistent", "1024 steps"]}
+
+
+def test_no_event_says_what_is_confidential(tmp_path: Path) -> None:
+    """What an exception says may be one word; what a script records may be of any kind."""
+    log = EventLog(tmp_path, worker_id="planted1-host", scrub=Scrubber("runs/x", {}, [("HF_TOKEN", "planted1-host")]))
+    raised = KeyError("planted1-host")
+    log.emit(schema.Error(step=1, error=repr(raised)))
+    log.emit(schema.Ended(why="planted1-host"))
+    log.emit(schema.NotFinite(step=1, why="of planted1-host", signs={"loss": "nan"}, examples=[3]))
+    log.emit(schema.ViewFormed(workers=["planted1-host"], shares=[0, 1]))
+    log.emit_named("asked", key="x", words=["planted1-host"], of={"a": [{"b": "planted1-host"}]}, failure=raised, n=2)
+    error, ended, not_finite, view, asked = (
+        {name: fact for name, fact in event.items() if name not in ("t", "worker", "event")}
+        for event in read_events(tmp_path)
+    )
+    assert error == {"step": 1, "error": "KeyError('***')"}
+    assert ended == {"why": "***"}
+    assert not_finite == {"step": 1, "why": "of ***", "signs": {"loss": "nan"}, "examples": [3]}
+    assert view == {"workers": ["planted1-host"], "shares": [0, 1]}, "as its records are named"
+    assert asked == {"key": "***", "words": ["***"], "of": {"a": [{"b": "***"}]}, "failure": "'***'", "n": 2}
 
 
 def test_there_may_be_no_command_line() -> None:
