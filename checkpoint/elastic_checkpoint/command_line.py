@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import difflib
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 USAGE = 2  # the exit status
+_DAY_S = 86_400
 _CHOICE = re.compile(r"invalid choice: '?(.*?)'? \(choose from (.*)\)")
 
 
@@ -83,13 +83,13 @@ def add_storage_option(add_argument: Callable[..., object]) -> None:
 
 
 def seconds_from(least: float) -> Callable[[str], float]:
-    """Return the type of a flag that is so many seconds or more."""
+    """Return the type of a flag that is so many seconds or more, up to a day: far longer ones overflow in a sleep."""
 
     def seconds(text: str) -> float:
         with contextlib.suppress(ValueError):
-            if least <= (found := float(text)) < math.inf:
+            if least <= (found := float(text)) <= _DAY_S:
                 return found
-        raise argparse.ArgumentTypeError(f"expected {least:g} or more seconds; found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected {least:g} to {_DAY_S} seconds; found {text!r}")
 
     return seconds
 

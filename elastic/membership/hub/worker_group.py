@@ -50,7 +50,7 @@ _HUB_LOST = (
 class WorkerGroup:
     """The workers of one launch as torchrun has them. restarts_max: how often all may start again for a lost one.
 
-    formed   a worker has come to where the default group meets
+    formed   a worker has written to where the default group meets
     in_run   a worker has come to an elastic.Run
     stopping all are told to end, and others follow
     """
@@ -106,7 +106,7 @@ class WorkerGroup:
         self._hub_lost = True
 
     def forms(self, now_s: float) -> None:
-        """Note that a worker has come to where the default group meets."""
+        """Note that a worker has written to where the default group meets."""
         if not (self.formed or self.in_run):
             self.formed, self._formed_s = True, now_s
             self._out.tell_all(self._slots, GroupForms(restarts=self._restarts))

@@ -90,7 +90,7 @@ class WhereIsTheHub(Tagged):
 
 
 class GroupForms(Tagged):
-    """A worker has come to where torch.distributed's default group meets.
+    """A worker has written to where torch.distributed's default group meets.
 
     Said by the agent that listens there, and then to all. restarts: see World.restart_count.
     """
